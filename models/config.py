@@ -1,0 +1,75 @@
+"""What a BERT is made of: its sizes, and the published ones by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+
+@dataclass(frozen=True)
+class BertConfig:
+    """The shape of a BERT encoder.
+
+    Attributes:
+      vocab_size: Rows of the word embedding.
+      hidden_size: Width of the residual stream.
+      num_layers: Encoder layers.
+      num_heads: Attention heads; they divide `hidden_size`.
+      intermediate_size: Width of the feed-forward layer.
+      max_positions: Rows of the position embedding, the longest sequence.
+      num_token_types: Rows of the token-type embedding.
+      layer_norm_epsilon: Added to the variance in every LayerNorm.
+      initializer_range: Standard deviation of the initial weights.
+      dropout: Share of the activations dropped while training.
+      dtype: Name of the dtype that is computed in; parameters are float32.
+    """
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    intermediate_size: int = 3072
+    max_positions: int = 512
+    num_token_types: int = 2
+    layer_norm_epsilon: float = 1e-12
+    initializer_range: float = 0.02
+    dropout: float = 0.1
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        """Refuses sizes that cannot be built."""
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"{self.num_heads} heads do not divide a hidden size of "
+                f"{self.hidden_size}; choose a divisor."
+            )
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout must be in [0, 1), not {self.dropout}.")
+
+
+def _size(num_layers: int, hidden_size: int, num_heads: int) -> BertConfig:
+    return replace(
+        BertConfig(),
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        intermediate_size=4 * hidden_size,
+    )
+
+
+SIZES = MappingProxyType(
+    {
+        "tiny": _size(2, 128, 2),
+        "mini": _size(4, 256, 4),
+        "small": _size(4, 512, 8),
+        "medium": _size(8, 512, 8),
+        "base": _size(12, 768, 12),
+        "large": _size(24, 1024, 16),
+    }
+)
+"""The published sizes by name.
+
+Tiny to Medium are those of Turc et al., `Well-Read Students Learn Better
+<https://arxiv.org/abs/1908.08962>`_, 2019; Base and Large those of Devlin et al.,
+`BERT <https://arxiv.org/abs/1810.04805>`_, 2018.
+"""

@@ -1,0 +1,337 @@
+"""BERT computes what Hugging Face's PyTorch BERT computes, and drops out fairly."""
+
+import dataclasses
+import json
+import struct
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from models import (
+    SIZES,
+    Bert,
+    BertConfig,
+    BertForPreTraining,
+    PreTrainingBatch,
+    pretraining_losses,
+)
+from models.dropout import dropout, sequence_keys
+
+TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
+
+
+def read_safetensors(path):
+    content = path.read_bytes()
+    (size,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + size])
+    header.pop("__metadata__", None)
+    data = memoryview(content)[8 + size :]
+    tensors = {}
+    for name, entry in header.items():
+        assert entry["dtype"] == "F32"
+        start, end = entry["data_offsets"]
+        array = np.frombuffer(data[start:end], np.float32)
+        tensors[name] = array.reshape(entry["shape"])
+    return tensors
+
+
+def dense(weights, name):
+    return {"kernel": weights[f"{name}.weight"].T, "bias": weights[f"{name}.bias"]}
+
+
+def norm(weights, name):
+    return {"scale": weights[f"{name}.weight"], "bias": weights[f"{name}.bias"]}
+
+
+def table(weights, name):
+    return {"embedding": weights[f"{name}.weight"]}
+
+
+def layer(weights, name):
+    heads = [
+        dense(weights, f"{name}.attention.self.{part}")
+        for part in ("query", "key", "value")
+    ]
+    return {
+        "attention": {
+            "qkv": jax.tree.map(lambda *x: np.concatenate(x, axis=-1), *heads),
+            "out": dense(weights, f"{name}.attention.output.dense"),
+        },
+        "attention_norm": norm(weights, f"{name}.attention.output.LayerNorm"),
+        "feed_forward": {
+            "up": dense(weights, f"{name}.intermediate.dense"),
+            "down": dense(weights, f"{name}.output.dense"),
+        },
+        "feed_forward_norm": norm(weights, f"{name}.output.LayerNorm"),
+    }
+
+
+def parameters(weights, num_layers):
+    """Hugging Face's names to this model's; applied to gradients as well."""
+    embeddings = "bert.embeddings"
+    head = "cls.predictions.transform"
+    return {
+        "bert": {
+            "embeddings": {
+                "word": table(weights, f"{embeddings}.word_embeddings"),
+                "position": table(weights, f"{embeddings}.position_embeddings"),
+                "token_type": table(weights, f"{embeddings}.token_type_embeddings"),
+                "norm": norm(weights, f"{embeddings}.LayerNorm"),
+            },
+            "layers": {
+                i: layer(weights, f"bert.encoder.layer.{i}") for i in range(num_layers)
+            },
+            "pooler": dense(weights, "bert.pooler.dense"),
+        },
+        "masked": {
+            "dense": dense(weights, f"{head}.dense"),
+            "norm": norm(weights, f"{head}.LayerNorm"),
+            "bias": weights["cls.predictions.bias"],
+        },
+        "next_sentence": dense(weights, "cls.seq_relationship"),
+    }
+
+
+def golden_batch(golden):
+    """The golden inputs; as many places as the sequence with most labels has."""
+    is_label = golden["labels"] != -100
+    places = int(is_label.sum(axis=1).max())
+    # Stable, so that a sequence's labels come first and in order.
+    positions = np.argsort(~is_label, axis=1, kind="stable")[:, :places]
+    weights = np.take_along_axis(is_label, positions, axis=1)
+    labels = np.take_along_axis(golden["labels"], positions, axis=1)
+    return PreTrainingBatch(
+        token_ids=jnp.asarray(golden["input_ids"], jnp.int32),
+        token_types=jnp.asarray(golden["token_type_ids"], jnp.int32),
+        lengths=jnp.asarray(golden["attention_mask"].sum(axis=1), jnp.int32),
+        masked_positions=jnp.asarray(positions, jnp.int32),
+        masked_labels=jnp.asarray(np.where(weights, labels, 0), jnp.int32),
+        masked_weights=jnp.asarray(weights, jnp.float32),
+        next_sentence_labels=jnp.asarray(golden["next_sentence_label"], jnp.int32),
+    )
+
+
+@pytest.fixture(params=["graph", "tree"])
+def nnx_mode(request):
+    with nnx.set_graph_mode(request.param == "graph"):
+        yield request.param
+
+
+@pytest.fixture
+def golden(golden_dir):
+    return dict(np.load(golden_dir / "hf_bert_tiny_expected.npz"))
+
+
+@pytest.fixture
+def pretrained(golden, golden_dir, nnx_mode):
+    """The golden model: its graph and its parameters as a plain tree."""
+    theirs = json.loads(str(golden["config"]))
+    assert theirs["hidden_act"] == "gelu"
+    config = BertConfig(
+        vocab_size=theirs["vocab_size"],
+        hidden_size=theirs["hidden_size"],
+        num_layers=theirs["num_hidden_layers"],
+        num_heads=theirs["num_attention_heads"],
+        intermediate_size=theirs["intermediate_size"],
+        max_positions=theirs["max_position_embeddings"],
+        num_token_types=theirs["type_vocab_size"],
+        layer_norm_epsilon=theirs["layer_norm_eps"],
+    )
+    graph, state = nnx.split(BertForPreTraining(config, rngs=nnx.Rngs(0)), nnx.Param)
+    weights = read_safetensors(golden_dir / "hf_bert_tiny_pretraining.safetensors")
+    params = jax.tree.map(jnp.asarray, parameters(weights, config.num_layers))
+    chex.assert_trees_all_equal_shapes_and_dtypes(params, nnx.to_pure_dict(state))
+    return graph, params
+
+
+def test_logits_and_hidden_states_are_hugging_faces(golden, pretrained):
+    batch = golden_batch(golden)
+    everywhere = jnp.broadcast_to(
+        jnp.arange(batch.token_ids.shape[1]), batch.token_ids.shape
+    )
+    model = nnx.merge(*pretrained)
+    masked, next_sentence = model(batch._replace(masked_positions=everywhere))
+    hidden, _ = model.bert(batch.token_ids, batch.token_types, batch.lengths)
+    np.testing.assert_allclose(hidden, golden["last_hidden_state"], **TOLERANCE)
+    np.testing.assert_allclose(masked, golden["prediction_logits"], **TOLERANCE)
+    np.testing.assert_allclose(
+        next_sentence, golden["seq_relationship_logits"], **TOLERANCE
+    )
+
+
+def test_loss_and_gradients_are_hugging_faces(golden, pretrained):
+    graph, params = pretrained
+    batch = golden_batch(golden)
+
+    def loss_fn(params):
+        model = nnx.merge(graph, params)
+        return sum(pretraining_losses(*model(batch), batch))
+
+    loss, grads = jax.jit(jax.value_and_grad(loss_fn))(params)
+    np.testing.assert_allclose(loss, golden["loss"], **TOLERANCE)
+
+    width = grads["bert"]["pooler"]["bias"].shape[0]
+    layers = grads["bert"]["layers"]
+    ours = {
+        "bert.embeddings.word_embeddings.weight": grads["bert"]["embeddings"]["word"][
+            "embedding"
+        ],
+        "bert.encoder.layer.0.attention.self.query.weight": layers[0]["attention"][
+            "qkv"
+        ]["kernel"][:, :width].T,
+        "bert.encoder.layer.1.output.LayerNorm.weight": layers[1]["feed_forward_norm"][
+            "scale"
+        ],
+        "cls.predictions.bias": grads["masked"]["bias"],
+        "bert.pooler.dense.weight": grads["bert"]["pooler"]["kernel"].T,
+    }
+    theirs = {
+        name.removeprefix("grad:"): value
+        for name, value in golden.items()
+        if name.startswith("grad:")
+    }
+    assert theirs.keys() == ours.keys()
+    for name, expected in theirs.items():
+        np.testing.assert_allclose(ours[name], expected, err_msg=name, **TOLERANCE)
+
+
+TINY = dataclasses.replace(
+    SIZES["tiny"], vocab_size=50, hidden_size=32, intermediate_size=64, max_positions=16
+)
+
+
+def test_padding_is_not_looked_at():
+    model = Bert(TINY, rngs=nnx.Rngs(1))
+    tokens = jax.random.randint(jax.random.key(2), (1, 12), 0, 50)
+    types = jnp.zeros_like(tokens)
+    length = jnp.array([7])
+    other = tokens.at[:, 7:].set(3)
+    chex.assert_trees_all_equal(
+        model(tokens, types, length).hidden[:, :7],
+        model(other, types, length).hidden[:, :7],
+    )
+    assert np.any(model(tokens, types, length + 1).hidden[:, :7] != 0)
+
+
+def test_unused_places_weigh_nothing():
+    batch = PreTrainingBatch(
+        token_ids=jnp.ones((2, 8), jnp.int32),
+        token_types=jnp.zeros((2, 8), jnp.int32),
+        lengths=jnp.array([8, 8]),
+        masked_positions=jnp.array([[1, 0], [2, 3]]),
+        masked_labels=jnp.array([[4, 0], [5, 6]]),
+        masked_weights=jnp.array([[1.0, 0.0], [1.0, 1.0]]),
+        next_sentence_labels=jnp.array([0, 1]),
+    )
+    logits = jax.random.normal(jax.random.key(0), (2, 2, 9))
+    expected = np.mean(
+        [
+            -jax.nn.log_softmax(logits[0, 0])[4],
+            -jax.nn.log_softmax(logits[1, 0])[5],
+            -jax.nn.log_softmax(logits[1, 1])[6],
+        ]
+    )
+    masked, next_sentence = pretraining_losses(logits, jnp.zeros((2, 2)), batch)
+    np.testing.assert_allclose(masked, expected, rtol=1e-6)
+    np.testing.assert_allclose(next_sentence, np.log(2), rtol=1e-6)
+    nothing = batch._replace(masked_weights=jnp.zeros((2, 2)))
+    assert pretraining_losses(logits, jnp.zeros((2, 2)), nothing)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "millions"),
+    # Turc et al. 2019, table 1; Devlin et al. 2018, section 3 (both rounded there).
+    [("tiny", 4.4), ("mini", 11.3), ("small", 29.1), ("medium", 41.7), ("base", 110)],
+)
+def test_published_sizes_have_published_parameter_counts(size, millions):
+    abstract = nnx.eval_shape(lambda: Bert(SIZES[size], rngs=nnx.Rngs(0)))
+    leaves = jax.tree.leaves(nnx.state(abstract, nnx.Param))
+    assert sum(leaf.size for leaf in leaves) / 1e6 == pytest.approx(millions, rel=0.02)
+
+
+def test_parameters_start_as_berts():
+    params = nnx.to_pure_dict(nnx.state(Bert(TINY, rngs=nnx.Rngs(0)), nnx.Param))
+    kernel = params["layers"][0]["attention"]["qkv"]["kernel"]
+    assert np.abs(kernel).max() <= 0.04 + 1e-7
+    assert kernel.std() == pytest.approx(0.88 * 0.02, rel=0.05)
+    assert not np.any(params["pooler"]["bias"])
+    assert np.all(params["embeddings"]["norm"]["scale"] == 1)
+
+
+def test_computing_in_bfloat16_keeps_parameters_and_logits_in_float32(pretraining_case):
+    batch, key = pretraining_case
+    config = dataclasses.replace(TINY, dtype="bfloat16")
+    model = BertForPreTraining(config, rngs=nnx.Rngs(0))
+    exact = BertForPreTraining(TINY, rngs=nnx.Rngs(0))
+    chex.assert_trees_all_equal_dtypes(
+        nnx.to_pure_dict(nnx.state(model, nnx.Param)),
+        nnx.to_pure_dict(nnx.state(exact, nnx.Param)),
+    )
+    hidden = model.bert(batch.token_ids, batch.token_types, batch.lengths).hidden
+    assert hidden.dtype == jnp.bfloat16
+    for ours, theirs in zip(model(batch), exact(batch), strict=True):
+        assert ours.dtype == jnp.float32
+        np.testing.assert_allclose(ours, theirs, atol=0.05)
+    assert model(batch, sequence_keys(key, jnp.arange(4)))[0].dtype == jnp.float32
+
+
+@pytest.fixture
+def pretraining_case():
+    tokens = jax.random.randint(jax.random.key(5), (4, 16), 0, 50)
+    batch = PreTrainingBatch(
+        token_ids=tokens,
+        token_types=jnp.zeros_like(tokens),
+        lengths=jnp.full(4, 16),
+        masked_positions=jnp.ones((4, 2), jnp.int32),
+        masked_labels=tokens[:, 1:3],
+        masked_weights=jnp.ones((4, 2)),
+        next_sentence_labels=jnp.zeros(4, jnp.int32),
+    )
+    return batch, jax.random.key(6)
+
+
+def test_dropout_belongs_to_the_sequence(pretraining_case):
+    batch, key = pretraining_case
+    model = BertForPreTraining(TINY, rngs=nnx.Rngs(0))
+    whole, _ = model(batch, sequence_keys(key, jnp.arange(4)))
+    half = jax.tree.map(lambda x: x[2:], batch)
+    part, _ = model(half, sequence_keys(key, jnp.array([2, 3])))
+    np.testing.assert_allclose(part, whole[2:], atol=1e-6)
+    without, _ = model(batch)
+    assert np.abs(whole - without).max() > 1e-3
+    other, _ = model(batch, sequence_keys(jax.random.key(7), jnp.arange(4)))
+    assert np.abs(whole - other).max() > 1e-3
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_dropout_drops_its_share_and_keeps_the_mean(rate):
+    keys = sequence_keys(jax.random.key(3), jnp.arange(8))
+    x = jnp.ones((8, 101, 99))
+    y = np.asarray(dropout(x, rate, keys))
+    deviation = np.sqrt(rate * (1 - rate) / x.size)
+    assert np.mean(y == 0) == pytest.approx(rate, abs=5 * deviation)
+    assert y.max() == pytest.approx(1 / (1 - rate), rel=1e-4)
+    assert len(np.unique(y)) == 2
+    # Neighbouring elements share random words; their fates must not be related.
+    dropped = y.reshape(8, -1) == 0
+    both = np.mean(dropped[:, :-1] & dropped[:, 1:])
+    assert both == pytest.approx(rate**2, abs=5 * rate / np.sqrt(x.size))
+    assert dropout(x, rate, None) is x
+    assert dropout(x, 0.0, keys) is x
+
+
+def test_sequences_longer_than_the_positions_are_refused():
+    tokens = jnp.zeros((1, 17), jnp.int32)
+    with pytest.raises(ValueError, match="17 tokens do not fit the 16 positions"):
+        Bert(TINY, rngs=nnx.Rngs(0))(tokens, tokens, jnp.array([17]))
+
+
+def test_impossible_sizes_are_refused():
+    with pytest.raises(ValueError, match="5 heads do not divide a hidden size of 32"):
+        dataclasses.replace(TINY, num_heads=5)
+    with pytest.raises(ValueError, match="dropout must be in"):
+        dataclasses.replace(TINY, dropout=1.0)
