@@ -1,0 +1,114 @@
+"""Worker axes: their names, their size, and what must vary over them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+if TYPE_CHECKING:
+    from jax import Array
+    from jaxtyping import Int32
+
+AxisNames = str | tuple[str, ...]
+
+
+def as_tuple(axis: AxisNames) -> tuple[str, ...]:
+    """The axis names as a tuple."""
+    axes = (axis,) if isinstance(axis, str) else tuple(axis)
+    if not axes or not all(isinstance(name, str) for name in axes):
+        raise ValueError(
+            f"axis must be the name of a mesh axis or a tuple of names, got {axis!r}"
+        )
+    return axes
+
+
+def worker_count(axes: tuple[str, ...]) -> tuple[int, int]:
+    """The number of workers, and how many of them this program's arrays hold.
+
+    Inside `shard_map` a program holds one worker's slice. Outside it holds all
+    workers', and their number is read from the mesh in context.
+
+    Args:
+      axes: names of the worker axes.
+
+    Returns:
+      The number of workers, and the length of the leading axis of worker-local
+      arrays here: 1, or the number of workers.
+
+    Raises:
+      ValueError: if an axis is neither bound nor in the mesh in context.
+    """
+    try:
+        return math.prod(lax.axis_size(name) for name in axes), 1
+    except NameError:
+        shape = dict(jax.sharding.get_abstract_mesh().shape)
+        if all(name in shape for name in axes):
+            workers = math.prod(shape[name] for name in axes)
+            return workers, workers
+        known = ", ".join(map(repr, shape)) or "none"
+        raise ValueError(
+            f"worker axis {axes} is not bound (axes in context: {known}): check its "
+            "spelling, call update inside jax.shard_map over that axis, and make "
+            "the state with onebit_jax.init(tx, params, mesh)."
+        ) from None
+
+
+def worker_index(axes: tuple[str, ...]) -> Int32[Array, ""]:
+    """This worker's number, counted in the order of the axes."""
+    return lax.axis_index(axes)
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """The manual mesh axes that a value differs over, as its type tells."""
+    return frozenset(jax.typeof(x).manual_axis_type.varying)
+
+
+def check_local(updates: Any, axes: tuple[str, ...], who: str) -> None:
+    """Refuses leaves that an exchange cannot, or must not, average.
+
+    Args:
+      updates: each worker's own tree.
+      axes: the worker axes.
+      who: the exchange's name, for the message.
+
+    Raises:
+      TypeError: if a leaf is not real floating-point.
+      ValueError: if a leaf is the same on all workers: it was averaged, or summed,
+        before. Only `shard_map(check_vma=True)` records this.
+    """
+    # Without check_vma nothing is recorded: the worker's own index shows it.
+    recorded = set(axes) <= varying_axes(worker_index(axes))
+    for path, leaf in jax.tree.leaves_with_path(updates):
+        name = jax.tree_util.keystr(path) or "the update"
+        check_float(name, leaf, who)
+        if recorded and not set(axes) <= varying_axes(leaf):
+            raise ValueError(
+                f"{who} needs each worker's own gradients, but {name} is already "
+                f"the same on every worker of {axes}: jax.grad with respect to "
+                "replicated parameters sums over the workers in full precision; "
+                "use onebit_jax.local_value_and_grad, and no pmean before the "
+                "optimizer."
+            )
+
+
+def check_float(name: str, leaf: Any, who: str) -> None:
+    """Refuses a leaf that is not real floating-point."""
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        raise TypeError(
+            f"{who} exchanges real floating-point leaves only, but {name} is "
+            f"{leaf.dtype}: leave it out with optax.masked or optax.partition."
+        )
+
+
+def to_varying(tree: Any, axes: tuple[str, ...]) -> Any:
+    """Types every leaf as varying over the axes; its values stay."""
+
+    def cast(x: Any) -> Any:
+        missing = tuple(name for name in axes if name not in varying_axes(x))
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(cast, tree)

@@ -1,0 +1,148 @@
+"""Data-parallel training with an exchange, in two functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import optax
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from onebit_jax import _axes
+from onebit_jax._gradients import local_value_and_grad
+from onebit_jax._per_worker import is_per_worker
+from onebit_jax._placement import init as init_state
+from onebit_jax._placement import state_specs
+
+
+class DataParallel(NamedTuple):
+    """The two functions of `data_parallel`.
+
+    Attributes:
+      init: from parameters, the parameters and the optimizer's state on the mesh.
+      step: a jitted function from parameters, state, batch and further arguments to
+        new parameters, new state and loss (and auxiliary values). The parameters
+        and the state that it is given are donated: use the ones it returns.
+    """
+
+    init: Callable[[Any], tuple[Any, Any]]
+    step: Any
+
+
+def data_parallel(
+    loss_fn: Callable[..., Any],
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    axis: _axes.AxisNames | None = None,
+    has_aux: bool = False,
+) -> DataParallel:
+    """Turns a loss function and an optimizer with an exchange into a training step.
+
+    Every worker computes the loss and the gradients of its share of the batch; the
+    optimizer exchanges what it must. Nothing else crosses the network but the mean
+    of the loss and of the auxiliary values.
+
+    Args:
+      loss_fn: from parameters, a worker's share of the batch, and further arguments
+        that are the same on all workers, to a scalar; or to a scalar and a tree of
+        scalars if `has_aux`. It may use `jax.lax.axis_index`.
+      tx: an optimizer that exchanges gradients or momentum by itself.
+      mesh: the mesh.
+      axis: names of the mesh axes whose members are the workers; None for all.
+      has_aux: whether `loss_fn` returns auxiliary values.
+
+    Returns:
+      `init(params)` and `step(params, state, batch, *args, stage=None)`. Each leaf
+      of the batch has the examples of all workers along its first axis. `stage` is
+      static: 'warmup' or 'compressed' compiles that stage alone.
+
+    Raises:
+      ValueError: from `step`, if the batch cannot be shared equally, or if the state
+        is one of another number of workers.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, onebit_jax, optax
+      >>> mesh = jax.make_mesh((1,), ('data',))
+      >>> tx = optax.chain(onebit_jax.exact_mean('data'), optax.sgd(0.5))
+      >>> run = data_parallel(lambda p, x: jnp.mean((p - x) ** 2) / 2, tx, mesh)
+      >>> params, state = run.init(jnp.float32(0))
+      >>> params, state, loss = run.step(params, state, jnp.ones(4))
+      >>> print(params, loss)
+      0.5 0.5
+    """
+    axes = _axes.as_tuple(mesh.axis_names if axis is None else axis)
+    missing = [name for name in axes if name not in mesh.shape]
+    if missing:
+        raise ValueError(
+            f"the mesh has no axis {missing[0]!r}: its axes are {mesh.axis_names}."
+        )
+    tx = optax.with_extra_args_support(tx)
+    everywhere, split = PartitionSpec(), PartitionSpec(axes)
+    workers = 1
+    for name in axes:
+        workers *= mesh.shape[name]
+
+    def init(params: Any) -> tuple[Any, Any]:
+        # A copy: step donates what it is given, and the caller keeps his own.
+        sharding = NamedSharding(mesh, everywhere)
+        params = jax.device_put(params, sharding, may_alias=False)
+        return params, init_state(tx, params, mesh)
+
+    def step(
+        params: Any, state: Any, batch: Any, *args: Any, stage: str | None = None
+    ) -> tuple[Any, ...]:
+        _check_batch(batch, workers, axes)
+        _check_workers(state, mesh)
+
+        def local_step(params: Any, state: Any, batch: Any, *args: Any):
+            value, gradients = local_value_and_grad(loss_fn, axes, has_aux=has_aux)(
+                params, batch, *args
+            )
+            extra = {} if stage is None else {"stage": stage}
+            updates, state = tx.update(gradients, state, params, **extra)
+            params = optax.apply_updates(params, updates)
+            mean = jax.tree.map(lambda x: lax.pmean(x, axes), value)
+            return params, state, *(mean if has_aux else (mean,))
+
+        if AxisType.Explicit in mesh.axis_types:
+            batch = jax.reshard(batch, NamedSharding(mesh, split))
+        specs = state_specs(state)
+        return jax.shard_map(
+            local_step,
+            mesh=mesh,
+            in_specs=(everywhere, specs, split, *(everywhere for _ in args)),
+            out_specs=(everywhere, specs, everywhere, *[everywhere] * has_aux),
+            axis_names=set(axes),
+        )(params, state, batch, *args)
+
+    return DataParallel(
+        init, jax.jit(step, donate_argnums=(0, 1), static_argnames="stage")
+    )
+
+
+def _check_batch(batch: Any, workers: int, axes: tuple[str, ...]) -> None:
+    for path, leaf in jax.tree.leaves_with_path(batch):
+        if not leaf.shape or leaf.shape[0] % workers:
+            name = jax.tree_util.keystr(path)
+            raise ValueError(
+                f"the batch's leaf {name or 'itself'} has shape {leaf.shape}: its "
+                f"first axis must be a multiple of the {workers} workers of {axes}."
+            )
+
+
+def _check_workers(state: Any, mesh: Mesh) -> None:
+    for node in jax.tree.leaves(state, is_leaf=is_per_worker):
+        if not is_per_worker(node):
+            continue
+        workers = 1
+        for name in node.axes:
+            workers *= mesh.shape[name]
+        for leaf in jax.tree.leaves(node):
+            if leaf.shape[0] != workers:
+                raise ValueError(
+                    f"the state was made for {leaf.shape[0]} workers and the mesh has "
+                    f"{workers}: convert it with onebit_jax.resize."
+                )

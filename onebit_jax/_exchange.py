@@ -1,0 +1,89 @@
+"""What an exchange is, and the exact one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Self
+
+import jax
+import optax
+from jax import lax
+
+from onebit_jax import _axes
+
+
+class Exchange(optax.GradientTransformationExtraArgs):
+    """A gradient transformation from each worker's own tree to an agreed tree.
+
+    `update` takes leaves that differ from worker to worker and returns leaves that
+    are the same on all of them; what it must remember is its state. It knows the
+    mesh axes that it works over, so that an optimizer given an exchange knows its
+    workers.
+
+    Attributes:
+      axes: names of the mesh axes whose members are the workers.
+    """
+
+    axes: tuple[str, ...]
+
+    def __new__(
+        cls,
+        init: optax.TransformInitFn,
+        update: optax.TransformUpdateExtraArgsFn,
+        axes: tuple[str, ...],
+    ) -> Self:
+        """Makes an exchange of its two functions and its axes."""
+        self = super().__new__(cls, init, update)
+        self.axes = axes
+        return self
+
+    def __getnewargs__(self):  # copies are made by __new__, which takes the axes
+        return (*self, self.axes)
+
+
+class ExactMeanState(NamedTuple):
+    """Nothing; its type marks that the transformation has collectives."""
+
+
+def exact_mean(axis: _axes.AxisNames) -> Exchange:
+    r"""Averages over the workers exactly: one all-reduce in the leaves' dtype.
+
+    .. math:: \bar g = \frac{1}{n} \sum_i g^{(i)}
+
+    Args:
+      axis: name, or names, of the mesh axes whose members are the workers.
+
+    Returns:
+      An exchange. Its update raises `TypeError` for leaves that are not real
+      floating-point and `ValueError` for leaves that are averaged already or an
+      axis that is not bound.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> from jax.sharding import PartitionSpec as P
+      >>> mesh = jax.make_mesh((1,), ('data',))
+      >>> tx = optax.chain(exact_mean('data'), optax.sgd(1.0))
+      >>> @jax.jit
+      ... @jax.shard_map(mesh=mesh, in_specs=P('data'), out_specs=P())
+      ... def f(g):
+      ...     return tx.update(g[0], tx.init(g[0]))[0]
+      >>> f(jnp.ones((1, 2)))
+      Array([-1., -1.], dtype=float32)
+    """
+    axes = _axes.as_tuple(axis)
+
+    def init_fn(params: optax.Params) -> ExactMeanState:
+        del params
+        return ExactMeanState()
+
+    def update_fn(
+        updates: optax.Updates,
+        state: ExactMeanState,
+        params: optax.Params | None = None,
+        **extra_args: object,
+    ) -> tuple[optax.Updates, ExactMeanState]:
+        del params, extra_args
+        _axes.worker_count(axes)
+        _axes.check_local(updates, axes, "exact_mean")
+        return jax.tree.map(lambda g: lax.pmean(g, axes), updates), state
+
+    return Exchange(init_fn, update_fn, axes)

@@ -1,0 +1,137 @@
+"""Freeze rules: when the variance has become stable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax.numpy as jnp
+
+if TYPE_CHECKING:
+    from jax import Array
+    from jaxtyping import Bool, Float32, Int32
+
+
+class FreezeRule(NamedTuple):
+    """When 1-bit Adam stops updating the variance, as a value.
+
+    Attributes:
+      init: makes the rule's state.
+      update: from the state, the number of steps taken and the 1-norm of the
+        variance that they led to, tells whether the variance is to be frozen now,
+        and the new state. Called at the end of each warm-up step, in compiled code.
+      earliest: the fewest steps after which it may freeze.
+    """
+
+    init: Callable[[], Any]
+    update: Callable[
+        [Any, Int32[Array, ""], Float32[Array, ""]], tuple[Bool[Array, ""], Any]
+    ]
+    earliest: int
+
+
+def freeze_at(step: int) -> FreezeRule:
+    """Freezes the variance after a given number of warm-up steps.
+
+    Args:
+      step: number of steps of plain Adam, at least 1; the paper takes 15 % to 25 %
+        of all steps, and not fewer than the learning rate's warm-up.
+
+    Returns:
+      A rule.
+
+    Raises:
+      ValueError: if `step` is less than 1.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> rule = freeze_at(100)
+      >>> bool(rule.update(rule.init(), jnp.int32(100), jnp.float32(1.0))[0])
+      True
+
+    Source: Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
+    Algorithm 1 (T_w).
+    """
+    if step < 1:
+        raise ValueError(
+            f"freeze_at needs at least one warm-up step to learn a variance, got {step}."
+        )
+
+    def update_fn(
+        state: tuple[()], count: Int32[Array, ""], norm: Float32[Array, ""]
+    ) -> tuple[Bool[Array, ""], tuple[()]]:
+        del norm
+        return count >= step, state
+
+    return FreezeRule(tuple, update_fn, step)
+
+
+class StableState(NamedTuple):
+    """The last norms.
+
+    Attributes:
+      norms: (interval,) the 1-norm after step t stands at t modulo interval.
+    """
+
+    norms: Float32[Array, " interval"]
+
+
+def freeze_when_stable(
+    threshold: float = 0.96, *, min_steps: int, interval: int = 1000
+) -> FreezeRule:
+    r"""Freezes the variance once it has stopped changing.
+
+    .. math::
+      \min\left(\frac{\|v_t\|_1}{\|v_{t-\Delta}\|_1},
+      \frac{\|v_{t-\Delta}\|_1}{\|v_t\|_1}\right) \ge threshold
+
+    and not before `min_steps`, nor before `interval` steps. The paper's test looks
+    at the first ratio alone, which passes at once while the variance still grows.
+
+    Args:
+      threshold: between 0 and 1.
+      min_steps: number of steps before which it does not freeze; not fewer than
+        the learning rate's warm-up.
+      interval: Δ in steps; the paper takes :math:`1 / (1 - \beta_2)`.
+
+    Returns:
+      A rule.
+
+    Raises:
+      ValueError: if an argument is out of range.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> rule = freeze_when_stable(min_steps=2, interval=1)
+      >>> state, fired = rule.init(), []
+      >>> for t, norm in enumerate([1.0, 2.0, 2.01], start=1):
+      ...     now, state = rule.update(state, jnp.int32(t), jnp.float32(norm))
+      ...     fired.append(bool(now))
+      >>> fired
+      [False, False, True]
+
+    Source: Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
+    Section 7.1 (one-sided there).
+    """
+    if not 0 < threshold < 1:
+        raise ValueError(f"threshold must lie between 0 and 1, got {threshold}.")
+    if min_steps < 1 or interval < 1:
+        raise ValueError(
+            "min_steps and interval must be at least 1, got "
+            f"{min_steps} and {interval}."
+        )
+
+    def init_fn() -> StableState:
+        return StableState(jnp.zeros(interval, jnp.float32))
+
+    def update_fn(
+        state: StableState, count: Int32[Array, ""], norm: Float32[Array, ""]
+    ) -> tuple[Bool[Array, ""], StableState]:
+        place = count % interval
+        before = state.norms[place]
+        # A product instead of ratios: norms may be zero.
+        stable = jnp.minimum(norm, before) >= threshold * jnp.maximum(norm, before)
+        old_enough = (count >= min_steps) & (count > interval)
+        return stable & old_enough, StableState(state.norms.at[place].set(norm))
+
+    return FreezeRule(init_fn, update_fn, max(min_steps, interval + 1))

@@ -1,0 +1,209 @@
+"""1-bit Adam: warm-up Adam, the variance freeze, the exchange of the momentum."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from onebit_jax._exchange import Exchange, exact_mean
+from onebit_jax._stages import COMPRESSED_SCOPE, WARMUP_SCOPE, Stage
+
+if TYPE_CHECKING:
+    from jax import Array
+    from jax.typing import ArrayLike
+    from jaxtyping import Float32, Int32
+
+    from onebit_jax._freeze import FreezeRule
+
+
+class ScaleByOnebitAdamState(NamedTuple):
+    """State of `scale_by_onebit_adam`.
+
+    Attributes:
+      count: number of steps taken.
+      mu: momentum, float32, the same on all workers.
+      nu: variance, float32, without bias correction; frozen once `frozen_at` is set.
+      frozen_at: number of warm-up steps taken when the variance was frozen; 0 as
+        long as it is not.
+      floored: share of coordinates whose last update was bounded by `max_update`.
+      freeze: state of the freeze rule.
+      exchange: state of the exchange.
+    """
+
+    count: Int32[Array, ""]
+    mu: optax.Params
+    nu: optax.Params
+    frozen_at: Int32[Array, ""]
+    floored: Float32[Array, ""]
+    freeze: Any
+    exchange: Any
+
+
+def scale_by_onebit_adam(
+    exchange: Exchange,
+    freeze: FreezeRule,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
+    *,
+    bias_correction: bool = True,
+    max_update: ArrayLike | None = 1.0,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Rescales each worker's own gradients by 1-bit Adam.
+
+    In the warm-up, Adam on the exact mean of the gradients. After the freeze, with
+    :math:`v` as it was then and :math:`E` the exchange,
+
+    .. math::
+      m_t = E[\beta_1 m_{t-1} + (1 - \beta_1) g_t^{(i)}], \quad
+      u_t = \mathrm{clip}\left(\frac{m_t / (1 - \beta_1^t)}
+      {\sqrt{v / (1 - \beta_2^{T})} + \epsilon}, \pm\, max\_update\right)
+
+    where T is the number of warm-up steps. A sign cannot say zero: a coordinate
+    whose frozen variance is far below its block's scale, or zero because it never
+    had a gradient, would move by many learning rates; `max_update` is its bound,
+    and leaves the error feedback to average its steps away.
+
+    Args:
+      exchange: what workers do with their momentum, such as `sign_mean`.
+      freeze: when the variance is frozen.
+      b1: decay of the momentum.
+      b2: decay of the variance.
+      eps: added to the root of the variance.
+      bias_correction: whether both moments are corrected for their start from
+        zero. The variance's correction is frozen with it.
+      max_update: bound on a coordinate's update in the compressed stage, before
+        the learning rate; None for no bound.
+
+    Returns:
+      A transformation whose `update` must be called inside `jax.shard_map` with
+      each worker's own gradients. Moments are float32 whatever the parameters are;
+      updates have the gradients' dtype. `update` takes one extra argument, `stage`:
+      None (default) compiles both stages into one program that chooses by the
+      state; 'warmup' or 'compressed' compiles one. A 'warmup' step with a frozen
+      variance exchanges exactly and leaves it frozen; a 'compressed' step with a
+      variance that is not frozen freezes it first.
+
+    Example:
+      >>> import onebit_jax, optax
+      >>> tx = optax.chain(
+      ...     scale_by_onebit_adam(
+      ...         onebit_jax.sign_mean('data'), onebit_jax.freeze_at(1000)
+      ...     ),
+      ...     optax.scale_by_learning_rate(1e-3),
+      ... )
+
+    Source: Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
+    Algorithm 1.
+    """
+    exact = exact_mean(exchange.axes)
+
+    def init_fn(params: optax.Params) -> ScaleByOnebitAdamState:
+        return ScaleByOnebitAdamState(
+            count=jnp.zeros([], jnp.int32),
+            mu=optax.tree.zeros_like(params, dtype=jnp.float32),
+            nu=optax.tree.zeros_like(params, dtype=jnp.float32),
+            frozen_at=jnp.zeros([], jnp.int32),
+            floored=jnp.zeros([], jnp.float32),
+            freeze=freeze.init(),
+            exchange=exchange.init(params),
+        )
+
+    def update_fn(
+        updates: optax.Updates,
+        state: ScaleByOnebitAdamState,
+        params: optax.Params | None = None,
+        *,
+        stage: Stage | None = None,
+        **extra_args: object,
+    ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
+        del params, extra_args
+        decay1, decay2, epsilon = map(_as_float32, (b1, b2, eps))
+        count = optax.safe_increment(state.count)
+
+        def corrected(
+            moment: optax.Params, decay: ArrayLike, steps: Int32[Array, ""]
+        ) -> optax.Params:
+            if not bias_correction:
+                return moment
+            weight = 1 - decay ** steps.astype(jnp.float32)
+            return jax.tree.map(lambda m: m / weight, moment)
+
+        def ratio(
+            moments: ScaleByOnebitAdamState, variance_steps: Int32[Array, ""]
+        ) -> optax.Updates:
+            mu = corrected(moments.mu, decay1, count)
+            nu = corrected(moments.nu, decay2, variance_steps)
+            return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), mu, nu)
+
+        def warmup() -> tuple[optax.Updates, ScaleByOnebitAdamState]:
+            with jax.named_scope(WARMUP_SCOPE):
+                mean, _ = exact.update(updates, exact.init(updates))
+                mean = optax.tree.cast(mean, jnp.float32)
+                mu = optax.tree.update_moment(mean, state.mu, decay1, 1)
+                nu = optax.tree.update_moment_per_elem_norm(mean, state.nu, decay2, 2)
+                frozen = state.frozen_at > 0
+                nu = optax.tree.where(frozen, state.nu, nu)
+                steps = jnp.where(frozen, state.frozen_at, count)
+                norm = optax.tree.sum(corrected(nu, decay2, steps))
+                fires, rule_state = freeze.update(
+                    state.freeze, count, jnp.asarray(norm, jnp.float32)
+                )
+                moments = state._replace(
+                    mu=mu,
+                    nu=nu,
+                    frozen_at=jnp.where(fires | frozen, steps, 0),
+                    floored=jnp.zeros([], jnp.float32),
+                    freeze=rule_state,
+                    exchange=state.exchange,
+                )
+                return ratio(moments, steps), moments
+
+        def compressed() -> tuple[optax.Updates, ScaleByOnebitAdamState]:
+            with jax.named_scope(COMPRESSED_SCOPE):
+                frozen_at = jnp.where(
+                    state.frozen_at > 0, state.frozen_at, jnp.maximum(state.count, 1)
+                )
+                local = optax.tree.cast(updates, jnp.float32)
+                local = optax.tree.update_moment(local, state.mu, decay1, 1)
+                mu, exchange_state = exchange.update(local, state.exchange)
+                moments = state._replace(
+                    mu=mu, frozen_at=frozen_at, exchange=exchange_state
+                )
+                new_updates = ratio(moments, frozen_at)
+                if max_update is not None:
+                    bound = _as_float32(max_update)
+                    floored = _share_above(bound, new_updates)
+                    moments = moments._replace(floored=floored)
+                    new_updates = optax.tree.clip(new_updates, -bound, bound)
+                return new_updates, moments
+
+        if stage is None:
+            new_updates, moments = lax.cond(state.frozen_at > 0, compressed, warmup)
+        elif stage in ("warmup", "compressed"):
+            new_updates, moments = warmup() if stage == "warmup" else compressed()
+        else:
+            raise ValueError(
+                f"stage must be None, 'warmup' or 'compressed', got {stage!r}."
+            )
+        new_updates = jax.tree.map(lambda u, g: u.astype(g.dtype), new_updates, updates)
+        return new_updates, moments._replace(count=count)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _as_float32(x: ArrayLike) -> float | Float32[Array, ""]:
+    # Python numbers stay weakly typed: Optax's arithmetic to the last bit. Others,
+    # such as inject_hyperparams' arrays in the parameters' dtype, are promoted.
+    return x if isinstance(x, (int, float)) else jnp.asarray(x, jnp.float32)
+
+
+def _share_above(bound: ArrayLike, updates: optax.Updates) -> Float32[Array, ""]:
+    leaves = jax.tree.leaves(updates)
+    above = [jnp.sum(jnp.abs(u) > bound, dtype=jnp.float32) for u in leaves]
+    size = max(sum(u.size for u in leaves), 1)
+    return sum(above, start=jnp.float32(0)) / size

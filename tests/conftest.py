@@ -1,0 +1,44 @@
+"""What every test stands on: eight virtual workers and strict arithmetic."""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--golden-dir",
+        type=pathlib.Path,
+        default=pathlib.Path(__file__).parent / "golden",
+        help="folder of other implementations' numbers",
+    )
+
+
+def deepspeed_files(config):
+    return sorted(config.getoption("golden_dir").glob("deepspeed_*.npz"))
+
+
+def pytest_configure(config):
+    workers = [
+        json.loads(str(np.load(file)["config"]))["workers"]
+        for file in deepspeed_files(config)
+    ]
+    jax.config.update("jax_num_cpu_devices", max(8, *workers, 0))
+
+
+def pytest_generate_tests(metafunc):
+    # One test a file, so that a folder with more files is more tests.
+    if "deepspeed_file" in metafunc.fixturenames:
+        files = deepspeed_files(metafunc.config)
+        metafunc.parametrize("deepspeed_file", files, ids=lambda f: f.stem)
+
+
+@pytest.fixture(scope="session")
+def golden_dir(request):
+    return request.config.getoption("golden_dir")
