@@ -3,12 +3,21 @@
 import json
 import pathlib
 
+import hypothesis
 import jax
 import numpy as np
 import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+hypothesis.settings.register_profile(
+    "quick", max_examples=12, deadline=None, print_blob=True
+)
+hypothesis.settings.register_profile(
+    "thorough", max_examples=150, deadline=None, print_blob=True
+)
+hypothesis.settings.load_profile("quick")
 
 
 def pytest_addoption(parser):

@@ -1,0 +1,302 @@
+"""1-bit Adam: what it equals, what it promises, and where it can stand."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+from workers import Workers, mesh_of
+
+import onebit_jax
+from onebit_jax import exact_mean, freeze_at, onebit_adam, onebit_adamw, sign_mean
+
+SHAPES = {"kernel": (30, 7), "bias": (7,), "scale": ()}
+
+
+def params_of(seed=0, dtype=jnp.float32):
+    rng = np.random.default_rng(seed)
+    return {k: jnp.asarray(rng.normal(size=s), dtype) for k, s in SHAPES.items()}
+
+
+def gradients_of(step, workers=4, dtype=jnp.float32):
+    rng = np.random.default_rng(1000 + step)
+    return {
+        k: jnp.asarray(rng.normal(0.1, 1, size=(workers, *s)), dtype)
+        for k, s in SHAPES.items()
+    }
+
+
+def train(tx, steps, params=None, workers=4, axis_type=AxisType.Auto, **update_args):
+    """Runs a transformation and applies its updates; returns all parameters."""
+    params = params_of() if params is None else params
+    dtype = params["kernel"].dtype
+    mesh = mesh_of(workers, axis_type)
+    params = jax.device_put(params, jax.NamedSharding(mesh, PartitionSpec()))
+    run = Workers(tx, params, mesh, **update_args)
+    trajectory = []
+    for step in range(steps):
+        updates = run.update(gradients_of(step, workers, dtype), params)
+        params = optax.apply_updates(params, updates)
+        trajectory.append(params)
+    return trajectory, run
+
+
+def adamw_on_the_mean(tx, steps):
+    # Optax's own arithmetic mixes integers and floats.
+    with jax.numpy_dtype_promotion("standard"):
+        params, trajectory = params_of(), []
+        state, update = tx.init(params), jax.jit(tx.update)
+        for step in range(steps):
+            mean = jax.tree.map(lambda g: jnp.mean(g, axis=0), gradients_of(step))
+            updates, state = update(mean, state, params)
+            params = optax.apply_updates(params, updates)
+            trajectory.append(params)
+    return trajectory, state
+
+
+def schedule(count):
+    return 0.01 / (1.0 + jnp.asarray(count, jnp.float32) / 50)
+
+
+def test_before_the_freeze_it_is_optax_adamw():
+    decays = {"kernel": True, "bias": False, "scale": False}
+    ours, run = train(
+        onebit_adamw(
+            schedule, sign_mean("data"), freeze_at(1000), weight_decay=0.1, mask=decays
+        ),
+        200,
+    )
+    theirs, state = adamw_on_the_mean(
+        optax.adamw(schedule, weight_decay=0.1, mask=decays), 200
+    )
+    for a, b in zip(ours, theirs, strict=True):
+        chex.assert_trees_all_close(a, b, rtol=2e-6, atol=2e-6)
+    for name in ("mu", "nu", "count"):
+        chex.assert_trees_all_close(
+            optax.tree.get(run.state[0], name),
+            optax.tree.get(state[0], name),
+            rtol=1e-5,
+            atol=1e-7,
+        )
+
+
+def test_after_the_freeze_it_is_the_papers_algorithm():
+    """Against float64 NumPy, with an exact exchange so that no sign is undecided."""
+    b1, b2, eps, freeze, lr, bound = 0.8, 0.95, 1e-3, 10, 0.1, 0.5
+    ours, run = train(
+        onebit_adam(
+            lr, exact_mean("data"), freeze_at(freeze), b1, b2, eps, max_update=bound
+        ),
+        40,
+    )
+    bounded = 0
+    for name in SHAPES:
+        p = np.asarray(params_of()[name], float)
+        m, v = np.zeros_like(p), np.zeros_like(p)
+        for step in range(40):
+            g = np.mean(np.asarray(gradients_of(step)[name], float), axis=0)
+            m = b1 * m + (1 - b1) * g
+            if step < freeze:
+                v = b2 * v + (1 - b2) * g**2
+            corrected = v / (1 - b2 ** min(step + 1, freeze))
+            u = m / (1 - b1 ** (step + 1)) / (np.sqrt(corrected) + eps)
+            if step >= freeze:
+                bounded += np.sum(np.abs(u) > bound) if step == 39 else 0
+                u = np.clip(u, -bound, bound)
+            p = p - lr * u
+            np.testing.assert_allclose(ours[step][name], p, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(run.state[0].nu[name], v, rtol=1e-5)
+    assert int(run.state[0].frozen_at) == freeze
+    sizes = sum(int(np.prod(s)) for s in SHAPES.values())
+    np.testing.assert_allclose(run.state[0].floored, bounded / sizes, rtol=1e-6)
+
+
+def test_the_momentum_is_what_the_exchange_returns():
+    tx = onebit_adam(0.1, sign_mean("data", block_size=32), freeze_at(3))
+    _, run = train(tx, 8)
+    mu, steps = run.state[0].mu["kernel"].reshape(-1), 8
+    for block in np.split(np.pad(mu, (0, 14)), 7):
+        assert len(np.unique(np.abs(block[block != 0]))) == 1, "one scale a block"
+    assert int(run.state[0].count) == steps
+
+
+@pytest.mark.parametrize("stage", ["warmup", "compressed"])
+def test_a_static_stage_is_the_same_stage(stage):
+    tx = onebit_adam(0.1, sign_mean("data", block_size=32), freeze_at(5))
+    both, run = train(tx, 10)
+    one = Workers(tx, params_of(), mesh_of(4), stage=stage)
+    params, steps = params_of(), range(5)
+    if stage == "compressed":
+        start, first = train(tx, 5)
+        one.state, params, steps = first.state, start[-1], range(5, 10)
+    for step in steps:
+        params = optax.apply_updates(params, one.update(gradients_of(step), params))
+        chex.assert_trees_all_close(params, both[step], rtol=1e-6, atol=1e-7)
+    assert int(one.state[0].frozen_at) == 5
+
+
+def test_a_static_stage_in_the_wrong_place_still_makes_sense():
+    tx = onebit_adam(0.1, sign_mean("data", block_size=32), freeze_at(5))
+    _, run = train(tx, 7)
+    # A program of the warm-up that runs on: exact, with the variance left frozen.
+    late = Workers(tx, params_of(), mesh_of(4), stage="warmup")
+    late.state = run.state
+    late.update(gradients_of(7), params_of())
+    chex.assert_trees_all_equal(late.state[0].nu, run.state[0].nu)
+    chex.assert_trees_all_equal(late.state[0].exchange, run.state[0].exchange)
+    assert int(late.state[0].frozen_at) == 5
+    # A program of the compression that starts early: it freezes first.
+    _, short = train(tx, 2)
+    early = Workers(tx, params_of(), mesh_of(4), stage="compressed")
+    early.state = short.state
+    early.update(gradients_of(2), params_of())
+    chex.assert_trees_all_equal(early.state[0].nu, short.state[0].nu)
+    assert int(early.state[0].frozen_at) == 2
+
+
+@pytest.mark.parametrize("wakes", [None, 15])
+@pytest.mark.parametrize("max_update", [1.0, 5.0])
+def test_a_row_without_gradients_does_not_run_away(wakes, max_update):
+    """Its frozen variance is zero; DeepSpeed moved it by 1e5 in one step."""
+    lr, rows = 0.01, 6
+    tx = onebit_adam(
+        lr, sign_mean("data", block_size=64), freeze_at(10), max_update=max_update
+    )
+    params = jnp.zeros((rows, 50))
+    run = Workers(tx, params, mesh_of(4))
+    rng = np.random.default_rng(0)
+    for step in range(60):
+        g = rng.normal(0.2, 1, size=(4, rows, 50))
+        g[:, 2] = 0 if wakes is None or step < wakes else np.abs(g[:, 2])
+        before = params
+        updates = run.update(jnp.asarray(g, jnp.float32), params)
+        params = optax.apply_updates(params, updates)
+        moved = np.abs(np.asarray(params - before))
+        assert moved.max() <= max(max_update, 1 / (1 - 0.9)) * lr * 1.001
+        if step >= 10:
+            assert moved.max() <= max_update * lr * 1.001
+    if wakes is None:
+        # Error feedback takes its steps back: no drift.
+        assert np.abs(params[2]).max() < 30 * max_update * lr
+    else:
+        assert np.all(np.asarray(params[2]) < -10 * lr), "the row must learn"
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_low_precision_parameters_have_float32_moments(dtype):
+    tx = onebit_adam(0.01, sign_mean("data"), freeze_at(3))
+    trajectory, run = train(tx, 6, params_of(dtype=dtype))
+    assert all(p.dtype == dtype for p in trajectory[-1].values())
+    for moment in (run.state[0].mu, run.state[0].nu):
+        assert {m.dtype for m in moment.values()} == {jnp.dtype(jnp.float32)}
+    full, _ = train(tx, 6)
+    unit = float(jnp.finfo(dtype).eps)
+    for name in SHAPES:
+        a, b = (np.asarray(t[-1][name], np.float32) for t in (trajectory, full))
+        # A step may take another sign where rounding decides it, not more.
+        np.testing.assert_allclose(a, b, atol=6 * unit * 4 + 0.03, rtol=0)
+
+
+def test_explicit_axes_agree_with_automatic_ones():
+    tx = onebit_adam(0.1, sign_mean("data", block_size=32), freeze_at(3))
+    auto, _ = train(tx, 6)
+    explicit, _ = train(tx, 6, axis_type=AxisType.Explicit)
+    chex.assert_trees_all_equal(jax.device_get(auto[-1]), jax.device_get(explicit[-1]))
+
+
+def test_inside_masked_a_leaf_passes_untouched():
+    inner = onebit_adam(0.1, sign_mean("data"), freeze_at(2))
+    frozen = {"kernel": True, "bias": True, "scale": False}
+    # A masked-out leaf stays as it is: the workers' own, so nothing may return it.
+    tx = optax.chain(
+        optax.masked(inner, frozen),
+        optax.masked(
+            optax.chain(exact_mean("data"), optax.set_to_zero()),
+            {"kernel": False, "bias": False, "scale": True},
+        ),
+    )
+    trajectory, _ = train(tx, 5)
+    alone, _ = train(inner, 5)
+    for a, b in zip(trajectory, alone, strict=True):
+        chex.assert_trees_all_equal(a["kernel"], b["kernel"])
+        chex.assert_trees_all_equal(a["scale"], params_of()["scale"])
+
+
+def test_inside_partition_each_part_has_its_own_rule():
+    labels = {"kernel": "bits", "bias": "exact", "scale": "exact"}
+    make = functools.partial(onebit_adam, 0.1, sign_mean("data"))
+    with jax.numpy_dtype_promotion("standard"):
+        tx = optax.partition(
+            {
+                "bits": make(freeze_at(2)),
+                "exact": optax.chain(exact_mean("data"), optax.adam(0.1)),
+            },
+            labels,
+        )
+        trajectory, run = train(tx, 6)
+        bits, _ = train(make(freeze_at(2)), 6)
+        exact, _ = train(optax.chain(exact_mean("data"), optax.adam(0.1)), 6)
+    for name, alone in {"kernel": bits, "bias": exact, "scale": exact}.items():
+        # Other programs, other roundings.
+        np.testing.assert_allclose(
+            trajectory[-1][name], alone[-1][name], rtol=0, atol=1e-6
+        )
+    assert int(onebit_jax.metrics(run.state)["count"]) == 6
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_inside_inject_hyperparams_a_schedule_is_followed(dtype):
+    make = functools.partial(
+        onebit_adamw, exchange=sign_mean("data", block_size=32), freeze=freeze_at(3)
+    )
+    with jax.numpy_dtype_promotion("standard"):
+        injected = optax.inject_hyperparams(make, hyperparam_dtype=jnp.float32)(
+            learning_rate=schedule, b2=0.99, weight_decay=0.1
+        )
+        trajectory, run = train(injected, 8, params_of(dtype=dtype))
+        plain, _ = train(
+            make(schedule, b2=0.99, weight_decay=0.1), 8, params_of(dtype=dtype)
+        )
+    close = functools.partial(chex.assert_trees_all_close, rtol=0)
+    close(trajectory[-1], plain[-1], atol=1e-5 if dtype == jnp.float32 else 0.1)
+    # The learning rate of the last of the eight steps.
+    np.testing.assert_allclose(
+        run.state.hyperparams["learning_rate"], schedule(7), rtol=1e-6
+    )
+
+
+def test_a_freeze_before_the_learning_rate_has_risen_is_warned_of():
+    rising = optax.linear_schedule(0.0, 1e-3, 100)
+    with pytest.warns(UserWarning, match="learning rate still rises"):
+        onebit_adam(rising, sign_mean("data"), freeze_at(50))
+    with pytest.warns(UserWarning, match="learning rate still rises"):
+        onebit_adamw(
+            rising,
+            sign_mean("data"),
+            onebit_jax.freeze_when_stable(min_steps=50, interval=10),
+        )
+    onebit_adam(rising, sign_mean("data"), freeze_at(100))  # a warning is an error
+
+
+class StateTest(chex.TestCase):
+    @chex.variants(with_jit=True, without_jit=True)
+    def test_init_makes_the_state_that_update_keeps(self):
+        tx = onebit_adam(0.1, sign_mean("data"), freeze_at(3))
+        mesh = mesh_of(4)
+        with jax.set_mesh(mesh):
+            state = self.variant(tx.init)(params_of())
+        run = Workers(tx, params_of(), mesh)
+        chex.assert_trees_all_equal(state, run.state)
+        run.update(gradients_of(0), params_of())
+        chex.assert_trees_all_equal_shapes_and_dtypes(state, run.state)
+        chex.assert_trees_all_equal_structs(state, run.state)
+
+    def test_init_works_on_shapes_alone(self):
+        tx = onebit_adam(0.1, sign_mean("data"), freeze_at(3))
+        shapes = jax.eval_shape(params_of)
+        with jax.set_mesh(mesh_of(4)):
+            chex.assert_trees_all_equal(tx.init(shapes), tx.init(params_of()))
