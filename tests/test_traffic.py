@@ -1,0 +1,429 @@
+"""Bytes counted from compiled programs, against numbers worked out by hand."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from onebit_jax import _hlo
+from onebit_jax._stages import COMPRESSED_SCOPE, WARMUP_SCOPE
+from onebit_jax._traffic import traffic
+
+
+class Text:
+    """A compiled program of which only the text is known."""
+
+    def __init__(self, text):
+        self.text = text
+
+    def as_text(self):
+        return self.text
+
+
+def mesh_of(**sizes):
+    axis_types = (AxisType.Auto,) * len(sizes)
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=axis_types)
+
+
+def counted(f, mesh, in_specs, out_specs, *args):
+    step = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs))
+    return traffic(step.lower(*args).compile(), mesh)
+
+
+def varying(x, axis):
+    return lax.pcast(x, axis, to="varying")
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return mesh_of(a=4, b=2)
+
+
+def test_psum_over_one_axis_of_two(mesh):
+    found = counted(lambda x: lax.psum(x, "a"), mesh, P("a"), P(), jnp.ones(4 * 100))
+    (one,) = found.collectives
+    assert one == ("all-reduce", "f32", 400, ("a",), 4, 1, "every", 2 * 400 * 3 // 4)
+    assert found.sent_bytes() == found.sent_bytes(axis="a") == 600
+    assert found.sent_bytes(axis="b") == 0
+    # Plain Adam has no stages: both are what every step sends.
+    assert found.stages == ()
+    assert found.sent_bytes("warmup") == found.sent_bytes("compressed") == 600
+
+
+def test_all_to_all_and_all_gather_of_words(mesh):
+    def f(x):
+        x = lax.all_to_all(x, "a", 0, 0, tiled=True)
+        return lax.all_gather(x[:6], "b", tiled=True, to="invarying")
+
+    found = counted(f, mesh, P(("a", "b")), P("a"), jnp.ones(8 * 64, jnp.uint32))
+    exchanged, gathered = found.collectives
+    assert exchanged == ("all-to-all", "u32", 256, ("a",), 4, 1, "every", 192)
+    assert gathered == ("all-gather", "u32", 48, ("b",), 2, 1, "every", 24)
+
+
+def test_psum_scatter_and_ppermute(mesh):
+    def f(x):
+        scattered = lax.psum_scatter(x, ("a", "b"), tiled=True)
+        return lax.ppermute(x, "a", [(0, 1), (1, 2)]), scattered
+
+    found = counted(f, mesh, P(("a", "b")), (P(("a", "b")),) * 2, jnp.ones(8 * 16))
+    by_op = {each.op: each for each in found.collectives}
+    assert by_op["reduce-scatter"][2:] == (64, ("a", "b"), 8, 1, "every", 56)
+    assert by_op["collective-permute"][2:] == (64, ("a",), 4, 1, "every", 64)
+    assert found.sent_bytes(axis="a") == 120
+    assert found.sent_bytes(axis="b") == 56
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width"), [("uint8", 1), ("int16", 2), ("float32", 4), ("bool", 1)]
+)
+def test_widths(mesh, dtype, width):
+    found = counted(
+        lambda x: lax.all_gather(x, "a", to="invarying"),
+        mesh,
+        P("a"),
+        P(),
+        jnp.ones(4 * 24, dtype),
+    )
+    assert found.sent_bytes() == 3 * 24 * width
+
+
+def test_three_workers_round_up():
+    mesh = jax.sharding.Mesh(jax.devices()[:3], ("data",))
+    found = counted(lambda x: lax.psum(x, "data"), mesh, P("data"), P(), jnp.ones(3))
+    assert found.sent_bytes() == 6  # 2 · 2/3 · 4 = 5⅓
+
+
+def test_one_worker_sends_nothing():
+    mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    found = counted(lambda x: lax.psum(x, "data"), mesh, P("data"), P(), jnp.ones(3))
+    assert found.sent_bytes("warmup") == found.sent_bytes("compressed") == 0
+
+
+def test_an_axis_of_size_one_sends_nothing():
+    mesh = mesh_of(data=8, model=1)
+
+    def f(x):
+        return lax.psum(lax.psum(x, "data"), "model")
+
+    found = counted(f, mesh, P(("data", "model")), P(), jnp.ones(8))
+    assert found.sent_bytes() == found.sent_bytes(axis="data") == 7
+    assert found.sent_bytes(axis="model") == 0
+
+
+def test_loops_multiply(mesh):
+    def f(x):
+        def inner(carry, _):
+            return lax.ppermute(carry, "a", [(0, 1), (1, 0)]) * 2, None
+
+        def outer(carry, _):
+            carry, _ = lax.scan(inner, carry, length=3)
+            return varying(lax.psum(carry, "b"), "b"), None
+
+        return lax.scan(outer, x, length=5)[0]
+
+    spec = P(("a", "b"))
+    found = counted(f, mesh, spec, spec, jnp.ones(8 * 100))
+    times = {each.op: (each.times, each.sent_bytes) for each in found.collectives}
+    assert times == {"collective-permute": (15, 15 * 400), "all-reduce": (5, 5 * 400)}
+
+
+def test_an_unknown_trip_count_is_an_error(mesh):
+    def f(x, n):
+        return lax.fori_loop(0, n[0], lambda _, c: varying(lax.psum(c, "a"), "a"), x)
+
+    with pytest.raises(ValueError, match="does not know how often a loop"):
+        counted(f, mesh, (P("a"), P()), P("a"), jnp.ones(4), jnp.ones(1, jnp.int32))
+
+
+def test_a_loop_without_collectives_may_be_unknown(mesh):
+    def f(x, n):
+        x = lax.fori_loop(0, n[0], lambda _, c: c * 2, x)
+        return lax.psum(x, "a")
+
+    found = counted(f, mesh, (P("a"), P()), P(), jnp.ones(4), jnp.ones(1, jnp.int32))
+    assert found.sent_bytes() == 6
+
+
+def exact(x):
+    with jax.named_scope(WARMUP_SCOPE):
+        return varying(lax.pmean(x, "a"), "a")
+
+
+def compressed(x):
+    with jax.named_scope(COMPRESSED_SCOPE):
+        words = lax.all_to_all(x.astype(jnp.uint8), "a", 0, 0, tiled=True)
+        words = lax.all_gather(words[:25], "a", tiled=True, to="invarying")
+        return varying(words.astype(x.dtype), "a")
+
+
+def test_stages_of_a_conditional(mesh):
+    def f(x, count):
+        loss = lax.pmean(x[0], "a")
+        return lax.cond(count[0] < 3, exact, compressed, x), loss[None]
+
+    args = jnp.ones(4 * 100), jnp.ones(1, jnp.int32)
+    found = counted(f, mesh, (P("a"), P()), (P("a"), P()), *args)
+    assert found.stages == ("warmup", "compressed")
+    assert {(each.op, each.stage) for each in found.collectives} == {
+        ("all-reduce", "every"),
+        ("all-reduce", "warmup"),
+        ("all-to-all", "compressed"),
+        ("all-gather", "compressed"),
+    }
+    # The loss: 2 · ¾ · 4. Exact: 2 · ¾ · 400. Compressed: ¾ · 100, twice.
+    assert found.sent_bytes("warmup", "a") == 6 + 600
+    assert found.sent_bytes("compressed") == 6 + 75 + 75
+    with pytest.raises(ValueError, match=r"two stages: ask for sent_bytes\('warmup'\)"):
+        found.sent_bytes()
+    assert "a worker sends 606 bytes a step (warmup)" in str(found)
+    assert "a worker sends 156 bytes a step (compressed)" in str(found)
+
+
+def test_a_static_stage(mesh):
+    def f(x):
+        loss = lax.pmean(x[0], "a")
+        return compressed(x), loss[None]
+
+    found = counted(f, mesh, P("a"), (P("a"), P()), jnp.ones(4 * 100))
+    assert {each.stage for each in found.collectives} == {"every", "compressed"}
+    assert found.sent_bytes("compressed") == found.sent_bytes() == 6 + 75 + 75
+    with pytest.raises(ValueError, match="compiled for its other stage alone"):
+        found.sent_bytes("warmup")
+
+
+def test_both_stages_outside_a_conditional_run_in_every_step(mesh):
+    def f(x, count):
+        return jnp.where(count[0] < 3, exact(x), compressed(x))
+
+    args = jnp.ones(4 * 100), jnp.ones(1, jnp.int32)
+    found = counted(f, mesh, (P("a"), P()), P("a"), *args)
+    assert {each.stage for each in found.collectives} == {"every"}
+    assert found.sent_bytes() == found.sent_bytes("warmup") == 600 + 75 + 75
+
+
+def test_a_skipped_or_accumulated_step_counts_as_run(mesh):
+    def update(x, count):
+        return lax.cond(count[0] < 3, exact, compressed, x)
+
+    def f(x, count):
+        finite = lax.pmin(jnp.isfinite(x).all().astype(jnp.int32), "a") > 0
+        return lax.cond(finite, update, lambda x, _: x, x, count)
+
+    args = jnp.ones(4 * 100), jnp.ones(1, jnp.int32)
+    found = counted(f, mesh, (P("a"), P()), P("a"), *args)
+    assert found.sent_bytes("warmup") == 6 + 600
+    assert found.sent_bytes("compressed") == 6 + 75 + 75
+
+
+def test_a_static_stage_that_may_be_skipped(mesh):
+    def f(x, count):
+        return lax.cond(count[0] < 3, compressed, lambda x: x, x)
+
+    args = jnp.ones(4 * 100), jnp.ones(1, jnp.int32)
+    found = counted(f, mesh, (P("a"), P()), P("a"), *args)
+    assert found.stages == ("compressed",)
+    assert found.sent_bytes() == 75 + 75
+
+
+def test_stages_inside_a_loop(mesh):
+    def f(x, count):
+        def body(x, k):
+            return lax.cond(k < count[0], exact, compressed, x), None
+
+        return lax.scan(body, x, jnp.arange(5))[0]
+
+    args = jnp.ones(4 * 100), jnp.ones(1, jnp.int32)
+    found = counted(f, mesh, (P("a"), P()), P("a"), *args)
+    assert found.stages == ("warmup", "compressed")
+    assert found.sent_bytes("warmup") == 5 * 600
+    assert found.sent_bytes("compressed") == 5 * (75 + 75)
+
+
+def test_of_other_branches_the_heaviest_counts(mesh):
+    def f(x, count):
+        def light(x):
+            return varying(lax.psum(x[:10], "a")[0], "a") * x
+
+        def heavy(x):
+            return varying(lax.psum(x, "a"), "a")
+
+        return lax.switch(count[0], [light, heavy, lambda x: x], x)
+
+    args = jnp.ones(4 * 100), jnp.ones(1, jnp.int32)
+    assert counted(f, mesh, (P("a"), P()), P("a"), *args).sent_bytes() == 600
+
+
+def test_combined_all_reduces(mesh):
+    sizes = (3, 50, 7, 40)
+
+    def f(xs):
+        return jax.tree.map(lambda x: lax.psum(x, "a"), xs)
+
+    found = counted(f, mesh, P("a"), P(), [jnp.ones(4 * size) for size in sizes])
+    assert found.sent_bytes() == 2 * 3 * sum(sizes)  # 2 · ¾ · 4 bytes an element
+
+
+@pytest.mark.parametrize("pairs", [[], [(0, 0), (3, 3)]])
+def test_a_permutation_that_moves_nothing_sends_nothing(mesh, pairs):
+    found = counted(
+        lambda x: lax.ppermute(x, "a", pairs), mesh, P("a"), P("a"), jnp.ones(4)
+    )
+    assert found.sent_bytes() == 0
+
+
+def test_groups_that_are_no_axes(mesh):
+    def f(x):
+        return lax.psum(x, "data", axis_index_groups=[[0, 3], [1, 2]])
+
+    mesh = jax.sharding.Mesh(jax.devices()[:4], ("data",))
+    step = jax.shard_map(
+        f, mesh=mesh, in_specs=P("data"), out_specs=P("data"), check_vma=False
+    )
+    found = traffic(jax.jit(step).lower(jnp.ones(4 * 5)).compile(), mesh)
+    assert found.collectives[0].axes is None
+    assert found.sent_bytes() == 20
+    with pytest.raises(ValueError, match="not those of any mesh axes"):
+        found.sent_bytes(axis="data")
+    assert "?" in str(found)
+
+
+def test_questions_that_have_no_answer(mesh):
+    compiled = (
+        jax.jit(jax.shard_map(lambda x: x, mesh=mesh, in_specs=P(), out_specs=P()))
+        .lower(jnp.ones(4))
+        .compile()
+    )
+    with pytest.raises(ValueError, match="not 'c'"):
+        traffic(compiled, mesh).sent_bytes(axis="c")
+    with pytest.raises(ValueError, match="not 'exact'"):
+        traffic(compiled, mesh).sent_bytes("exact")
+    small = jax.sharding.Mesh(jax.devices()[:2], ("a",))
+    with pytest.raises(ValueError, match="compiled for 8 devices and the mesh has 2"):
+        traffic(compiled, small)
+
+
+# What XLA prints for GPUs (jax 0.10.2 and 0.12.0.1), cut down.
+GPU = """\
+HloModule jit_f, is_scheduled=true, entry_computation_layout={(f32[128]{0})->f32[128]{0}}, num_partitions=8
+
+FileNames
+1 "step.py"
+
+%region_1.0 (x.1: f32[], y.1: f32[]) -> f32[] {
+  %x.1 = f32[] parameter(0), metadata={op_name="psum_invariant"}
+  %y.1 = f32[] parameter(1), metadata={op_name="psum_invariant"}
+  ROOT %add.1 = f32[] add(%x.1, %y.1)
+}
+
+%exact.0_spmd (param.10: (f32[128], bf16[6])) -> (f32[128], bf16[6]) {
+  %param.10 = (f32[128]{0}, bf16[6]{0}) parameter(0)
+  %p.0 = f32[128]{0} get-tuple-element(%param.10), index=0
+  %p.1 = bf16[6]{0:T(8,128)(2,1)} get-tuple-element(%param.10), index=1
+  %all-reduce-start.7 = ((f32[128]{0}, bf16[6]{0}), f32[128]{0}, /*index=2*/bf16[6]{0}) all-reduce-start(%p.0, %p.1), channel_id=1, replica_groups=mesh['a'=4,'b'=2] {'a'}, use_global_device_ids=true, to_apply=%region_1.0, metadata={scheduling_name="all-reduce-start.7"}
+  ROOT %all-reduce-done.7 = (f32[128]{0}, bf16[6]{0}) all-reduce-done(%all-reduce-start.7), metadata={scheduling_name="all-reduce-done.7"}
+}
+
+%async_computation (param_0.1: u32[4,32]) -> u32[4,32] {
+  %param_0.1 = u32[4,32]{1,0} parameter(0)
+  ROOT %all-to-all.9 = u32[4,32]{1,0} all-to-all(u32[4,32]{1,0:T(8,128)} %param_0.1), channel_id=2, replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}, metadata={op_name="jit(f)/cond/branch_0_fun/onebit_compressed/all_to_all"}
+}
+
+%compressed.0_spmd (param.11: (f32[128], bf16[6])) -> (f32[128], bf16[6]) {
+  %param.11 = (f32[128]{0}, bf16[6]{0}) parameter(0)
+  %words = u32[4,32]{1,0} fusion(%param.11), kind=kLoop, calls=%pack, metadata={op_name="jit(f)/cond/branch_0_fun/onebit_compressed/pack"}
+  %async-start = ((u32[4,32]{1,0}), u32[4,32]{1,0}, u32[]) async-start(%words), calls=%async_computation
+  %async-done = u32[4,32]{1,0} async-done(%async-start), calls=%async_computation
+  %w.1 = u32[32]{0} bitcast(%async-done)
+  %s.1 = f32[4]{0} slice(%words), slice={[0:4]}
+  %all-gather-start = ((u32[32]{0}, f32[4]{0}), (u32[128]{0}, f32[16]{0})) all-gather-start(%w.1, %s.1), channel_id=1, replica_groups={{0,2,4,6},{1,3,5,7}}, dimensions={0}, metadata={op_name="jit(f)/cond/branch_0_fun/onebit_compressed/all_gather_invariant" scheduling_name="all-gather-start"}
+  ROOT %all-gather-done = (u32[128]{0}, f32[16]{0}) all-gather-done(%all-gather-start)
+}
+
+%body.7 (param.2: (s32[], s4[128])) -> (s32[], s4[128]) {
+  %param.2 = (s32[], s4[128]{0:E(4)}) parameter(0)
+  %x.2 = s4[128]{0:E(4)} get-tuple-element(%param.2), index=1
+  %collective-permute-start = (s4[128]{0:E(4)}, s4[128]{0:E(4)}) collective-permute-start(%x.2), channel_id=1, source_target_pairs={{0,1},{1,0},{2,3},{3,2}}
+  %collective-permute-done = s4[128]{0:E(4)} collective-permute-done(%collective-permute-start)
+  ROOT %tuple.2 = (s32[], s4[128]{0:E(4)}) tuple(%x.2, %collective-permute-done)
+}
+
+%condition.8 (param.3: (s32[], s4[128])) -> pred[] {
+  %param.3 = (s32[], s4[128]{0:E(4)}) parameter(0)
+  ROOT %less = pred[] constant(true)
+}
+
+%pack (param.4: f32[128]) -> u32[4,32] {
+  ROOT %param.4 = f32[128]{0} parameter(0)
+}
+
+%command_buffer (param.5: f32[128]) -> f32[16] {
+  %param.5 = f32[128]{0} parameter(0)
+  %reduce-scatter-start = ((f32[128]{0}), f32[16]{0}) reduce-scatter-start(%param.5), channel_id=1, replica_groups={}, dimensions={0}, to_apply=%region_1.0
+  ROOT %reduce-scatter-done = f32[16]{0} reduce-scatter-done(%reduce-scatter-start)
+}
+
+ENTRY %main.18_spmd (param.7: f32[128], param.8: s32[1]) -> f32[128] {
+  %param.7 = f32[128]{0} parameter(0), metadata={op_name="x"}
+  %tuple.1 = (f32[128]{0}, bf16[6]{0}) tuple(%param.7)
+  %conditional.2 = (f32[128]{0}, bf16[6]{0}) conditional(%param.7, %tuple.1, %tuple.1), true_computation=%exact.0_spmd, false_computation=%compressed.0_spmd, metadata={op_name="jit(f)/cond"}
+  %while.11 = (s32[], s4[128]{0:E(4)}) while(%tuple.1), condition=%condition.8, body=%body.7, metadata={op_name="jit(f)/while"}, backend_config={"known_trip_count":{"n":"5"},"dynamic_variables":[]}
+  ROOT %call = f32[16]{0} call(%param.7), to_apply=%command_buffer
+}
+"""  # noqa: E501
+
+
+def test_gpu_forms(mesh):
+    found = traffic(Text(GPU), mesh)
+    assert found.stages == ("warmup", "compressed")
+    assert found.collectives == (
+        # The combiner dropped its name; it is the branch beside the compressed one.
+        ("all-reduce", "f32+bf16", 524, ("a",), 4, 1, "warmup", 786),
+        ("all-to-all", "u32", 512, ("a",), 4, 1, "compressed", 384),
+        ("all-gather", "u32+f32", 4 * 144, ("a",), 4, 1, "compressed", 432),
+        ("collective-permute", "s4", 64, ("b",), 2, 5, "every", 320),
+        ("reduce-scatter", "f32", 512, ("a", "b"), 8, 1, "every", 448),
+    )
+
+
+def test_what_cannot_be_counted_is_an_error(mesh):
+    send = "%s = (f32[128]{0}, u32[], token[]) send(%param.7, %t), channel_id=1"
+    text = GPU.replace("  %tuple.1 =", f"  {send}\n  %tuple.1 =")
+    with pytest.raises(NotImplementedError, match="contains a send"):
+        traffic(Text(text), mesh)
+    host = text.replace("%t), channel_id=1", "%t), is_host_transfer=true")
+    assert traffic(Text(host), mesh) == traffic(Text(GPU), mesh)
+    unknown = GPU.replace("[2,4]<=[4,2]T(1,0)", "<somehow>")
+    with pytest.raises(ValueError, match="unknown form of replica_groups: '<somehow>"):
+        traffic(Text(unknown), mesh)
+
+
+@pytest.mark.parametrize(
+    ("text", "groups"),
+    [
+        ("{{0,1,2,3},{4,5,6,7}}", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ("{}", [[0, 1, 2, 3, 4, 5, 6, 7]]),
+        ("[2,4]<=[8]", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ("[2,4]<=[4,2]T(1,0)", [[0, 2, 4, 6], [1, 3, 5, 7]]),
+        ("[4,2]<=[2,2,2]T(1,2,0)", [[0, 4], [1, 5], [2, 6], [3, 7]]),
+        ("mesh['a'=4,'b'=2] {'a'}", [[0, 2, 4, 6], [1, 3, 5, 7]]),
+        ("mesh['a'=4,'b'=2] {'b'}", [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        ("mesh['a'=4,'b'=2] {'a','b'}", [[0, 1, 2, 3, 4, 5, 6, 7]]),
+        ("mesh['a'=4,'b'=2] {'a':(2)2,'b'}", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ("mesh['a'=4,'b'=2] {'a':(1)2}", [[0, 4], [1, 5], [2, 6], [3, 7]]),
+        (
+            "mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}",
+            [[0, 4], [1, 5], [2, 6], [3, 7]],
+        ),
+        (
+            "mesh['a'=4,'b'=2], device_ids=(7,6,5,4,3,2,1,0) {'a'}",
+            [[7, 5, 3, 1], [6, 4, 2, 0]],
+        ),
+    ],
+)
+def test_replica_groups(text, groups):
+    rest = f"%x), channel_id=1, replica_groups={text}, dimensions={{0}}"
+    instruction = _hlo.Instruction("f32[4]{0}", "all-gather", rest)
+    assert _hlo.replica_groups(instruction, 8) == tuple(map(tuple, groups))
