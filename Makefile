@@ -35,7 +35,7 @@ test: lint
 	$(BIN)/python -m pytest -n 2 -m 'not slow' $(ARGS)
 
 test-all: lint
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --hypothesis-profile thorough $(ARGS)
 
 clean:
 	rm -rf .venv runs
