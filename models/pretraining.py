@@ -14,6 +14,8 @@ from flax import nnx
 from models.bert import Bert, LayerNorm, gelu, linear
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from jaxtyping import Array, Float, Int, Key
 
     from models.config import BertConfig
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
 class PreTrainingBatch(NamedTuple):
     """Masked sentence pairs.
 
-    Every sequence has P places for predictions; those that it does not need have
-    weight zero (and any position and label).
+    Made in NumPy, computed with in JAX. Every sequence has P places for predictions;
+    those that it does not need have weight zero (and any position and label).
 
     Attributes:
       token_ids: Word pieces, some of them masked, (B, T).
@@ -36,13 +38,13 @@ class PreTrainingBatch(NamedTuple):
         from elsewhere, (B,).
     """
 
-    token_ids: Int[Array, "B T"]
-    token_types: Int[Array, "B T"]
-    lengths: Int[Array, " B"]
-    masked_positions: Int[Array, "B P"]
-    masked_labels: Int[Array, "B P"]
-    masked_weights: Float[Array, "B P"]
-    next_sentence_labels: Int[Array, " B"]
+    token_ids: Int[Any, "B T"]
+    token_types: Int[Any, "B T"]
+    lengths: Int[Any, " B"]
+    masked_positions: Int[Any, "B P"]
+    masked_labels: Int[Any, "B P"]
+    masked_weights: Float[Any, "B P"]
+    next_sentence_labels: Int[Any, " B"]
 
 
 class MaskedLanguageModelHead(nnx.Module):

@@ -1,0 +1,1 @@
+"""The application: a small BERT pre-trained by workers that exchange one bit."""

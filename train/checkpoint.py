@@ -1,0 +1,207 @@
+"""Checkpoints that hold everything that going on exactly takes.
+
+Orbax writes a checkpoint beside the others and renames it when it is whole, so that a
+process killed while it writes leaves the one before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import jax
+import orbax.checkpoint as ocp
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+import onebit_jax
+from train.errors import InputError
+from train.sent import Sent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import optax
+
+    from models import BertConfig
+
+FOLDER = "checkpoints"
+_KEPT = 2
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is.
+
+    Attributes:
+      sent: Steps run, and the bytes that a worker sent in them.
+      data: State of the iterator over batches.
+    """
+
+    sent: Sent
+    data: dict[str, Any]
+
+
+class Checkpoint(NamedTuple):
+    """What is saved.
+
+    Attributes:
+      params: The parameters.
+      state: The optimizer's state, the workers' errors whole.
+      progress: Where the run is.
+    """
+
+    params: Any
+    state: Any
+    progress: Progress
+
+
+def latest_step(folder: Path) -> int:
+    """The steps of the newest checkpoint in a run's folder; 0 if there is none."""
+    found = (folder / FOLDER).glob("[0-9]*")
+    return max((int(path.name) for path in found if path.name.isdigit()), default=0)
+
+
+class Checkpoints:
+    """The checkpoints of one run, of which the last two are kept.
+
+    Args:
+      folder: The run's folder.
+      model: The model's sizes, which a checkpoint must have to be restored.
+      optimizer: The optimizer's name, likewise.
+    """
+
+    def __init__(self, folder: Path, model: BertConfig, optimizer: str):
+        self._folder = folder.resolve() / FOLDER
+        self._model = {**asdict(model), "optimizer": optimizer}
+        self._manager = ocp.CheckpointManager(
+            self._folder,
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=_KEPT,
+                # The step donates its arguments: write before they are gone.
+                enable_async_checkpointing=False,
+            ),
+        )
+
+    def close(self) -> None:
+        """Ends what Orbax has running."""
+        self._manager.close()
+
+    def save(self, checkpoint: Checkpoint, workers: int) -> None:
+        """Writes a checkpoint under the number of steps run."""
+        progress = checkpoint.progress
+        about = {
+            "model": self._model,
+            "workers": workers,
+            "sent": asdict(progress.sent),
+            "data": progress.data,
+        }
+        arrays = {"params": checkpoint.params, "state": checkpoint.state}
+        self._manager.save(
+            progress.sent.steps,
+            args=ocp.args.Composite(
+                arrays=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(about)
+            ),
+        )
+
+    def exist(self) -> bool:
+        """Whether there is a checkpoint."""
+        return self._manager.latest_step() is not None
+
+    def latest(self) -> int:
+        """The steps of the newest checkpoint.
+
+        Raises:
+          InputError: There is none.
+        """
+        step = self._manager.latest_step()
+        if step is None:
+            raise InputError(
+                f"there is no checkpoint in {self._folder}; delete the run's folder "
+                "and start it again without --resume."
+            )
+        return step
+
+    def restore(
+        self, tx: optax.GradientTransformation, params: Any, mesh: Mesh
+    ) -> tuple[Checkpoint, int]:
+        """Reads the newest checkpoint.
+
+        Args:
+          tx: The optimizer.
+          params: Shapes and dtypes of the parameters.
+          mesh: What to place it on; the errors of another number of workers are
+            converted, and what they owe is preserved.
+
+        Returns:
+          The checkpoint, and the number of workers that it was saved by.
+
+        Raises:
+          InputError: There is none, or it is damaged, or of another model.
+        """
+        step = self.latest()
+        with self._whole(step):
+            about = self._manager.restore(
+                step, args=ocp.args.Composite(about=ocp.args.JsonRestore())
+            )["about"]
+            stored, workers = about["model"], about["workers"]
+            sent, data = Sent(**about["sent"]), about["data"]
+        self._check_model(step, stored)
+
+        same = workers == mesh.size
+        replicated = NamedSharding(mesh, PartitionSpec())
+        state = onebit_jax.abstract_state(
+            tx, params, mesh if same else _mesh_of(workers, mesh)
+        )
+        if not same:
+            state = _place(state, replicated)
+        with self._whole(step):
+            arrays = self._manager.restore(
+                step,
+                args=ocp.args.Composite(
+                    arrays=ocp.args.StandardRestore(
+                        {"params": _place(params, replicated), "state": state}
+                    )
+                ),
+            )["arrays"]
+        state = arrays["state"]
+        if not same:
+            state = onebit_jax.resize(state, tx, params, mesh)
+        return Checkpoint(arrays["params"], state, Progress(sent, data)), workers
+
+    @contextlib.contextmanager
+    def _whole(self, step: int) -> Iterator[None]:
+        # What Orbax raises at a file that is cut short or gone differs from file to
+        # file, and all of it means this.
+        try:
+            yield
+        except Exception as error:
+            raise InputError(
+                f"the checkpoint {self._folder / str(step)} is damaged; delete that "
+                "folder to go on from the one before."
+            ) from error
+
+    def _check_model(self, step: int, stored: dict[str, Any]) -> None:
+        differing = ", ".join(
+            f"{name} {stored.get(name)} there and {value} here"
+            for name, value in self._model.items()
+            if stored.get(name) != value
+        )
+        if differing:
+            raise InputError(
+                f"the checkpoint {self._folder / str(step)} is of another model "
+                f"({differing}); give the --out of a run of this model."
+            )
+
+
+def _mesh_of(workers: int, mesh: Mesh) -> Mesh:
+    """A mesh like another, of devices that need not exist: for shapes alone."""
+    abstract = AbstractMesh((workers,), mesh.axis_names, mesh.axis_types)
+    return cast("Mesh", abstract)
+
+
+def _place(tree: Any, sharding: NamedSharding) -> Any:
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
+    )

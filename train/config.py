@@ -1,0 +1,172 @@
+"""The flags of `python -m train.pretrain`, and which of their values make sense."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from models import SIZES
+from train.errors import InputError
+
+Optimizer = Literal["onebit_adam", "adam"]
+Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
+
+MIN_LENGTH = 8
+"""Tokens of the shortest sequence: two segments and their three special tokens."""
+
+_LEAST = {
+    "vocab_size": 1,
+    "freeze_step": 1,
+    "steps": 1,
+    "batch": 1,
+    "workers": 1,
+    "seed": 0,
+    "warmup_steps": 0,
+    "weight_decay": 0,
+    "clip": 0,
+    "dropout": 0,
+    "eval_every": 1,
+    "checkpoint_every": 1,
+    "log_every": 1,
+}
+
+# What a run may change when it goes on.
+_CHANGEABLE = frozenset(
+    {"out", "resume", "steps", "workers", "log_every", "eval_every", "checkpoint_every"}
+)
+
+
+@dataclass(frozen=True)
+class PretrainConfig:
+    """Pre-trains BERT on text, by workers that exchange one bit a parameter."""
+
+    corpus: tuple[Path, ...] = ()
+    """Text files, or folders of them; default: the reference documentation of the
+    running Python, two megabytes of English."""
+    vocab: Path | None = None
+    """A vocab.txt of word pieces; default: one trained on the corpus."""
+    vocab_size: int = 4096
+    """Word pieces of a vocabulary trained on the corpus."""
+    model: Size = "tiny"
+    """Size of the BERT."""
+    optimizer: Optimizer = "onebit_adam"
+    """1-bit Adam, or plain Adam on the exact mean of the gradients."""
+    freeze_step: int | Literal["auto"] | None = None
+    """Steps before 1-bit Adam freezes its variance and compresses; auto: once the
+    variance is stable; default: a fifth of the steps, not before the warm-up ends."""
+    steps: int = 400
+    """Training steps."""
+    batch: int = 32
+    """Sequences a step, of all workers together."""
+    seq: int = 64
+    """Tokens a sequence."""
+    workers: int | None = None
+    """Devices to train on; default: all, or 8 virtual ones on a CPU."""
+    seed: int = 0
+    """Decides the parameters, the order of the text, its masks and the dropout."""
+    learning_rate: float = 1e-3
+    """Peak of the learning rate; it falls to a tenth at the end."""
+    warmup_steps: int = 40
+    """Steps in which the learning rate rises to its peak."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay, of all parameters but biases and LayerNorms."""
+    clip: float = 1.0
+    """Norm to which gradients are clipped; 0 for no clipping."""
+    dropout: float = 0.1
+    """Share of the activations dropped while training."""
+    eval_every: int = 50
+    """Steps between evaluations on held-out text; there is one at the end."""
+    checkpoint_every: int = 100
+    """Steps between checkpoints; there is one at the end."""
+    log_every: int = 5
+    """Steps between lines of metrics.jsonl."""
+    out: Path = Path("runs/pretrain")
+    """Folder for checkpoints, metrics, vocabulary and picture."""
+    resume: bool = False
+    """Go on with the run in --out, exactly, with its own settings."""
+    compare: bool = False
+    """Train plain Adam as well, on the same samples, and draw it beside."""
+
+    @property
+    def freeze(self) -> int | Literal["auto"]:
+        """The freeze step, the default put in."""
+        if self.freeze_step is not None:
+            return self.freeze_step
+        return max(self.warmup_steps, round(0.2 * self.steps), 1)
+
+
+def check(config: PretrainConfig) -> None:
+    """Refuses values that cannot be trained with.
+
+    Raises:
+      InputError: A flag's value is out of its range, or contradicts another.
+    """
+    for name, least in _LEAST.items():
+        value = getattr(config, name)
+        # Not `value < least`, which a NaN would pass.
+        if isinstance(value, int | float) and not value >= least:
+            flag = "--" + name.replace("_", "-")
+            raise InputError(f"{flag} must be at least {least}, not {value}.")
+    if not config.learning_rate > 0:
+        raise InputError(
+            f"--learning-rate must be positive, not {config.learning_rate}."
+        )
+    if config.dropout >= 1:
+        raise InputError(f"--dropout must be less than 1, not {config.dropout}.")
+    longest = SIZES[config.model].max_positions
+    if not MIN_LENGTH <= config.seq <= longest:
+        raise InputError(
+            f"--seq must be from {MIN_LENGTH} to {longest}, the positions of BERT "
+            f"{config.model}, not {config.seq}."
+        )
+    if config.optimizer == "adam" and (config.compare or config.freeze_step):
+        flag = "--compare" if config.compare else "--freeze-step"
+        raise InputError(f"{flag} belongs to 1-bit Adam; drop --optimizer adam.")
+
+
+def to_json(config: PretrainConfig) -> dict[str, Any]:
+    """The flags as JSON values, paths made absolute."""
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    values["corpus"] = [str(path.resolve()) for path in config.corpus]
+    values["vocab"] = config.vocab and str(config.vocab.resolve())
+    values["out"] = str(config.out.resolve())
+    return values
+
+
+def from_json(values: dict[str, Any]) -> PretrainConfig:
+    """The inverse of `to_json`."""
+    paths = {
+        "corpus": tuple(map(Path, values["corpus"])),
+        "vocab": values["vocab"] and Path(values["vocab"]),
+        "out": Path(values["out"]),
+    }
+    return PretrainConfig(**values | paths)
+
+
+def check_resumable(stored: PretrainConfig, given: PretrainConfig) -> None:
+    """Refuses flags that a run cannot take on when it goes on.
+
+    Args:
+      stored: The run's flags.
+      given: The flags it is to go on with.
+
+    Raises:
+      InputError: A flag differs that decides what is trained.
+    """
+    before, now = to_json(stored), to_json(given)
+    differing = [
+        name for name in before.keys() - _CHANGEABLE if before[name] != now[name]
+    ]
+    if differing:
+        name = min(differing)
+        flag = "--" + name.replace("_", "-")
+        raise InputError(
+            f"the run in {given.out} was started with {flag} {_spell(before[name])}, "
+            f"not {_spell(now[name])}; leave {flag} out to go on, or start a new "
+            "run in another --out."
+        )
+
+
+def _spell(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

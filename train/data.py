@@ -1,0 +1,93 @@
+"""From text to batches: what a run reads, and keeps in its folder to read again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from train.corpus import fingerprint, read_corpus
+from train.errors import InputError
+from train.examples import batches, examples, special_pieces
+from train.tokenized import split_held_out, tokenize
+from train.vocabulary import (
+    read_vocabulary,
+    tokenizer_of,
+    train_vocabulary,
+    write_vocabulary,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import grain
+
+    from models import PreTrainingBatch
+    from train.config import PretrainConfig
+    from train.vocabulary import Vocabulary
+
+VOCABULARY_FILE = "vocab.txt"
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a run trains and evaluates on.
+
+    Attributes:
+      vocabulary: The word pieces.
+      corpus: Name of the text by its contents.
+      training: Batch t is that of step t.
+      held_out: Batches of text that is not trained on.
+    """
+
+    vocabulary: Vocabulary
+    corpus: str
+    training: grain.MapDataset[PreTrainingBatch]
+    held_out: grain.MapDataset[PreTrainingBatch]
+
+
+def load(config: PretrainConfig, folder: Path, corpus: str | None = None) -> Data:
+    """Reads the corpus and the vocabulary, training one where none is given.
+
+    Args:
+      config: The flags.
+      folder: The run's folder, whose vocabulary is used if it holds one.
+      corpus: The name that the corpus must have, for a run that goes on.
+
+    Returns:
+      The data.
+
+    Raises:
+      InputError: The corpus or the vocabulary cannot be used, or the corpus has
+        changed.
+    """
+    documents = read_corpus(config.corpus)
+    name = fingerprint(documents)
+    if corpus not in (None, name):
+        raise InputError(
+            f"the corpus is not the one that the run in {folder} was started with; "
+            "restore its files (or the Python that it was started with), or start a "
+            "new run in another --out."
+        )
+    training, held_out = split_held_out(documents, config.seed)
+    kept = folder / VOCABULARY_FILE
+    if kept.exists():
+        vocabulary = read_vocabulary(kept)
+    elif config.vocab:
+        vocabulary = read_vocabulary(config.vocab)
+    else:
+        vocabulary = train_vocabulary(training, config.vocab_size)
+    tokenizer = tokenizer_of(vocabulary)
+    pieces = special_pieces(vocabulary)
+    training, held_out = (
+        batches(
+            examples(tokenize(part, tokenizer), pieces, config.seq, config.seed),
+            config.batch,
+        )
+        for part in (training, held_out)
+    )
+    return Data(vocabulary, name, training, held_out)
+
+
+def keep_vocabulary(data: Data, folder: Path) -> None:
+    """Writes the vocabulary into the run's folder."""
+    write_vocabulary(folder / VOCABULARY_FILE, data.vocabulary)

@@ -1,0 +1,112 @@
+"""The stream of batches: a function of the seed and the step alone."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grain
+
+from train.pairs import MaskedPairs, Pieces, pack_spans
+from train.vocabulary import CLS, MASK, PAD, SEP
+
+if TYPE_CHECKING:
+    from models import PreTrainingBatch
+    from train.tokenized import TokenizedCorpus
+    from train.vocabulary import Vocabulary
+
+
+def special_pieces(vocabulary: Vocabulary) -> Pieces:
+    """The ids of the special tokens of a vocabulary."""
+    pad, cls, sep, mask = (vocabulary.index(token) for token in (PAD, CLS, SEP, MASK))
+    return Pieces(len(vocabulary), pad=pad, cls=cls, sep=sep, mask=mask)
+
+
+def examples(
+    corpus: TokenizedCorpus, pieces: Pieces, length: int, seed: int
+) -> grain.MapDataset[PreTrainingBatch]:
+    """An endless sequence of masked sentence pairs, each epoch shuffled anew.
+
+    Args:
+      corpus: The text.
+      pieces: The vocabulary's special ids.
+      length: Tokens of a sequence.
+      seed: Decides order, pairs and masks.
+
+    Returns:
+      A data set whose example i is a function of the seed and i.
+    """
+    return (
+        grain.MapDataset.source(pack_spans(corpus, length))
+        .seed(seed)
+        .shuffle()
+        .repeat()
+        .random_map(MaskedPairs(corpus, pieces, length))
+    )
+
+
+def element(
+    elements: grain.MapDataset[PreTrainingBatch], index: int
+) -> PreTrainingBatch:
+    """An element of a data set from which nothing was filtered out."""
+    found = elements[index]
+    assert found is not None, "filtered out"
+    return found
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows `first` to `last` of every batch, as one sequence of examples."""
+
+    examples: grain.MapDataset[PreTrainingBatch]
+    batch: int
+    first: int
+    last: int
+
+    def __len__(self) -> int:
+        return sys.maxsize // self.batch
+
+    def __getitem__(self, index: int) -> PreTrainingBatch:
+        step, row = divmod(index, self.last - self.first)
+        return element(self.examples, step * self.batch + self.first + row)
+
+
+def batches(
+    examples: grain.MapDataset[PreTrainingBatch],
+    batch: int,
+    *,
+    process: int = 0,
+    num_processes: int = 1,
+) -> grain.MapDataset[PreTrainingBatch]:
+    """One process's part of each global batch.
+
+    Args:
+      examples: The endless sequence of examples.
+      batch: Sequences in a global batch; a multiple of the processes.
+      process: Which part.
+      num_processes: How many parts; end to end they are the global batch, however
+        many there are.
+
+    Returns:
+      A data set whose element t is the part of step t.
+    """
+    part = batch // num_processes
+    rows = _Rows(examples, batch, process * part, (process + 1) * part)
+    return grain.MapDataset.source(rows).batch(part)
+
+
+def stream(
+    batches: grain.MapDataset[PreTrainingBatch],
+) -> grain.DatasetIterator[PreTrainingBatch]:
+    """Iterates over batches and prepares the next few beside the training.
+
+    Args:
+      batches: The batches of all steps.
+
+    Returns:
+      An iterator; its `get_state()` is what a checkpoint keeps for `set_state()`.
+    """
+    # One thread: examples are made in Python, which runs one at a time.
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
+    return iter(batches.to_iter_dataset(options))

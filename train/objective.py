@@ -1,0 +1,86 @@
+"""The model's parameters as a plain tree, and what is minimised."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from models import BertForPreTraining, pretraining_losses
+from models.dropout import sequence_keys
+from train.optimizer import AXIS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import Array, Float, Int
+
+    from models import BertConfig, PreTrainingBatch
+
+Params = Any
+"""A tree of nested dictionaries of float32 arrays."""
+
+
+def init_params(config: BertConfig, seed: int) -> Params:
+    """The parameters a model starts with, a function of its sizes and the seed."""
+    model = BertForPreTraining(config, rngs=nnx.Rngs(seed))
+    return nnx.to_pure_dict(nnx.state(model, nnx.Param))
+
+
+def abstract_params(config: BertConfig) -> Params:
+    """The shapes and dtypes of `init_params`."""
+    return jax.eval_shape(lambda: init_params(config, 0))
+
+
+def training_loss(
+    config: BertConfig, seed: int
+) -> Callable[[Params, PreTrainingBatch, Int[Array, ""]], Float[Array, ""]]:
+    """The loss of a worker's share of a batch, with dropout.
+
+    Args:
+      config: The model's sizes.
+      seed: Decides the dropout, together with the step and the place of a sequence in
+        the global batch: the number of workers does not matter to it.
+
+    Returns:
+      A function from parameters, the worker's share of a batch, and the number of
+      earlier steps, for `onebit_jax.data_parallel`.
+    """
+    graph = _graph(config)
+
+    def loss_fn(
+        params: Params, batch: PreTrainingBatch, step: Int[Array, ""]
+    ) -> Float[Array, ""]:
+        keys = None
+        if config.dropout:
+            share = batch.token_ids.shape[0]
+            first = jax.lax.axis_index(AXIS) * share
+            key = jax.random.fold_in(jax.random.key(seed), step)
+            keys = sequence_keys(key, first + jnp.arange(share))
+        model = nnx.merge(graph, params)
+        masked, next_sentence = pretraining_losses(*model(batch, keys), batch)
+        return masked + next_sentence
+
+    return loss_fn
+
+
+def evaluation_loss(
+    config: BertConfig,
+) -> Callable[[Params, PreTrainingBatch], Float[Array, ""]]:
+    """The loss of a global batch, without dropout, compiled."""
+    graph = _graph(config)
+
+    @jax.jit
+    def loss_fn(params: Params, batch: PreTrainingBatch) -> Float[Array, ""]:
+        model = nnx.merge(graph, params)
+        masked, next_sentence = pretraining_losses(*model(batch), batch)
+        return masked + next_sentence
+
+    return loss_fn
+
+
+def _graph(config: BertConfig) -> nnx.GraphDef[BertForPreTraining]:
+    abstract = nnx.eval_shape(lambda: BertForPreTraining(config, rngs=nnx.Rngs(0)))
+    return nnx.graphdef(abstract)

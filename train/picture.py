@@ -1,0 +1,85 @@
+"""A picture of a run: its loss and the bytes that a worker sent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+
+FILE = "training.png"
+_COLORS = ("tab:blue", "tab:orange")
+_SMOOTHING = 0.8
+
+
+def draw(path: Path, runs: Mapping[str, Sequence[dict[str, Any]]]) -> None:
+    """Draws runs beside each other.
+
+    Args:
+      path: Where to write the PNG.
+      runs: The lines of `metrics.jsonl` by the name of the optimizer.
+    """
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    losses, sent = figure.subplots(1, 2)
+    for color, (name, lines) in zip(_COLORS, runs.items(), strict=False):
+        steps = [line for line in lines if "stage" in line]
+        evaluations = [line for line in lines if "eval_loss" in line]
+        _draw_losses(losses, name, color, steps, evaluations)
+        megabytes = [line["total_sent_bytes"] / 1e6 for line in steps]
+        sent.plot(_column(steps, "step"), megabytes, color=color, label=name)
+        frozen = [line["step"] for line in steps if line["stage"] == "compressed"]
+        if frozen:
+            for axes in (losses, sent):
+                axes.axvline(frozen[0], color=color, linestyle=":", label="freeze")
+    losses.set(xlabel="step", ylabel="loss (nats)", title="Pre-training loss")
+    sent.set(
+        xlabel="step",
+        ylabel="megabytes",
+        ylim=(0, None),
+        title="Sent by one worker, cumulated",
+    )
+    for axes in (losses, sent):
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def _draw_losses(
+    axes: Axes,
+    name: str,
+    color: str,
+    steps: Sequence[dict[str, Any]],
+    evaluations: Sequence[dict[str, Any]],
+) -> None:
+    finite = [line for line in steps if line["loss"] is not None]
+    raw = _column(finite, "loss")
+    axes.plot(_column(finite, "step"), raw, color=color, alpha=0.2)
+    label = f"{name}, training (smoothed)"
+    axes.plot(_column(finite, "step"), _smooth(raw), color=color, label=label)
+    axes.plot(
+        _column(evaluations, "step"),
+        _column(evaluations, "eval_loss"),
+        color=color,
+        linestyle="",
+        marker="o",
+        label=f"{name}, held-out",
+    )
+
+
+def _column(lines: Sequence[dict[str, Any]], name: str) -> list[float]:
+    return [line[name] for line in lines]
+
+
+def _smooth(values: Sequence[float]) -> list[float]:
+    """An exponential moving average, corrected for its start."""
+    average, weight, smoothed = 0.0, 0.0, []
+    for value in values:
+        average = _SMOOTHING * average + (1 - _SMOOTHING) * value
+        weight = _SMOOTHING * weight + (1 - _SMOOTHING)
+        smoothed.append(average / weight)
+    return smoothed

@@ -1,0 +1,90 @@
+"""What is compiled for a training: its step, its evaluation, and what they send."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import onebit_jax
+from train.examples import element
+from train.objective import evaluation_loss
+from train.optimizer import AXIS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from models import BertConfig, PreTrainingBatch
+    from train.data import Data
+    from train.sent import Stage
+
+EVAL_SEQUENCES = 512
+"""Held-out sequences of an evaluation, to the next whole batch."""
+
+
+class Program(NamedTuple):
+    """Compiled functions, and what is known of them.
+
+    Attributes:
+      step: From parameters, optimizer state, batch and number of earlier steps to new
+        parameters, new state and loss; the old ones are donated.
+      evaluate: From parameters to the held-out loss.
+      rates: Bytes that a worker sends in a step of each stage.
+    """
+
+    step: Callable[[Any, Any, PreTrainingBatch, np.uint32], tuple[Any, Any, jax.Array]]
+    evaluate: Callable[[Any], float]
+    rates: dict[Stage, int]
+
+
+def place(batch: PreTrainingBatch, mesh: Mesh) -> PreTrainingBatch:
+    """Puts a process's part of a batch on its devices, a part of the global batch."""
+    sharding = NamedSharding(mesh, PartitionSpec(AXIS))
+    return jax.tree.map(
+        lambda x: jax.make_array_from_process_local_data(sharding, x), batch
+    )
+
+
+def compile_program(
+    run: onebit_jax.DataParallel,
+    model: BertConfig,
+    params: Any,
+    state: Any,
+    data: Data,
+    mesh: Mesh,
+) -> Program:
+    """Compiles the step once, both stages in one program.
+
+    Args:
+      run: The step to compile.
+      model: The model's sizes.
+      params: Parameters on the mesh.
+      state: The optimizer's state on the mesh.
+      data: What is trained and evaluated on.
+      mesh: The workers.
+
+    Returns:
+      The program.
+    """
+    batch = place(element(data.training, 0), mesh)
+    step = run.step.lower(params, state, batch, np.uint32(0)).compile()
+    traffic = onebit_jax.traffic(step, mesh)
+
+    loss_fn = evaluation_loss(model)
+    count = -(-EVAL_SEQUENCES // batch.token_ids.shape[0])
+    held_out = [place(element(data.held_out, i), mesh) for i in range(count)]
+
+    def evaluate(params: Any) -> float:
+        losses = [loss_fn(params, part) for part in held_out]
+        return float(np.mean(jax.device_get(losses)))
+
+    return Program(
+        step,
+        evaluate,
+        {
+            "warmup": traffic.sent_bytes("warmup"),
+            "compressed": traffic.sent_bytes("compressed"),
+        },
+    )

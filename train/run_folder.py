@@ -1,0 +1,86 @@
+"""A run's folder: what was asked for, and how far it is to go."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from train import checkpoint, record
+from train.config import PretrainConfig, from_json, to_json
+from train.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FILE = "config.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, as its folder remembers it.
+
+    Attributes:
+      config: The flags that it was started with.
+      corpus: The name of its corpus by its contents.
+      until: Steps to have trained at its end.
+    """
+
+    config: PretrainConfig
+    corpus: str
+    until: int
+
+
+def check_free(folder: Path) -> None:
+    """Refuses a folder that a new run would overwrite something in.
+
+    Args:
+      folder: The folder.
+
+    Raises:
+      InputError: It is not a folder, or holds a run.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--out {folder} is a file; give a folder.")
+    if any((folder / name).exists() for name in (FILE, record.FILE, checkpoint.FOLDER)):
+        raise InputError(
+            f"{folder} already holds a run; go on with it by --resume, or give another "
+            "--out."
+        )
+
+
+def write(folder: Path, run: Run) -> None:
+    """Remembers a run; all at once, so that a killed process leaves the run before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    values = {"flags": to_json(run.config), "corpus": run.corpus, "until": run.until}
+    new = folder / (FILE + ".new")
+    new.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    new.replace(folder / FILE)
+
+
+def read(folder: Path) -> Run:
+    """Reads what `write` wrote.
+
+    Args:
+      folder: The run's folder.
+
+    Returns:
+      The run.
+
+    Raises:
+      InputError: There is no run, or its file is damaged.
+    """
+    try:
+        text = (folder / FILE).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"there is no run in {folder} to go on with ({FILE}: {error.strerror}); "
+            "leave out --resume to start one."
+        ) from error
+    try:
+        values = json.loads(text)
+        return Run(from_json(values["flags"]), values["corpus"], values["until"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{folder / FILE} is damaged; start a new run in another --out."
+        ) from error
