@@ -5,6 +5,7 @@ from onebit_jax._accumulate import accumulate as accumulate
 from onebit_jax._alias import onebit_adam as onebit_adam
 from onebit_jax._alias import onebit_adamw as onebit_adamw
 from onebit_jax._clip import clip_by_worker_norm as clip_by_worker_norm
+from onebit_jax._collectives import Collective as Collective
 from onebit_jax._data_parallel import DataParallel as DataParallel
 from onebit_jax._data_parallel import data_parallel as data_parallel
 from onebit_jax._deepspeed import DeepSpeedSignMeanState as DeepSpeedSignMeanState
@@ -24,7 +25,13 @@ from onebit_jax._placement import abstract_state as abstract_state
 from onebit_jax._placement import init as init
 from onebit_jax._placement import resize as resize
 from onebit_jax._placement import state_specs as state_specs
+from onebit_jax._replicas import (
+    assert_replicas_identical as assert_replicas_identical,
+)
+from onebit_jax._replicas import replica_mismatches as replica_mismatches
 from onebit_jax._sign_mean import SignMeanState as SignMeanState
 from onebit_jax._sign_mean import sign_mean as sign_mean
 from onebit_jax._skip import SkipNonfiniteState as SkipNonfiniteState
 from onebit_jax._skip import skip_nonfinite as skip_nonfinite
+from onebit_jax._traffic import Traffic as Traffic
+from onebit_jax._traffic import traffic as traffic

@@ -70,7 +70,7 @@ def accumulate(
     axes = _axes.as_tuple(axis)
     inner = optax.with_extra_args_support(tx)
 
-    def init_fn(params: optax.Params) -> AccumulateState:
+    def init_fn(params: optax.Params) -> Any:
         _, held = _axes.worker_count(axes)
         gradient = jax.tree.map(
             lambda p: jnp.zeros((held, *p.shape), jnp.float32), params
@@ -83,14 +83,14 @@ def accumulate(
 
     def update_fn(
         updates: optax.Updates,
-        state: AccumulateState,
+        state: Any,
         params: optax.Params | None = None,
         **extra_args: Any,
-    ) -> tuple[optax.Updates, AccumulateState]:
+    ) -> tuple[optax.Updates, Any]:
         _axes.worker_count(axes)
         _axes.check_local(updates, axes, "accumulate")
         gradient = jax.tree.map(
-            lambda sums, g: sums + g.astype(jnp.float32) / steps,
+            lambda sums, g: sums + g[None].astype(jnp.float32) / steps,
             state.gradient.value,
             updates,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import optax
 
 from onebit_jax._onebit_adam import scale_by_onebit_adam
@@ -93,7 +94,7 @@ def onebit_adamw(
     b1: ArrayLike = 0.9,
     b2: ArrayLike = 0.999,
     eps: ArrayLike = 1e-8,
-    weight_decay: ArrayLike = 1e-4,
+    weight_decay: optax.ScalarOrSchedule = 1e-4,
     mask: Any | Callable[[optax.Params], Any] | None = None,
     *,
     bias_correction: bool = True,
@@ -160,8 +161,11 @@ def onebit_adamw(
 def _warn_if_rising(learning_rate: optax.ScalarOrSchedule, freeze: FreezeRule) -> None:
     if not callable(learning_rate):
         return
-    now = float(learning_rate(freeze.earliest))
-    if float(learning_rate(freeze.earliest + 1)) > now:
+    now, after = (
+        float(np.asarray(learning_rate(step)))
+        for step in (freeze.earliest, freeze.earliest + 1)
+    )
+    if after > now:
         warnings.warn(
             f"The variance may be frozen after {freeze.earliest} steps, while the "
             f"learning rate still rises (from {now:.3g}): freeze it when the "

@@ -47,9 +47,9 @@ def clip_by_worker_norm(
 
     def update_fn(
         updates: optax.Updates,
-        state: optax.EmptyState,
+        state: Any,
         params: optax.Params | None = None,
-    ) -> tuple[optax.Updates, optax.EmptyState]:
+    ) -> tuple[optax.Updates, Any]:
         del params
         _axes.worker_count(axes)
         _axes.check_local(updates, axes, "clip_by_worker_norm")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -81,14 +83,12 @@ def data_parallel(
         )
     tx = optax.with_extra_args_support(tx)
     everywhere, split = PartitionSpec(), PartitionSpec(axes)
-    workers = 1
-    for name in axes:
-        workers *= mesh.shape[name]
+    workers = math.prod(mesh.shape[name] for name in axes)
 
     def init(params: Any) -> tuple[Any, Any]:
         # A copy: step donates what it is given, and the caller keeps his own.
-        sharding = NamedSharding(mesh, everywhere)
-        params = jax.device_put(params, sharding, may_alias=False)
+        params = jax.tree.map(jnp.copy, params)
+        params = jax.device_put(params, NamedSharding(mesh, everywhere))
         return params, init_state(tx, params, mesh)
 
     def step(
@@ -137,9 +137,7 @@ def _check_workers(state: Any, mesh: Mesh) -> None:
     for node in jax.tree.leaves(state, is_leaf=is_per_worker):
         if not is_per_worker(node):
             continue
-        workers = 1
-        for name in node.axes:
-            workers *= mesh.shape[name]
+        workers = math.prod(mesh.shape[name] for name in node.axes)
         for leaf in jax.tree.leaves(node):
             if leaf.shape[0] != workers:
                 raise ValueError(

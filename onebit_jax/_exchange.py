@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
 
 import jax
 import optax
@@ -27,8 +28,8 @@ class Exchange(optax.GradientTransformationExtraArgs):
 
     def __new__(
         cls,
-        init: optax.TransformInitFn,
-        update: optax.TransformUpdateExtraArgsFn,
+        init: Callable[..., Any],
+        update: Callable[..., Any],
         axes: tuple[str, ...],
     ) -> Self:
         """Makes an exchange of its two functions and its axes."""

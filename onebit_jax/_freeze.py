@@ -54,7 +54,8 @@ def freeze_at(step: int) -> FreezeRule:
     """
     if step < 1:
         raise ValueError(
-            f"freeze_at needs at least one warm-up step to learn a variance, got {step}."
+            f"freeze_at needs at least one warm-up step to learn a variance, "
+            f"got {step}."
         )
 
     def update_fn(

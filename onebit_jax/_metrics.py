@@ -41,7 +41,7 @@ def metrics(state: Any) -> dict[str, Array]:
       >>> print(metrics(onebit_jax.init(tx, jnp.zeros(3), mesh))['compressed'])
       0
     """
-    found: dict[str, Array] = {}
+    found: dict[str, Any] = {}
     skips = _nodes(state, SkipNonfiniteState)
     if skips:
         found["skipped"] = sum((s.skipped for s in skips), start=jnp.int32(0))

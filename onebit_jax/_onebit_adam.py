@@ -34,7 +34,7 @@ class ScaleByOnebitAdamState(NamedTuple):
       exchange: state of the exchange.
     """
 
-    count: Int32[Array, ""]
+    count: Int32[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
     mu: optax.Params
     nu: optax.Params
     frozen_at: Int32[Array, ""]
@@ -115,15 +115,15 @@ def scale_by_onebit_adam(
 
     def update_fn(
         updates: optax.Updates,
-        state: ScaleByOnebitAdamState,
+        state: Any,
         params: optax.Params | None = None,
         *,
         stage: Stage | None = None,
         **extra_args: object,
-    ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
+    ) -> tuple[optax.Updates, Any]:
         del params, extra_args
         decay1, decay2, epsilon = map(_as_float32, (b1, b2, eps))
-        count = optax.safe_increment(state.count)
+        count = jnp.asarray(optax.safe_increment(state.count))
 
         def corrected(
             moment: optax.Params, decay: ArrayLike, steps: Int32[Array, ""]

@@ -66,10 +66,10 @@ def skip_nonfinite(
 
     def update_fn(
         updates: optax.Updates,
-        state: SkipNonfiniteState,
+        state: Any,
         params: optax.Params | None = None,
         **extra_args: Any,
-    ) -> tuple[optax.Updates, SkipNonfiniteState]:
+    ) -> tuple[optax.Updates, Any]:
         _axes.worker_count(axes)
         finite = jnp.isfinite(lax.psum(squared_norm(updates), axes))
 

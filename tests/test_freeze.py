@@ -60,5 +60,5 @@ def test_a_rising_variance_is_not_stable():
     ],
 )
 def test_arguments_out_of_range_are_refused(make):
-    with pytest.raises(ValueError, match="at least|between"):
+    with pytest.raises(ValueError, match=r"at least|between"):
         make()

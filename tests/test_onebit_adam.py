@@ -127,7 +127,7 @@ def test_the_momentum_is_what_the_exchange_returns():
 @pytest.mark.parametrize("stage", ["warmup", "compressed"])
 def test_a_static_stage_is_the_same_stage(stage):
     tx = onebit_adam(0.1, sign_mean("data", block_size=32), freeze_at(5))
-    both, run = train(tx, 10)
+    both, _ = train(tx, 10)
     one = Workers(tx, params_of(), mesh_of(4), stage=stage)
     params, steps = params_of(), range(5)
     if stage == "compressed":
