@@ -28,7 +28,8 @@ def onebit_adam(
     eps: ArrayLike = 1e-8,
     *,
     bias_correction: bool = True,
-    max_update: ArrayLike | None = 1.0,
+    variance_floor: ArrayLike = 1e-6,
+    max_update: ArrayLike | None = 3.0,
 ) -> optax.GradientTransformationExtraArgs:
     r"""1-bit Adam: Adam until the variance is stable, then one bit a parameter.
 
@@ -46,6 +47,8 @@ def onebit_adam(
       b2: decay of the variance.
       eps: added to the root of the variance.
       bias_correction: whether both moments are corrected for their start from zero.
+      variance_floor: share of its leaf's mean variance below which a variance is
+        frozen as the mean; 0 for no floor.
       max_update: bound on a coordinate's update in the compressed stage, in units
         of the learning rate; None for no bound.
 
@@ -81,6 +84,7 @@ def onebit_adam(
             b2,
             eps,
             bias_correction=bias_correction,
+            variance_floor=variance_floor,
             max_update=max_update,
         ),
         optax.scale_by_learning_rate(learning_rate),
@@ -98,7 +102,8 @@ def onebit_adamw(
     mask: Any | Callable[[optax.Params], Any] | None = None,
     *,
     bias_correction: bool = True,
-    max_update: ArrayLike | None = 1.0,
+    variance_floor: ArrayLike = 1e-6,
+    max_update: ArrayLike | None = 3.0,
 ) -> optax.GradientTransformationExtraArgs:
     r"""1-bit Adam with decoupled weight decay.
 
@@ -119,6 +124,8 @@ def onebit_adamw(
       mask: a tree of booleans like the parameters', or a function from parameters
         to one, that says which leaves decay; None for all.
       bias_correction: whether both moments are corrected for their start from zero.
+      variance_floor: share of its leaf's mean variance below which a variance is
+        frozen as the mean; 0 for no floor.
       max_update: bound on a coordinate's update in the compressed stage, before
         weight decay, in units of the learning rate; None for no bound.
 
@@ -151,6 +158,7 @@ def onebit_adamw(
             b2,
             eps,
             bias_correction=bias_correction,
+            variance_floor=variance_floor,
             max_update=max_update,
         ),
         optax.add_decayed_weights(weight_decay, mask),

@@ -29,7 +29,7 @@ class ScaleByOnebitAdamState(NamedTuple):
       nu: variance, float32, without bias correction; frozen once `frozen_at` is set.
       frozen_at: number of warm-up steps taken when the variance was frozen; 0 as
         long as it is not.
-      floored: share of coordinates whose last update was bounded by `max_update`.
+      floored: share of the frozen variances that were raised by `variance_floor`.
       freeze: state of the freeze rule.
       exchange: state of the exchange.
     """
@@ -51,7 +51,8 @@ def scale_by_onebit_adam(
     eps: ArrayLike = 1e-8,
     *,
     bias_correction: bool = True,
-    max_update: ArrayLike | None = 1.0,
+    variance_floor: ArrayLike = 1e-6,
+    max_update: ArrayLike | None = 3.0,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Rescales each worker's own gradients by 1-bit Adam.
 
@@ -63,10 +64,13 @@ def scale_by_onebit_adam(
       u_t = \mathrm{clip}\left(\frac{m_t / (1 - \beta_1^t)}
       {\sqrt{v / (1 - \beta_2^{T})} + \epsilon}, \pm\, max\_update\right)
 
-    where T is the number of warm-up steps. A sign cannot say zero: a coordinate
-    whose frozen variance is far below its block's scale, or zero because it never
-    had a gradient, would move by many learning rates; `max_update` is its bound,
-    and leaves the error feedback to average its steps away.
+    where T is the number of warm-up steps. A sign cannot say zero: every coordinate
+    of a block is sent with the block's scale, and one whose frozen variance is zero,
+    because it had no gradient yet, would step by scale / eps. So a variance below
+    `variance_floor` times its leaf's mean is frozen as that mean, until then as
+    good a guess as any; and no update exceeds `max_update`, which is about the
+    largest that Adam itself can make, :math:`(1-\beta_1)/\sqrt{1-\beta_2}`. Error
+    feedback takes back what a sign overstates.
 
     Args:
       exchange: what workers do with their momentum, such as `sign_mean`.
@@ -76,6 +80,8 @@ def scale_by_onebit_adam(
       eps: added to the root of the variance.
       bias_correction: whether both moments are corrected for their start from
         zero. The variance's correction is frozen with it.
+      variance_floor: share of its leaf's mean variance below which a variance is
+        frozen as the mean; 0 for no floor.
       max_update: bound on a coordinate's update in the compressed stage, before
         the learning rate; None for no bound.
 
@@ -86,7 +92,7 @@ def scale_by_onebit_adam(
       None (default) compiles both stages into one program that chooses by the
       state; 'warmup' or 'compressed' compiles one. A 'warmup' step with a frozen
       variance exchanges exactly and leaves it frozen; a 'compressed' step with a
-      variance that is not frozen freezes it first.
+      variance that is not frozen freezes it as it is, without a floor.
 
     Example:
       >>> import onebit_jax, optax
@@ -134,10 +140,10 @@ def scale_by_onebit_adam(
             return jax.tree.map(lambda m: m / weight, moment)
 
         def ratio(
-            moments: ScaleByOnebitAdamState, variance_steps: Int32[Array, ""]
+            mu: optax.Params, nu: optax.Params, variance_steps: Int32[Array, ""]
         ) -> optax.Updates:
-            mu = corrected(moments.mu, decay1, count)
-            nu = corrected(moments.nu, decay2, variance_steps)
+            mu = corrected(mu, decay1, count)
+            nu = corrected(nu, decay2, variance_steps)
             return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), mu, nu)
 
         def warmup() -> tuple[optax.Updates, ScaleByOnebitAdamState]:
@@ -149,19 +155,20 @@ def scale_by_onebit_adam(
                 frozen = state.frozen_at > 0
                 nu = optax.tree.where(frozen, state.nu, nu)
                 steps = jnp.where(frozen, state.frozen_at, count)
-                norm = optax.tree.sum(corrected(nu, decay2, steps))
+                norm = corrected(optax.tree.sum(nu), decay2, steps)
                 fires, rule_state = freeze.update(
                     state.freeze, count, jnp.asarray(norm, jnp.float32)
                 )
-                moments = state._replace(
+                raised, share = _raise_low(nu, _as_float32(variance_floor))
+                now = fires & ~frozen
+                # This step is still Adam's; the floor is for those that follow.
+                return ratio(mu, nu, steps), state._replace(
                     mu=mu,
-                    nu=nu,
+                    nu=optax.tree.where(now, raised, nu),
                     frozen_at=jnp.where(fires | frozen, steps, 0),
-                    floored=jnp.zeros([], jnp.float32),
+                    floored=jnp.where(now, share, state.floored),
                     freeze=rule_state,
-                    exchange=state.exchange,
                 )
-                return ratio(moments, steps), moments
 
         def compressed() -> tuple[optax.Updates, ScaleByOnebitAdamState]:
             with jax.named_scope(COMPRESSED_SCOPE):
@@ -171,27 +178,24 @@ def scale_by_onebit_adam(
                 local = optax.tree.cast(updates, jnp.float32)
                 local = optax.tree.update_moment(local, state.mu, decay1, 1)
                 mu, exchange_state = exchange.update(local, state.exchange)
-                moments = state._replace(
-                    mu=mu, frozen_at=frozen_at, exchange=exchange_state
-                )
-                new_updates = ratio(moments, frozen_at)
+                new_updates = ratio(mu, state.nu, frozen_at)
                 if max_update is not None:
                     bound = _as_float32(max_update)
-                    floored = _share_above(bound, new_updates)
-                    moments = moments._replace(floored=floored)
                     new_updates = optax.tree.clip(new_updates, -bound, bound)
-                return new_updates, moments
+                return new_updates, state._replace(
+                    mu=mu, frozen_at=frozen_at, exchange=exchange_state
+                )
 
         if stage is None:
-            new_updates, moments = lax.cond(state.frozen_at > 0, compressed, warmup)
+            new_updates, state = lax.cond(state.frozen_at > 0, compressed, warmup)
         elif stage in ("warmup", "compressed"):
-            new_updates, moments = warmup() if stage == "warmup" else compressed()
+            new_updates, state = warmup() if stage == "warmup" else compressed()
         else:
             raise ValueError(
                 f"stage must be None, 'warmup' or 'compressed', got {stage!r}."
             )
         new_updates = jax.tree.map(lambda u, g: u.astype(g.dtype), new_updates, updates)
-        return new_updates, moments._replace(count=count)
+        return new_updates, state._replace(count=count)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -202,8 +206,12 @@ def _as_float32(x: ArrayLike) -> float | Float32[Array, ""]:
     return x if isinstance(x, (int, float)) else jnp.asarray(x, jnp.float32)
 
 
-def _share_above(bound: ArrayLike, updates: optax.Updates) -> Float32[Array, ""]:
-    leaves = jax.tree.leaves(updates)
-    above = [jnp.sum(jnp.abs(u) > bound, dtype=jnp.float32) for u in leaves]
-    size = max(sum(u.size for u in leaves), 1)
-    return sum(above, start=jnp.float32(0)) / size
+def _raise_low(
+    nu: optax.Params, floor: ArrayLike
+) -> tuple[optax.Params, Float32[Array, ""]]:
+    """Variances with the low ones raised to their leaf's mean, and their share."""
+    low = jax.tree.map(lambda v: v < floor * jnp.mean(v), nu)
+    raised = jax.tree.map(lambda v, is_low: jnp.where(is_low, jnp.mean(v), v), nu, low)
+    size = max(sum(v.size for v in jax.tree.leaves(nu)), 1)
+    number = sum(jnp.sum(x, dtype=jnp.float32) for x in jax.tree.leaves(low))
+    return raised, jnp.asarray(number / size, jnp.float32)
