@@ -5,6 +5,7 @@ Shapes: B sequences, T tokens, H hidden size, N heads, D = H / N.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -69,8 +70,28 @@ class LayerNorm(nnx.Module):
         return (normal * scale + bias).astype(x.dtype)
 
 
-# jax.nn.gelu and nnx.gelu approximate by tanh unless told not to; BERT uses erf.
-gelu = partial(jax.nn.gelu, approximate=False)
+@jax.custom_jvp
+def gelu(x: Float[Array, " *shape"]) -> Float[Array, " *shape"]:
+    """x Φ(x) with the exact normal distribution function, as in BERT.
+
+    The derivative Φ(x) + x φ(x) is spelt out because jax 0.12.0 cannot differentiate
+    `erf` inside `shard_map` (its own rule mixes varying and constant values).
+    """
+    return x * _normal_cdf(x)
+
+
+@gelu.defjvp
+def _gelu_jvp(
+    primals: tuple[Float[Array, " *shape"]], tangents: tuple[Float[Array, " *shape"]]
+) -> tuple[Float[Array, " *shape"], Float[Array, " *shape"]]:
+    (x,), (dx,) = primals, tangents
+    density = jnp.exp(-0.5 * jnp.square(x)) * (1 / math.sqrt(2 * math.pi))
+    cdf = _normal_cdf(x)
+    return x * cdf, (cdf + x * density) * dx
+
+
+def _normal_cdf(x: Float[Array, " *shape"]) -> Float[Array, " *shape"]:
+    return 0.5 * (1.0 + jax.lax.erf(x * math.sqrt(0.5)))
 
 
 class Embeddings(nnx.Module):

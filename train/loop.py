@@ -127,6 +127,11 @@ class _Training:
     program: Program
     checkpoints: Checkpoints
 
+    @property
+    def is_virtual(self) -> bool:
+        """Whether workers share one CPU, where steps in flight can block each other."""
+        return self.mesh.devices.flat[0].platform == "cpu"
+
     def loop(
         self,
         start: Checkpoint,
@@ -149,6 +154,8 @@ class _Training:
                 params, state, loss = self.program.step(
                     params, state, place(next(batches), self.mesh), np.uint32(step - 1)
                 )
+                if self.is_virtual:
+                    loss.block_until_ready()
                 bar.update()
                 log, evaluate, save = (
                     step % every == 0 or step == until
@@ -158,7 +165,7 @@ class _Training:
                         config.checkpoint_every,
                     )
                 )
-                # Only here does the host wait for the devices.
+                # Real devices are waited for only here.
                 if log or save:
                     sent = self._count(sent, step, state)
                 if log:
