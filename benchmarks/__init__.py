@@ -1,1 +1,1 @@
-"""What measures: convergence and, later, kernels and networks."""
+"""What measures."""
