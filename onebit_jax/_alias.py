@@ -61,7 +61,7 @@ def onebit_adam(
 
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax
-      >>> mesh = jax.make_mesh((1,), ('data',))
+      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
       >>> tx = onebit_jax.onebit_adam(
       ...     0.1, onebit_jax.sign_mean('data'), onebit_jax.freeze_at(5)
       ... )
@@ -69,8 +69,8 @@ def onebit_adam(
       >>> params, state = run.init(jnp.zeros(2))
       >>> for _ in range(30):
       ...     params, state, loss = run.step(params, state, jnp.ones((1, 2)))
-      >>> print(f'{loss:.2f}')
-      0.00
+      >>> print(loss < 0.1)
+      True
 
     Source: Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
     Algorithm 1.

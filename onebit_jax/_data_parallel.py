@@ -67,7 +67,7 @@ def data_parallel(
 
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax, optax
-      >>> mesh = jax.make_mesh((1,), ('data',))
+      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
       >>> tx = optax.chain(onebit_jax.exact_mean('data'), optax.sgd(0.5))
       >>> run = data_parallel(lambda p, x: jnp.mean((p - x) ** 2) / 2, tx, mesh)
       >>> params, state = run.init(jnp.float32(0))

@@ -61,7 +61,7 @@ def exact_mean(axis: _axes.AxisNames) -> Exchange:
     Example:
       >>> import jax, jax.numpy as jnp, optax
       >>> from jax.sharding import PartitionSpec as P
-      >>> mesh = jax.make_mesh((1,), ('data',))
+      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
       >>> tx = optax.chain(exact_mean('data'), optax.sgd(1.0))
       >>> @jax.jit
       ... @jax.shard_map(mesh=mesh, in_specs=P('data'), out_specs=P())

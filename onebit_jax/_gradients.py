@@ -37,7 +37,7 @@ def local_value_and_grad(
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from jax.sharding import PartitionSpec as P
-      >>> mesh = jax.make_mesh((1,), ('data',))
+      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
       >>> @jax.jit
       ... @jax.shard_map(mesh=mesh, in_specs=(P(), P('data')), out_specs=P('data'))
       ... def f(p, x):

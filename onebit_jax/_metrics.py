@@ -35,7 +35,7 @@ def metrics(state: Any) -> dict[str, Array]:
 
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax
-      >>> mesh = jax.make_mesh((1,), ('data',))
+      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
       >>> tx = onebit_jax.onebit_adam(
       ...     1e-3, onebit_jax.sign_mean('data'), onebit_jax.freeze_at(10))
       >>> print(metrics(onebit_jax.init(tx, jnp.zeros(3), mesh))['compressed'])

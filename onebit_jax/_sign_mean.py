@@ -84,7 +84,7 @@ def sign_mean(
     Example:
       >>> import jax, jax.numpy as jnp, optax
       >>> from jax.sharding import PartitionSpec as P
-      >>> mesh = jax.make_mesh((1,), ('data',))
+      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
       >>> tx = optax.chain(sign_mean('data'), optax.sgd(1.0))
       >>> @jax.jit
       ... @jax.shard_map(mesh=mesh, in_specs=P('data'), out_specs=P())
