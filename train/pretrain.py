@@ -114,7 +114,8 @@ def pretrain(config: PretrainConfig) -> None:
     flags = replace(config, steps=run.config.steps)
     arms = _arms(flags)
     for optimizer, arm in arms.items():
-        train(flags, optimizer, arm, data, mesh, run.until)
+        if latest_step(arm) < run.until:
+            train(flags, optimizer, arm, data, mesh, run.until)
     if is_main_process():
         lines = {optimizer: record.read(arm) for optimizer, arm in arms.items()}
         picture.draw(folder / picture.FILE, lines)

@@ -1,0 +1,499 @@
+"""The application: what a run leaves behind, and that it goes on exactly."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import chex
+import jax
+import matplotlib.image
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+
+from models import SIZES
+from train import loop, picture, program, record
+from train.config import PretrainConfig
+from train.errors import InputError
+from train.objective import abstract_params
+from train.optimizer import decays
+from train.pretrain import parse, pretrain
+from train.record import EvalMetrics, StepMetrics
+from train.sent import Sent
+
+FREEZE = 4
+WARMUP = 2
+STEPS = 8
+# The last checkpoint before each is in the warm-up, at the freeze, after it.
+KILLED_AFTER = {"warm-up": 3, "freeze": 5, "compressed": 7}
+# Optax's own Adam mixes integers and floats, which strict promotion bars.
+PROMOTION = jax.numpy_dtype_promotion("standard")
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick(tmp_path_factory):
+    """Compiles each program once, on whichever process, and evaluates on little."""
+    shared = tmp_path_factory.getbasetemp().parent / "compiled"
+    before = jax.config.jax_compilation_cache_dir
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "EVAL_SEQUENCES", 16)
+        jax.config.update("jax_compilation_cache_dir", str(shared))
+        yield
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    rng = np.random.default_rng(0)
+    words = ["sun", "moon", "star", "river", "stone", "tree", "cloud", "wind", "rain"]
+    for i in range(8):
+        sentences = [
+            " ".join(rng.choice(words, rng.integers(3, 9))).capitalize() + "."
+            for _ in range(30)
+        ]
+        (folder / f"{i}.txt").write_text(" ".join(sentences))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def config(corpus):
+    return PretrainConfig(
+        corpus=(corpus,),
+        vocab_size=100,
+        steps=STEPS,
+        batch=8,
+        seq=16,
+        warmup_steps=WARMUP,
+        freeze_step=FREEZE,
+        eval_every=4,
+        checkpoint_every=2,
+        log_every=1,
+        compare=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(config, tmp_path_factory, _quick):
+    """A run that was not interrupted, and copies of it as a kill would leave it.
+
+    SIGKILL leaves on the disk what is there at the time, and no more.
+    """
+    base = tmp_path_factory.mktemp("runs")
+    out = base / "run"
+    append = loop.record.append
+
+    def append_and_copy(folder, metrics):
+        append(folder, metrics)
+        for name, step in KILLED_AFTER.items():
+            if folder == out and metrics.step == step:
+                shutil.copytree(out, base / name)
+
+    with pytest.MonkeyPatch.context() as patch, PROMOTION:
+        patch.setattr(loop.record, "append", append_and_copy)
+        pretrain(replace(config, out=out))
+    return out
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A copy of the finished run, to be gone on with."""
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+@pytest.fixture
+def single_run(run):
+    """The same without plain Adam beside it."""
+    shutil.rmtree(run / "adam")
+    stored = json.loads((run / "config.json").read_text())
+    stored["flags"]["compare"] = False
+    (run / "config.json").write_text(json.dumps(stored))
+    return run
+
+
+def resume(folder, *flags):
+    with PROMOTION:
+        pretrain(parse(["--resume", "--out", str(folder), *flags]))
+
+
+def steps_of(folder):
+    return [line for line in record.read(folder) if "stage" in line]
+
+
+def evaluations_of(folder):
+    return [line for line in record.read(folder) if "eval_loss" in line]
+
+
+def last_arrays(folder, step):
+    with (
+        ocp.PyTreeCheckpointer() as checkpointer,
+        pytest.warns(UserWarning, match="Sharding info not provided"),
+    ):
+        return checkpointer.restore(folder / "checkpoints" / str(step) / "arrays")
+
+
+def without_speed(lines):
+    return [
+        {name: value for name, value in line.items() if name != "examples_per_second"}
+        for line in lines
+    ]
+
+
+def test_metrics_have_a_line_a_step_and_a_line_an_evaluation(finished):
+    for folder in (finished, finished / "adam"):
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        parsed = [json.loads(line) for line in lines]
+        assert {tuple(line) for line in parsed} == {
+            tuple(StepMetrics.__dataclass_fields__),
+            tuple(EvalMetrics.__dataclass_fields__),
+        }
+        assert [line["step"] for line in steps_of(folder)] == list(range(1, STEPS + 1))
+        assert [line["step"] for line in evaluations_of(folder)] == [4, 8]
+        assert all(np.isfinite(line["loss"]) for line in steps_of(folder))
+        assert all(line["skipped"] == 0 for line in steps_of(folder))
+        assert all(line["examples_per_second"] > 0 for line in steps_of(folder))
+
+
+def test_the_stage_and_the_bytes_change_at_the_freeze(finished):
+    lines = steps_of(finished)
+    stages = [line["stage"] for line in lines]
+    assert stages == ["warmup"] * FREEZE + ["compressed"] * (STEPS - FREEZE)
+    warmup, compressed = lines[0]["sent_bytes"], lines[-1]["sent_bytes"]
+    assert {line["sent_bytes"] for line in lines[:FREEZE]} == {warmup}
+    assert {line["sent_bytes"] for line in lines[FREEZE:]} == {compressed}
+    # A ring's all-reduce of float32 against 1 bit there and 1 bit back.
+    params = last_arrays(finished, STEPS)["params"]
+    size = sum(x.size for x in jax.tree.leaves(params))
+    assert warmup == pytest.approx(2 * 7 / 8 * 4 * size, rel=0.01)
+    assert warmup > 25 * compressed
+    totals = [line["total_sent_bytes"] for line in lines]
+    np.testing.assert_array_equal(
+        totals, np.cumsum([line["sent_bytes"] for line in lines])
+    )
+    adam = steps_of(finished / "adam")
+    assert {(line["stage"], line["sent_bytes"]) for line in adam} == {
+        ("warmup", warmup)
+    }
+
+
+def test_the_learning_rate_rises_and_falls(finished):
+    rates = [line["learning_rate"] for line in steps_of(finished)]
+    peak = PretrainConfig.learning_rate
+    expected = np.interp(
+        range(STEPS),
+        [0, WARMUP - 1, WARMUP, STEPS],
+        [peak / WARMUP, peak, peak, peak / 10],
+    )
+    np.testing.assert_allclose(rates, expected, rtol=1e-5)
+
+
+def test_plain_adam_is_trained_on_the_same_samples(finished):
+    # Before the freeze they are the same algorithm, by two programs.
+    ours, adams = (
+        [line["loss"] for line in steps_of(folder)]
+        for folder in (finished, finished / "adam")
+    )
+    np.testing.assert_allclose(ours[: FREEZE + 1], adams[: FREEZE + 1], rtol=1e-4)
+    assert ours[-1] != adams[-1]
+    ours, adams = (
+        evaluations_of(folder)[0] for folder in (finished, finished / "adam")
+    )
+    assert ours["eval_loss"] == pytest.approx(adams["eval_loss"], rel=1e-4)
+
+
+def test_a_run_leaves_a_picture_a_vocabulary_and_its_configuration(finished, config):
+    image = matplotlib.image.imread(finished / "training.png")
+    assert min(image.shape[:2]) > 300
+    assert len(np.unique(image.reshape(-1, image.shape[2]), axis=0)) > 50
+    assert "[MASK]" in (finished / "vocab.txt").read_text().splitlines()
+    stored = json.loads((finished / "config.json").read_text())
+    assert stored["flags"]["seq"] == config.seq
+    assert stored["until"] == STEPS
+
+
+@pytest.mark.parametrize("moment", KILLED_AFTER)
+def test_a_killed_run_goes_on_bit_by_bit(finished, tmp_path, moment):
+    folder = shutil.copytree(finished.parent / moment, tmp_path / "run")
+    killed_after = KILLED_AFTER[moment]
+    assert steps_of(folder)[-1]["step"] == killed_after
+    # What a process killed while it writes leaves: half a line.
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9')
+    if moment != "warm-up":  # spares training Adam once more
+        shutil.copytree(finished / "adam", folder / "adam")
+    resume(folder)
+    for arm in ("", "adam"):
+        chex.assert_trees_all_equal(
+            last_arrays(folder / arm, STEPS), last_arrays(finished / arm, STEPS)
+        )
+        assert without_speed(record.read(folder / arm)) == without_speed(
+            record.read(finished / arm)
+        )
+    assert (folder / "training.png").exists()
+
+
+def test_a_finished_run_goes_on_for_as_many_steps(single_run, capsys):
+    resume(single_run)
+    said = capsys.readouterr().out
+    assert f"all {STEPS} steps are done; going on for {STEPS} more" in said
+    lines = steps_of(single_run)
+    assert [line["step"] for line in lines] == list(range(1, 2 * STEPS + 1))
+    assert {line["stage"] for line in lines[FREEZE:]} == {"compressed"}
+    (rate,) = {line["learning_rate"] for line in lines[STEPS:]}
+    assert rate == pytest.approx(0.1 * PretrainConfig.learning_rate)
+    assert json.loads((single_run / "config.json").read_text())["until"] == 2 * STEPS
+
+
+def test_a_run_goes_on_to_more_steps_with_other_workers(single_run, capsys):
+    more = STEPS + 2
+    resume(single_run, "--steps", str(more), "--workers", "4", "--log-every", "2")
+    assert "converted from 8 workers to 4" in capsys.readouterr().out
+    lines = steps_of(single_run)
+    assert [line["step"] for line in lines[STEPS:]] == [more]
+    before, after = lines[STEPS - 1], lines[-1]
+    assert after["stage"] == "compressed"
+    # Of fewer workers, each keeps a larger share of the values at home.
+    assert 0.8 < after["sent_bytes"] / before["sent_bytes"] < 1
+    assert after["total_sent_bytes"] == (
+        before["total_sent_bytes"] + 2 * after["sent_bytes"]
+    )
+    assert abs(after["loss"] - before["loss"]) < 0.5
+
+
+def test_skipped_steps_are_counted_and_written(config, tmp_path, monkeypatch):
+    """A step whose gradients are not finite, in a run that freezes by itself."""
+    make = loop.make_optimizer
+
+    def poisoned(*args, **kwargs):
+        def update_fn(updates, state, params=None):
+            del params
+            bad = jax.lax.axis_index("data") == 3
+            factor = jax.numpy.where(bad & (state == 1), jax.numpy.nan, 1.0)
+            return jax.tree.map(lambda g: g * factor, updates), state + 1
+
+        poison = optax.GradientTransformation(
+            lambda params: jax.numpy.int32(0), update_fn
+        )
+        return optax.chain(poison, make(*args, **kwargs))
+
+    monkeypatch.setattr(loop, "make_optimizer", poisoned)
+    out = tmp_path / "run"
+    pretrain(
+        replace(config, out=out, compare=False, freeze_step="auto", eval_every=STEPS)
+    )
+    lines = steps_of(out)
+    assert [line["skipped"] for line in lines] == [0] + [1] * (STEPS - 1)
+    rates = [line["learning_rate"] for line in lines[:3]]
+    assert rates[0] == rates[1] < rates[2]
+    np.testing.assert_array_equal(
+        [line["total_sent_bytes"] for line in lines],
+        np.cumsum([line["sent_bytes"] for line in lines]),
+    )
+    assert not (out / "adam").exists()
+
+
+def test_bytes_are_counted_by_the_stage_each_step_ran_in():
+    rates = {"warmup": 100, "compressed": 3}
+    sent = Sent().after(4, frozen_at=0, skipped=1, rates=rates)
+    assert (sent.stage, sent.total_bytes) == ("warmup", 400)
+    # Frozen after 5 steps that were taken and 1 that was not.
+    sent = sent.after(10, frozen_at=5, skipped=1, rates=rates)
+    assert (sent.warmup_steps, sent.stage) == (6, "compressed")
+    assert sent.total_bytes == 6 * 100 + 4 * 3
+    sent = sent.after(11, frozen_at=5, skipped=2, rates=rates)
+    assert sent.total_bytes == 6 * 100 + 5 * 3
+    # Frozen at the very step that is looked at: the next is the first compressed.
+    sent = Sent().after(5, frozen_at=5, skipped=0, rates=rates)
+    assert (sent.stage, sent.total_bytes) == ("warmup", 500)
+    assert sent.after(6, frozen_at=5, skipped=0, rates=rates).total_bytes == 503
+
+
+def test_losses_that_are_not_finite_are_written_as_json(tmp_path):
+    metrics = StepMetrics(1, float("nan"), "warmup", 1, 1, 1, 0.1, 1.0)
+    record.append(tmp_path, metrics)
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] is None
+    picture.draw(tmp_path / "picture.png", {"adam": record.read(tmp_path)})
+
+
+def test_an_output_folder_that_holds_a_run_is_refused(run, config):
+    before = (run / "metrics.jsonl").read_bytes()
+    with pytest.raises(InputError, match="already holds a run; go on with it by --res"):
+        pretrain(replace(config, out=run))
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--seq", "32"], "was started with --seq 16, not 32; leave --seq out"),
+        (["--model", "mini"], "was started with --model tiny, not mini"),
+        (["--vocab", "v.txt"], "was started with --vocab None, not "),
+        (["--corpus", "a", "b"], "was started with --corpus "),
+        (["--steps", "5"], "goes to step 8; leave out --steps 5"),
+        (["--workers", "3"], "--batch 8 cannot be shared equally by 3 workers"),
+    ],
+)
+def test_flags_that_contradict_a_run_are_refused(run, flags, message):
+    with pytest.raises(InputError) as caught:
+        resume(run, *flags)
+    assert message in str(caught.value)
+    assert len(steps_of(run)) == STEPS
+
+
+def test_going_on_with_no_run_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"there is no run in .* leave out --resume"):
+        resume(tmp_path)
+
+
+def test_going_on_with_damage_is_refused(run):
+    (run / "config.json").write_text("{")
+    with pytest.raises(InputError, match=r"config.json is damaged"):
+        resume(run)
+
+
+def test_going_on_without_a_checkpoint_is_refused(run):
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(InputError, match="there is no checkpoint in"):
+        resume(run)
+
+
+def test_going_on_with_another_text_is_refused(run, config, corpus, tmp_path):
+    moved = shutil.copytree(corpus, tmp_path / "corpus")
+    stored = json.loads((run / "config.json").read_text())
+    stored["flags"]["corpus"] = [str(moved)]
+    (run / "config.json").write_text(json.dumps(stored))
+    (moved / "0.txt").write_text("The sun was another one.")
+    with pytest.raises(InputError, match="the corpus is not the one that the run"):
+        resume(run)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "--steps must be at least 1, not 0"),
+        ({"batch": 0}, "--batch must be at least 1"),
+        ({"seed": -1}, "--seed must be at least 0"),
+        ({"clip": float("nan")}, "--clip must be at least 0, not nan"),
+        ({"freeze_step": 0}, "--freeze-step must be at least 1"),
+        ({"learning_rate": 0.0}, "--learning-rate must be positive"),
+        ({"dropout": 1.0}, "--dropout must be less than 1"),
+        ({"seq": 7}, "--seq must be from 8 to 512, the positions of BERT tiny, not 7"),
+        ({"seq": 513}, "--seq must be from 8 to 512"),
+        ({"workers": 64}, "--workers 64 is more than the 8 devices here (cpu)"),
+        ({"batch": 12}, "--batch 12 cannot be shared equally by 8 workers"),
+        (
+            {"optimizer": "adam"},
+            "--compare belongs to 1-bit Adam; drop --optimizer adam",
+        ),
+        (
+            {"optimizer": "adam", "compare": False},
+            "--freeze-step belongs to 1-bit Adam",
+        ),
+        ({"vocab_size": 3}, "a vocabulary of 3 leaves no room"),
+        ({"vocab": Path("nowhere.txt")}, "the vocabulary nowhere.txt cannot be read"),
+        ({"corpus": (Path("nowhere"),)}, "the corpus nowhere cannot be read"),
+    ],
+)
+def test_flags_that_cannot_be_trained_with_are_refused(
+    config, tmp_path, changes, message
+):
+    out = tmp_path / "run"
+    with pytest.raises(InputError) as caught:
+        pretrain(replace(config, out=out, **changes))
+    assert message in str(caught.value)
+    assert not out.exists()
+
+
+def test_an_output_that_is_a_file_is_refused(config, tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(InputError, match="is a file; give a folder"):
+        pretrain(replace(config, out=tmp_path / "run"))
+
+
+def test_freezing_before_the_warm_up_ends_is_warned_of(config, tmp_path):
+    # The warning is an error here, and ends the run before it starts.
+    early = replace(config, out=tmp_path, warmup_steps=6)
+    with pytest.warns(UserWarning, match="while the learning rate still rises"):
+        loop.make_optimizer(
+            "onebit_adam",
+            loop.learning_rate_schedule(1e-3, early.warmup_steps, STEPS),
+            loop.freeze_rule(early.freeze, early.warmup_steps, STEPS),
+            weight_decay=0.0,
+            clip=0.0,
+        )
+    assert replace(early, freeze_step=None).freeze == 6
+    assert replace(early, freeze_step=None, steps=100).freeze == 20
+
+
+def test_biases_and_norms_do_not_decay():
+    mask = decays(abstract_params(SIZES["tiny"]))
+    decaying = {
+        jax.tree_util.keystr(path, simple=True, separator=".")
+        for path, decay in jax.tree.leaves_with_path(mask)
+        if decay
+    }
+    assert {name.rpartition(".")[2] for name in decaying} == {"kernel", "embedding"}
+    assert "bert.layers.1.attention.qkv.kernel" in decaying
+    assert "bert.embeddings.word.embedding" in decaying
+
+
+def command(*flags):
+    return [sys.executable, "-m", "train.pretrain", *map(str, flags)]
+
+
+def test_a_mistake_on_the_command_line_ends_in_one_sentence(tmp_path):
+    done = subprocess.run(
+        command("--out", tmp_path / "run", "--seq", 4),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: --seq must be from 8 to 512, the positions of BERT tiny, not 4.\n"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_command_that_is_killed_goes_on_exactly(corpus, tmp_path, signal_number):
+    flags = {
+        "--corpus": corpus,
+        "--vocab-size": 100,
+        "--steps": 40,
+        "--batch": 8,
+        "--seq": 16,
+        "--warmup-steps": 2,
+        "--freeze-step": 15,
+        "--checkpoint-every": 10,
+        "--log-every": 1,
+        "--workers": 4,
+    }
+    flags = [text for flag in flags.items() for text in flag]
+    subprocess.run(command(*flags, "--out", tmp_path / "whole"), cwd=ROOT, check=True)
+    killed = subprocess.Popen(command(*flags, "--out", tmp_path / "killed"), cwd=ROOT)
+    while not (tmp_path / "killed" / "metrics.jsonl").exists() or (
+        len(steps_of(tmp_path / "killed")) < 23
+    ):
+        time.sleep(0.02)
+        assert killed.poll() is None
+    killed.send_signal(signal_number)
+    assert killed.wait() == -signal_number
+    assert len(steps_of(tmp_path / "killed")) < 40
+    subprocess.run(
+        command("--resume", "--out", tmp_path / "killed"), cwd=ROOT, check=True
+    )
+    chex.assert_trees_all_equal(
+        last_arrays(tmp_path / "killed", 40), last_arrays(tmp_path / "whole", 40)
+    )
+    assert without_speed(record.read(tmp_path / "killed")) == without_speed(
+        record.read(tmp_path / "whole")
+    )
