@@ -63,8 +63,12 @@ def worker_index(axes: tuple[str, ...]) -> Int32[Array, ""]:
 
 
 def varying_axes(x: Any) -> frozenset[str]:
-    """The manual mesh axes that a value differs over, as its type tells."""
-    return frozenset(jax.typeof(x).manual_axis_type.varying)
+    """The manual mesh axes that a value, or a shape, differs over by its type."""
+    kind = (
+        x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
+    ).manual_axis_type
+    # A shape made without check_vma has none.
+    return frozenset(kind.varying if kind else ())
 
 
 def check_local(updates: Any, axes: tuple[str, ...], who: str) -> None:
@@ -90,8 +94,8 @@ def check_local(updates: Any, axes: tuple[str, ...], who: str) -> None:
                 f"{who} needs each worker's own gradients, but {name} is already "
                 f"the same on every worker of {axes}: jax.grad with respect to "
                 "replicated parameters sums over the workers in full precision; "
-                "use onebit_jax.local_value_and_grad, and no pmean before the "
-                "optimizer."
+                "use onebit_jax.local_value_and_grad, no pmean before the optimizer, and "
+                "onebit_jax.accumulate instead of optax.MultiSteps."
             )
 
 

@@ -28,6 +28,6 @@ def no_update(update: Callable[[], tuple[optax.Updates, Any]]) -> optax.Updates:
 
     def zeros(aval: jax.ShapeDtypeStruct) -> jax.Array:
         x = jnp.full(aval.shape, -0.0, aval.dtype)
-        return _axes.to_varying(x, tuple(aval.manual_axis_type.varying))
+        return _axes.to_varying(x, tuple(_axes.varying_axes(aval)))
 
     return jax.tree.map(zeros, updates)

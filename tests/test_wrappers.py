@@ -71,6 +71,16 @@ def test_without_the_wrapper_it_would_not_be_skipped():
     assert np.isnan(updates).any()
 
 
+def test_everything_works_where_types_are_not_checked():
+    tx = skip_nonfinite(accumulate(adam(1), 2, "data"), "data")
+    checked = Workers(tx, start(), mesh_of(WORKERS))
+    unchecked = Workers(tx, start(), mesh_of(WORKERS), check_vma=False)
+    for step in range(6):
+        for run in (checked, unchecked):
+            run.update(gradients(step), start())
+    chex.assert_trees_all_close(checked.state, unchecked.state, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize(
     "make", [adam, lambda: optax.chain(exact_mean("data"), optax.sgd(0.1))]
 )

@@ -18,7 +18,7 @@ class Workers:
     Updates are given as a tree of arrays with a leading worker axis.
     """
 
-    def __init__(self, tx, params, mesh, **update_args):
+    def __init__(self, tx, params, mesh, *, check_vma=True, **update_args):
         self.tx, self.mesh = tx, mesh
         self.state = onebit_jax.init(tx, params, mesh)
         specs = onebit_jax.state_specs(self.state)
@@ -34,6 +34,7 @@ class Workers:
                 mesh=mesh,
                 in_specs=(split, specs, PartitionSpec()),
                 out_specs=(PartitionSpec(), specs),
+                check_vma=check_vma,
             )
         )
 
