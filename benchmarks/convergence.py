@@ -217,9 +217,7 @@ def main(config: Config) -> None:
     }
     losses = {arm: [final(run) for run in compared[arm]] for arm in compared}
     ratio = statistics.mean(losses["onebit_adam"]) / statistics.mean(losses["adam"])
-    print(
-        f"onebit_adam's held-out loss is {ratio:.4f} of adam's at its best rate {best:g}"
-    )
+    print(f"onebit_adam's held-out loss is {ratio:.4f} of adam's, both at {best:g}")
     write_table(config.out.with_suffix(".table.md"), tuning, compared, config.steps)
     write_picture(
         config.out.with_suffix(".png"), compared, config.freeze_step, config.steps

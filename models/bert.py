@@ -72,7 +72,7 @@ class LayerNorm(nnx.Module):
 
 @jax.custom_jvp
 def gelu(x: Float[Array, " *shape"]) -> Float[Array, " *shape"]:
-    """x Φ(x) with the exact normal distribution function, as in BERT.
+    """Returns x Φ(x) with the exact normal distribution function, as in BERT.
 
     The derivative Φ(x) + x φ(x) is spelt out because jax 0.12.0 cannot differentiate
     `erf` inside `shard_map` (its own rule mixes varying and constant values).

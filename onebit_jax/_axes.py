@@ -94,8 +94,8 @@ def check_local(updates: Any, axes: tuple[str, ...], who: str) -> None:
                 f"{who} needs each worker's own gradients, but {name} is already "
                 f"the same on every worker of {axes}: jax.grad with respect to "
                 "replicated parameters sums over the workers in full precision; "
-                "use onebit_jax.local_value_and_grad, no pmean before the optimizer, and "
-                "onebit_jax.accumulate instead of optax.MultiSteps."
+                "use onebit_jax.local_value_and_grad, no pmean before the optimizer, "
+                "and onebit_jax.accumulate instead of optax.MultiSteps."
             )
 
 
