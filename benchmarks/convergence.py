@@ -26,7 +26,7 @@ import tyro
 from tqdm import tqdm
 
 import onebit_jax
-from benchmarks.convergence_report import write_picture, write_table
+from benchmarks.convergence_report import table, write_picture
 from models import SIZES
 from train.config import PretrainConfig
 from train.data import Data, load
@@ -49,7 +49,7 @@ class Config:
     """What is compared."""
 
     out: Path = Path("docs/convergence")
-    """Where the JSON, the table and the picture go, without their suffixes."""
+    """Where the JSON and the picture go, without their suffixes."""
     corpus: tuple[Path, ...] = ()
     """Text; default: the reference documentation of the running Python."""
     model: str = "tiny"
@@ -173,7 +173,7 @@ def train(
 
 
 def main(config: Config) -> None:
-    """Trains what the JSON lacks, and writes JSON, table and picture."""
+    """Trains what the JSON lacks, and writes JSON and picture."""
     jax.config.update("jax_num_cpu_devices", config.workers)
     mesh = jax.make_mesh(
         (config.workers,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,)
@@ -218,7 +218,7 @@ def main(config: Config) -> None:
     losses = {arm: [final(run) for run in compared[arm]] for arm in compared}
     ratio = statistics.mean(losses["onebit_adam"]) / statistics.mean(losses["adam"])
     print(f"onebit_adam's held-out loss is {ratio:.4f} of adam's, both at {best:g}")
-    write_table(config.out.with_suffix(".table.md"), tuning, compared, config.steps)
+    print(table(tuning, compared, config.steps))
     write_picture(
         config.out.with_suffix(".png"), compared, config.freeze_step, config.steps
     )

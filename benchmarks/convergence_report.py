@@ -15,16 +15,18 @@ if TYPE_CHECKING:
     from benchmarks.convergence import Run
 
 
-def write_table(
-    file: Path, tuning: Sequence[Run], compared: Mapping[str, Sequence[Run]], steps: int
-) -> None:
-    """Writes the final held-out losses as Markdown.
+def table(
+    tuning: Sequence[Run], compared: Mapping[str, Sequence[Run]], steps: int
+) -> str:
+    """The final held-out losses as Markdown.
 
     Args:
-      file: Where to.
       tuning: Adam's runs on the grid of learning rates.
       compared: Each arm's runs, a run a seed.
       steps: The step whose losses are shown.
+
+    Returns:
+      Two tables: Adam's tuning, and the arms.
     """
     last = str(steps)
     lines = ["| Adam's learning rate | held-out loss |", "|---|---|"]
@@ -45,7 +47,7 @@ def write_table(
             f"| {arm} | {cells} | {mean:.4f} | {mean / adam - 1:+.2%} | "
             f"{runs[0].sent_bytes / 1e6:.0f} |"
         )
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return "\n".join(lines)
 
 
 def write_picture(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 import optax
 
@@ -169,10 +170,12 @@ def onebit_adamw(
 def _warn_if_rising(learning_rate: optax.ScalarOrSchedule, freeze: FreezeRule) -> None:
     if not callable(learning_rate):
         return
-    now, after = (
-        float(np.asarray(learning_rate(step)))
-        for step in (freeze.earliest, freeze.earliest + 1)
-    )
+    # Under inject_hyperparams the optimizer is made again while it is traced.
+    with jax.ensure_compile_time_eval():
+        now, after = (
+            float(np.asarray(learning_rate(step)))
+            for step in (freeze.earliest, freeze.earliest + 1)
+        )
     if after > now:
         warnings.warn(
             f"The variance may be frozen after {freeze.earliest} steps, while the "

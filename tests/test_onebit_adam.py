@@ -283,6 +283,19 @@ def test_inside_inject_hyperparams_a_schedule_is_followed(dtype):
     )
 
 
+def test_an_optimizer_can_be_made_while_it_is_traced():
+    make = functools.partial(
+        onebit_adam, exchange=sign_mean("data"), freeze=freeze_at(3)
+    )
+    with jax.numpy_dtype_promotion("standard"):
+        tx = optax.inject_hyperparams(make, static_args="learning_rate")(
+            learning_rate=schedule, b1=0.8
+        )
+        injected, _ = train(tx, 5)
+        plain, _ = train(make(schedule, b1=0.8), 5)
+    chex.assert_trees_all_close(injected[-1], plain[-1], rtol=0, atol=1e-5)
+
+
 def test_a_freeze_before_the_learning_rate_has_risen_is_warned_of():
     rising = optax.linear_schedule(0.0, 1e-3, 100)
     with pytest.warns(UserWarning, match="learning rate still rises"):
