@@ -73,8 +73,9 @@ def onebit_adam(
       >>> print(loss < 0.1)
       True
 
-    Source: Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
-    Algorithm 1.
+    References:
+      Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
+      Algorithm 1.
     """
     _warn_if_rising(learning_rate, freeze)
     return optax.chain(
@@ -146,9 +147,10 @@ def onebit_adamw(
       ...     weight_decay=0.01,
       ... )
 
-    Source: Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888;
-    Loshchilov and Hutter, Decoupled weight decay regularization, 2019,
-    https://arxiv.org/abs/1711.05101.
+    References:
+      Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888;
+      Loshchilov and Hutter, Decoupled weight decay regularization, 2019,
+      https://arxiv.org/abs/1711.05101.
     """
     _warn_if_rising(learning_rate, freeze)
     return optax.chain(

@@ -61,7 +61,8 @@ def deepspeed_sign_mean(axis: _axes.AxisNames) -> Exchange:
       ...     max_update=None,
       ... )
 
-    Source: DeepSpeed 0.19.6, `runtime/comm/nccl.py` and `compressed.py`.
+    References:
+      DeepSpeed 0.19.6, `runtime/comm/nccl.py` and `compressed.py`.
     """
     axes = _axes.as_tuple(axis)
 

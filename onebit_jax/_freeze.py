@@ -49,8 +49,9 @@ def freeze_at(step: int) -> FreezeRule:
       >>> bool(rule.update(rule.init(), jnp.int32(100), jnp.float32(1.0))[0])
       True
 
-    Source: Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
-    Algorithm 1 (T_w).
+    References:
+      Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
+      Algorithm 1 (T_w).
     """
     if step < 1:
         raise ValueError(
@@ -111,8 +112,9 @@ def freeze_when_stable(
       >>> fired
       [False, False, True]
 
-    Source: Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
-    Section 7.1 (one-sided there).
+    References:
+      Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
+      Section 7.1 (one-sided there).
     """
     if not 0 < threshold < 1:
         raise ValueError(f"threshold must lie between 0 and 1, got {threshold}.")

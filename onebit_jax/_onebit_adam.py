@@ -103,8 +103,9 @@ def scale_by_onebit_adam(
       ...     optax.scale_by_learning_rate(1e-3),
       ... )
 
-    Source: Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
-    Algorithm 1.
+    References:
+      Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
+      Algorithm 1.
     """
     exact = exact_mean(exchange.axes)
 

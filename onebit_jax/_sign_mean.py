@@ -93,8 +93,9 @@ def sign_mean(
       >>> f(jnp.array([[2.0, -2.0, 2.0]]))
       Array([-2.,  2., -2.], dtype=float32)
 
-    Source: Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
-    Algorithm 1, with a scale a block instead of a tensor.
+    References:
+      Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
+      Algorithm 1, with a scale a block instead of a tensor.
     """
     axes = _axes.as_tuple(axis)
     if block_size < MIN_BLOCK_SIZE or block_size & (block_size - 1):

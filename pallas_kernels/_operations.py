@@ -73,8 +73,9 @@ def compress(
       >>> scales, error
       (Array([3.], dtype=float32), Array([0., 0., 0.], dtype=float32))
 
-    Source: Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
-    Algorithm 1 (there with one scale a tensor).
+    References:
+      Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
+      Algorithm 1 (there with one scale a tensor).
     """
     size = value.size
     x = to_blocks(value.astype(jnp.float32) + error.astype(jnp.float32), block_size)
@@ -118,8 +119,9 @@ def average_and_recompress(
       >>> scales, error.sum()
       (Array([1.5], dtype=float32), Array(0., dtype=float32))
 
-    Source: Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
-    Algorithm 1 (the server's half).
+    References:
+      Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
+      Algorithm 1 (the server's half).
     """
     n, _, width = words.shape
     sent = unpack_signs(words) * scales[..., None, None]
