@@ -66,7 +66,15 @@ class Config:
     """Sequences a step."""
     seq: int = 64
     """Tokens a sequence."""
-    learning_rates: tuple[float, ...] = (2.5e-4, 5e-4, 1e-3, 1.5e-3, 2e-3)
+    learning_rates: tuple[float, ...] = (
+        2.5e-4,
+        5e-4,
+        1e-3,
+        1.5e-3,
+        2e-3,
+        3e-3,
+        4e-3,
+    )
     """The grid that Adam's learning rate is tuned on, with the first seed."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Each decides the parameters, the samples and their order."""
@@ -179,7 +187,12 @@ def main(config: Config) -> None:
         (config.workers,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,)
     )
     file = config.out.with_suffix(".json")
-    settings = json.loads(json.dumps(dataclasses.asdict(config), default=str))
+    settings = {
+        name: value if isinstance(value, int | str) else str(value)
+        for name, value in dataclasses.asdict(config).items()
+        # More rates and seeds are more runs of the same benchmark.
+        if name not in ("out", "learning_rates", "seeds")
+    }
     runs: list[Run] = []
     if file.exists():
         stored = json.loads(file.read_text(encoding="utf-8"))
