@@ -142,9 +142,9 @@ def arms(freeze_step: int) -> dict[str, Callable[[optax.Schedule], Any]]:
             variance_floor=0.0,
             max_update=None,
         ),
-        "frozen variance, exact exchange": onebit(onebit_jax.exact_mean(AXIS)),
         "onebit_adam, no error feedback": onebit(without_error_feedback(bits)),
         "adam on compressed gradients": adam(bits),
+        "frozen variance, exact exchange": onebit(onebit_jax.exact_mean(AXIS)),
     }
 
 
