@@ -55,7 +55,7 @@ class PretrainConfig:
     freeze_step: int | Literal["auto"] | None = None
     """Steps before 1-bit Adam freezes its variance and compresses; auto: once the
     variance is stable; default: a fifth of the steps, not before the warm-up ends."""
-    steps: int = 400
+    steps: int = 500
     """Training steps."""
     batch: int = 32
     """Sequences a step, of all workers together."""
@@ -65,9 +65,9 @@ class PretrainConfig:
     """Devices to train on; default: all, or 8 virtual ones on a CPU."""
     seed: int = 0
     """Decides the parameters, the order of the text, its masks and the dropout."""
-    learning_rate: float = 1e-3
+    learning_rate: float = 1.5e-3
     """Peak of the learning rate; it falls to a tenth at the end."""
-    warmup_steps: int = 40
+    warmup_steps: int = 50
     """Steps in which the learning rate rises to its peak."""
     weight_decay: float = 0.01
     """Decoupled weight decay, of all parameters but biases and LayerNorms."""
