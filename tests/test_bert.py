@@ -321,6 +321,24 @@ def test_dropout_belongs_to_the_sequence(pretraining_case):
     assert np.abs(whole - other).max() > 1e-3
 
 
+def test_embeddings_and_both_halves_of_each_layer_drop_out_by_keys_of_their_own(
+    pretraining_case, monkeypatch
+):
+    batch, key = pretraining_case
+    seen = []
+
+    def record(x, rate, keys):
+        seen.append((x.shape, rate, jax.random.key_data(keys).tobytes()))
+        return x
+
+    monkeypatch.setattr("models.bert.dropout", record)
+    keys = sequence_keys(key, jnp.arange(4))
+    model = Bert(TINY, rngs=nnx.Rngs(0))
+    model(batch.token_ids, batch.token_types, batch.lengths, keys)
+    assert len(set(seen)) == len(seen) == 1 + 2 * TINY.num_layers
+    assert {(shape, rate) for shape, rate, _ in seen} == {((4, 16, 32), TINY.dropout)}
+
+
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_dropout_drops_its_share_and_keeps_the_mean(rate):
     keys = sequence_keys(jax.random.key(3), jnp.arange(8))
