@@ -139,8 +139,7 @@ def arms(freeze_step: int) -> dict[str, Callable[[optax.Schedule], Any]]:
         "onebit_adam, DeepSpeed's layout": onebit(
             onebit_jax.deepspeed_sign_mean(AXIS),
             bias_correction=False,
-            variance_floor=0.0,
-            max_update=None,
+            as_published=True,
         ),
         "onebit_adam, no error feedback": onebit(without_error_feedback(bits)),
         "adam on compressed gradients": adam(bits),

@@ -29,8 +29,7 @@ def onebit_adam(
     eps: ArrayLike = 1e-8,
     *,
     bias_correction: bool = True,
-    variance_floor: ArrayLike = 1e-6,
-    max_update: ArrayLike | None = 3.0,
+    as_published: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""1-bit Adam: Adam until the variance is stable, then one bit a parameter.
 
@@ -48,10 +47,8 @@ def onebit_adam(
       b2: decay of the variance.
       eps: added to the root of the variance.
       bias_correction: whether both moments are corrected for their start from zero.
-      variance_floor: share of its leaf's mean variance below which a variance is
-        frozen as the mean; 0 for no floor.
-      max_update: bound on a coordinate's update in the compressed stage, in units
-        of the learning rate; None for no bound.
+      as_published: whether the compressed stage is the paper's to the letter, without
+        what `scale_by_onebit_adam` adds to it.
 
     Returns:
       A transformation whose `update` must be called inside `jax.shard_map` with
@@ -86,8 +83,7 @@ def onebit_adam(
             b2,
             eps,
             bias_correction=bias_correction,
-            variance_floor=variance_floor,
-            max_update=max_update,
+            as_published=as_published,
         ),
         optax.scale_by_learning_rate(learning_rate),
     )
@@ -104,8 +100,7 @@ def onebit_adamw(
     mask: Any | Callable[[optax.Params], Any] | None = None,
     *,
     bias_correction: bool = True,
-    variance_floor: ArrayLike = 1e-6,
-    max_update: ArrayLike | None = 3.0,
+    as_published: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""1-bit Adam with decoupled weight decay.
 
@@ -126,10 +121,8 @@ def onebit_adamw(
       mask: a tree of booleans like the parameters', or a function from parameters
         to one, that says which leaves decay; None for all.
       bias_correction: whether both moments are corrected for their start from zero.
-      variance_floor: share of its leaf's mean variance below which a variance is
-        frozen as the mean; 0 for no floor.
-      max_update: bound on a coordinate's update in the compressed stage, before
-        weight decay, in units of the learning rate; None for no bound.
+      as_published: whether the compressed stage is the paper's to the letter, without
+        what `scale_by_onebit_adam` adds to it.
 
     Returns:
       A transformation whose `update` must be called inside `jax.shard_map` with
@@ -161,8 +154,7 @@ def onebit_adamw(
             b2,
             eps,
             bias_correction=bias_correction,
-            variance_floor=variance_floor,
-            max_update=max_update,
+            as_published=as_published,
         ),
         optax.add_decayed_weights(weight_decay, mask),
         optax.scale_by_learning_rate(learning_rate),

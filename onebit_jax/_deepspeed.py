@@ -57,8 +57,7 @@ def deepspeed_sign_mean(axis: _axes.AxisNames) -> Exchange:
       ...     deepspeed_sign_mean('data'),
       ...     onebit_jax.freeze_at(1000),
       ...     bias_correction=False,
-      ...     variance_floor=0.0,
-      ...     max_update=None,
+      ...     as_published=True,
       ... )
 
     References:

@@ -27,7 +27,7 @@ def metrics(state: Any) -> dict[str, Array]:
       Scalars, as far as the state holds what they are made of. From 1-bit Adam:
       'count', steps taken; 'compressed', 1 once the variance is frozen;
       'frozen_at', warm-up steps taken by then; 'floored_share', the share of the
-      frozen variances that were raised by `variance_floor`; 'worker_error',
+      frozen variances that were raised to their leaf's mean; 'worker_error',
       :math:`\sqrt{\frac1n \sum_i \|\delta^{(i)}\|^2} / \|m\|`, and 'server_error',
       :math:`\|\bar\delta\| / \|m\|`. From `skip_nonfinite`: 'skipped', steps
       skipped. Of several optimizers, as in `optax.partition`, the sums of

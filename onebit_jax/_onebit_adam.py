@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from onebit_jax._freeze import FreezeRule
 
 
+# A variance below this share of its leaf's mean says that its coordinate has had no
+# gradient to speak of.
+_LOW = 1e-6
+# About the largest update that Adam itself makes, (1 - b1) / sqrt(1 - b2).
+MAX_UPDATE = 3.0
+
+
 class ScaleByOnebitAdamState(NamedTuple):
     """State of `scale_by_onebit_adam`.
 
@@ -27,9 +34,11 @@ class ScaleByOnebitAdamState(NamedTuple):
       count: number of steps taken.
       mu: momentum, float32, the same on all workers.
       nu: variance, float32, without bias correction; frozen once `frozen_at` is set.
+      power: for each leaf, the running mean of the workers' squared gradients.
       frozen_at: number of warm-up steps taken when the variance was frozen; 0 as
         long as it is not.
-      floored: share of the frozen variances that were raised by `variance_floor`.
+      frozen_power: `power` at the freeze.
+      floored: share of the frozen variances that were raised to their leaf's mean.
       freeze: state of the freeze rule.
       exchange: state of the exchange.
     """
@@ -37,7 +46,9 @@ class ScaleByOnebitAdamState(NamedTuple):
     count: Int32[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
     mu: optax.Params
     nu: optax.Params
+    power: optax.Params
     frozen_at: Int32[Array, ""]
+    frozen_power: optax.Params
     floored: Float32[Array, ""]
     freeze: Any
     exchange: Any
@@ -51,26 +62,29 @@ def scale_by_onebit_adam(
     eps: ArrayLike = 1e-8,
     *,
     bias_correction: bool = True,
-    variance_floor: ArrayLike = 1e-6,
-    max_update: ArrayLike | None = 3.0,
+    as_published: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Rescales each worker's own gradients by 1-bit Adam.
 
     In the warm-up, Adam on the exact mean of the gradients. After the freeze, with
-    :math:`v` as it was then and :math:`E` the exchange,
+    :math:`v` as it was then, after T steps, and :math:`E` the exchange,
 
     .. math::
       m_t = E[\beta_1 m_{t-1} + (1 - \beta_1) g_t^{(i)}], \quad
       u_t = \mathrm{clip}\left(\frac{m_t / (1 - \beta_1^t)}
-      {\sqrt{v / (1 - \beta_2^{T})} + \epsilon}, \pm\, max\_update\right)
+      {\rho_t \sqrt{v / (1 - \beta_2^T)} + \epsilon}, \pm 3\right)
 
-    where T is the number of warm-up steps. A sign cannot say zero: every coordinate
-    of a block is sent with the block's scale, and one whose frozen variance is zero,
-    because it had no gradient yet, would step by scale / eps. So a variance below
-    `variance_floor` times its leaf's mean is frozen as that mean, until then as
-    good a guess as any; and no update exceeds `max_update`, which is about the
-    largest that Adam itself can make, :math:`(1-\beta_1)/\sqrt{1-\beta_2}`. Error
-    feedback takes back what a sign overstates.
+    Two things are not the paper's, which has no :math:`\rho` and no bound:
+
+    - :math:`\rho_t^2` is the power of a leaf's gradients, :math:`\frac1n \sum_i
+      \|g^{(i)}\|^2` in a running mean of decay :math:`\beta_2`, relative to its value
+      at the freeze: what stays frozen is how the variance is distributed over a
+      leaf. Gradients that grow after the freeze would otherwise raise the learning
+      rate with them. It costs the exchange of one number a leaf.
+    - A sign cannot say zero: a coordinate whose frozen variance is zero, because it
+      had no gradient yet, would move by its scale / eps. Its variance is frozen as
+      its leaf's mean instead, and no update exceeds 3, about the largest that Adam
+      itself makes, :math:`(1-\beta_1)/\sqrt{1-\beta_2}`.
 
     Args:
       exchange: what workers do with their momentum, such as `sign_mean`.
@@ -80,10 +94,7 @@ def scale_by_onebit_adam(
       eps: added to the root of the variance.
       bias_correction: whether both moments are corrected for their start from
         zero. The variance's correction is frozen with it.
-      variance_floor: share of its leaf's mean variance below which a variance is
-        frozen as the mean; 0 for no floor.
-      max_update: bound on a coordinate's update in the compressed stage, before
-        the learning rate; None for no bound.
+      as_published: whether the compressed stage is the paper's to the letter.
 
     Returns:
       A transformation whose `update` must be called inside `jax.shard_map` with
@@ -92,7 +103,7 @@ def scale_by_onebit_adam(
       None (default) compiles both stages into one program that chooses by the
       state; 'warmup' or 'compressed' compiles one. A 'warmup' step with a frozen
       variance exchanges exactly and leaves it frozen; a 'compressed' step with a
-      variance that is not frozen freezes it as it is, without a floor.
+      variance that is not frozen freezes it as it is.
 
     Example:
       >>> import onebit_jax, optax
@@ -110,11 +121,16 @@ def scale_by_onebit_adam(
     exact = exact_mean(exchange.axes)
 
     def init_fn(params: optax.Params) -> ScaleByOnebitAdamState:
+        def number_a_leaf() -> optax.Params:
+            return jax.tree.map(lambda p: jnp.zeros([], jnp.float32), params)
+
         return ScaleByOnebitAdamState(
             count=jnp.zeros([], jnp.int32),
             mu=optax.tree.zeros_like(params, dtype=jnp.float32),
             nu=optax.tree.zeros_like(params, dtype=jnp.float32),
+            power=number_a_leaf(),
             frozen_at=jnp.zeros([], jnp.int32),
+            frozen_power=number_a_leaf(),
             floored=jnp.zeros([], jnp.float32),
             freeze=freeze.init(),
             exchange=exchange.init(params),
@@ -140,6 +156,13 @@ def scale_by_onebit_adam(
             weight = 1 - decay ** steps.astype(jnp.float32)
             return jax.tree.map(lambda m: m / weight, moment)
 
+        def running_power() -> optax.Params:
+            if as_published:
+                return state.power
+            squares = jax.tree.map(_mean_square, updates)
+            squares = jax.tree.map(lambda x: lax.pmean(x, exchange.axes), squares)
+            return optax.tree.update_moment(squares, state.power, decay2, 1)
+
         def ratio(
             mu: optax.Params, nu: optax.Params, variance_steps: Int32[Array, ""]
         ) -> optax.Updates:
@@ -156,35 +179,53 @@ def scale_by_onebit_adam(
                 frozen = state.frozen_at > 0
                 nu = optax.tree.where(frozen, state.nu, nu)
                 steps = jnp.where(frozen, state.frozen_at, count)
+                # This step is still Adam's; a floor is for those after it.
+                new_updates = ratio(mu, nu, steps)
                 norm = corrected(optax.tree.sum(nu), decay2, steps)
                 fires, rule_state = freeze.update(
                     state.freeze, count, jnp.asarray(norm, jnp.float32)
                 )
-                raised, share = _raise_low(nu, _as_float32(variance_floor))
                 now = fires & ~frozen
-                # This step is still Adam's; the floor is for those that follow.
-                return ratio(mu, nu, steps), state._replace(
+                power = running_power()
+                raised, share = (nu, 0.0) if as_published else _raise_low(nu)
+                return new_updates, state._replace(
                     mu=mu,
                     nu=optax.tree.where(now, raised, nu),
+                    power=power,
                     frozen_at=jnp.where(fires | frozen, steps, 0),
+                    frozen_power=optax.tree.where(now, power, state.frozen_power),
                     floored=jnp.where(now, share, state.floored),
                     freeze=rule_state,
                 )
 
         def compressed() -> tuple[optax.Updates, ScaleByOnebitAdamState]:
             with jax.named_scope(COMPRESSED_SCOPE):
+                frozen = state.frozen_at > 0
                 frozen_at = jnp.where(
-                    state.frozen_at > 0, state.frozen_at, jnp.maximum(state.count, 1)
+                    frozen, state.frozen_at, jnp.maximum(state.count, 1)
                 )
+                frozen_power = optax.tree.where(frozen, state.frozen_power, state.power)
+                power = running_power()
                 local = optax.tree.cast(updates, jnp.float32)
                 local = optax.tree.update_moment(local, state.mu, decay1, 1)
                 mu, exchange_state = exchange.update(local, state.exchange)
-                new_updates = ratio(mu, state.nu, frozen_at)
-                if max_update is not None:
-                    bound = _as_float32(max_update)
-                    new_updates = optax.tree.clip(new_updates, -bound, bound)
+                nu = state.nu
+                if not as_published:
+                    growth = jax.tree.map(
+                        _ratio,
+                        corrected(power, decay2, count),
+                        corrected(frozen_power, decay2, frozen_at),
+                    )
+                    nu = jax.tree.map(jnp.multiply, nu, growth)
+                new_updates = ratio(mu, nu, frozen_at)
+                if not as_published:
+                    new_updates = optax.tree.clip(new_updates, -MAX_UPDATE, MAX_UPDATE)
                 return new_updates, state._replace(
-                    mu=mu, frozen_at=frozen_at, exchange=exchange_state
+                    mu=mu,
+                    power=power,
+                    frozen_at=frozen_at,
+                    frozen_power=frozen_power,
+                    exchange=exchange_state,
                 )
 
         if stage is None:
@@ -207,11 +248,18 @@ def _as_float32(x: ArrayLike) -> float | Float32[Array, ""]:
     return x if isinstance(x, (int, float)) else jnp.asarray(x, jnp.float32)
 
 
-def _raise_low(
-    nu: optax.Params, floor: ArrayLike
-) -> tuple[optax.Params, Float32[Array, ""]]:
+def _mean_square(x: Array) -> Float32[Array, ""]:
+    return jnp.sum(jnp.square(x.astype(jnp.float32))) / max(x.size, 1)
+
+
+def _ratio(now: Float32[Array, ""], then: Float32[Array, ""]) -> Float32[Array, ""]:
+    # A leaf without gradients before the freeze has no variance to be scaled.
+    return jnp.where(then > 0, now / jnp.where(then > 0, then, 1), 1)
+
+
+def _raise_low(nu: optax.Params) -> tuple[optax.Params, Float32[Array, ""]]:
     """Variances with the low ones raised to their leaf's mean, and their share."""
-    low = jax.tree.map(lambda v: v < floor * jnp.mean(v), nu)
+    low = jax.tree.map(lambda v: v < _LOW * jnp.mean(v), nu)
     raised = jax.tree.map(lambda v, is_low: jnp.where(is_low, jnp.mean(v), v), nu, low)
     size = max(sum(v.size for v in jax.tree.leaves(nu)), 1)
     number = sum(jnp.sum(x, dtype=jnp.float32) for x in jax.tree.leaves(low))

@@ -72,8 +72,7 @@ class Trajectory:
             config["eps"],
             config["weight_decay"],
             bias_correction=False,
-            variance_floor=0.0,
-            max_update=None,
+            as_published=True,
         )
 
         def local_step(params, state, gradients):

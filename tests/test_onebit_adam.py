@@ -84,49 +84,68 @@ def test_before_the_freeze_it_is_optax_adamw():
         )
 
 
-def test_after_the_freeze_it_is_the_papers_algorithm():
+def growing_gradients(step):
+    """Tripled after the freeze, zero in three rows before it, and once with a spike."""
+    gradients = gradients_of(step)
+    if step >= 10:
+        gradients = {k: 3 * g for k, g in gradients.items()}
+        spike = gradients["kernel"].at[:, 5, 0].set(1e4 if step == 20 else 0.0)
+        return {**gradients, "kernel": spike}
+    return {**gradients, "kernel": gradients["kernel"].at[:, :3].set(0)}
+
+
+@pytest.mark.parametrize("as_published", [True, False])
+def test_after_the_freeze_it_is_its_formula(as_published):
     """Against float64 NumPy, with an exact exchange so that no sign is undecided."""
-    floor = 0.5  # of the mean: reached by many
-    b1, b2, eps, freeze, lr, bound = 0.8, 0.95, 1e-3, 10, 0.1, 0.5
-    ours, run = train(
-        onebit_adam(
-            lr,
-            exact_mean("data"),
-            freeze_at(freeze),
-            b1,
-            b2,
-            eps,
-            variance_floor=floor,
-            max_update=bound,
-        ),
-        40,
+    b1, b2, eps, freeze, lr = 0.8, 0.95, 1e-3, 10, 0.1
+    tx = onebit_adam(
+        lr,
+        exact_mean("data"),
+        freeze_at(freeze),
+        b1,
+        b2,
+        eps,
+        as_published=as_published,
     )
-    floored = bounded = 0
+    run, params = Workers(tx, params_of(), mesh_of(4)), params_of()
+    trajectory = []
+    for step in range(40):
+        updates = run.update(growing_gradients(step), params)
+        params = optax.apply_updates(params, updates)
+        trajectory.append(params)
+    bounded = 0
     for name in SHAPES:
         p = np.asarray(params_of()[name], float)
-        m, v = np.zeros_like(p), np.zeros_like(p)
+        m, v, power, frozen_power = np.zeros_like(p), np.zeros_like(p), 0.0, np.nan
         for step in range(40):
-            g = np.mean(np.asarray(gradients_of(step)[name], float), axis=0)
+            own = np.asarray(growing_gradients(step)[name], float)
+            g = np.mean(own, axis=0)
             m = b1 * m + (1 - b1) * g
+            power = b2 * power + (1 - b2) * np.mean(own**2)
+            steps = min(step + 1, freeze)
+            growth = 1.0
             if step < freeze:
                 v = b2 * v + (1 - b2) * g**2
-            corrected = v / (1 - b2 ** min(step + 1, freeze))
+            elif not as_published:
+                growth = power / (1 - b2 ** (step + 1)) / frozen_power
+            corrected = growth * v / (1 - b2**steps)
             u = m / (1 - b1 ** (step + 1)) / (np.sqrt(corrected) + eps)
-            if step >= freeze:
-                bounded += np.sum(np.abs(u) > bound)
-                u = np.clip(u, -bound, bound)
+            if step >= freeze and not as_published:
+                bounded += np.sum(np.abs(u) > 3)
+                u = np.clip(u, -3, 3)
             p = p - lr * u
             if step == freeze - 1:
-                low = v < floor * np.mean(v)
-                floored += np.sum(low)
-                v = np.where(low, np.mean(v), v)
-            np.testing.assert_allclose(ours[step][name], p, rtol=1e-4, atol=1e-5)
+                frozen_power = power / (1 - b2**freeze)
+                if not as_published:
+                    v = np.where(v < 1e-6 * np.mean(v), np.mean(v), v)
+            np.testing.assert_allclose(
+                trajectory[step][name], p, rtol=1e-4, atol=1e-4 * np.abs(p).max()
+            )
         np.testing.assert_allclose(run.state[0].nu[name], v, rtol=1e-5)
     assert int(run.state[0].frozen_at) == freeze
-    sizes = sum(int(np.prod(s)) for s in SHAPES.values())
-    assert bounded > 100
-    assert floored > 10
-    np.testing.assert_allclose(run.state[0].floored, floored / sizes, rtol=1e-6)
+    share = 0 if as_published else 3 * 7 / (30 * 7 + 7 + 1)
+    np.testing.assert_allclose(run.state[0].floored, share, rtol=1e-6)
+    assert as_published or bounded > 0
 
 
 def test_the_momentum_is_what_the_exchange_returns():
@@ -173,13 +192,10 @@ def test_a_static_stage_in_the_wrong_place_still_makes_sense():
 
 
 @pytest.mark.parametrize("wakes", [None, 15])
-@pytest.mark.parametrize("max_update", [1.0, 5.0])
-def test_a_row_without_gradients_does_not_run_away(wakes, max_update):
+def test_a_row_without_gradients_does_not_run_away(wakes):
     """Its frozen variance is zero; DeepSpeed moved it by 1e5 in one step."""
     lr, rows = 0.01, 6
-    tx = onebit_adam(
-        lr, sign_mean("data", block_size=64), freeze_at(10), max_update=max_update
-    )
+    tx = onebit_adam(lr, sign_mean("data", block_size=64), freeze_at(10))
     params = jnp.zeros((rows, 50))
     run = Workers(tx, params, mesh_of(4))
     rng = np.random.default_rng(0)
@@ -190,12 +206,10 @@ def test_a_row_without_gradients_does_not_run_away(wakes, max_update):
         updates = run.update(jnp.asarray(g, jnp.float32), params)
         params = optax.apply_updates(params, updates)
         moved = np.abs(np.asarray(params - before))
-        assert moved.max() <= max(max_update, 1 / (1 - 0.9)) * lr * 1.001
-        if step >= 10:
-            assert moved.max() <= max_update * lr * 1.001
+        assert moved.max() <= 3 * lr * 1.001
     if wakes is None:
         # Error feedback takes its steps back: no drift.
-        assert np.abs(params[2]).max() < 30 * max_update * lr
+        assert np.abs(params[2]).max() < 10 * lr
     else:
         assert np.all(np.asarray(params[2]) < -10 * lr), "the row must learn"
 
