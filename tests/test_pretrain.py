@@ -41,11 +41,12 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick(tmp_path_factory):
-    """Compiles each program once, on whichever process, and evaluates on little."""
+    """Compiles each small program once, and evaluates on little."""
     shared = tmp_path_factory.getbasetemp().parent / "compiled"
     before = jax.config.jax_compilation_cache_dir
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(program, "EVAL_SEQUENCES", 16)
+        patch.setattr(loop, "SIZES", {"tiny": replace(SIZES["tiny"], num_layers=1)})
         jax.config.update("jax_compilation_cache_dir", str(shared))
         yield
     jax.config.update("jax_compilation_cache_dir", before)
@@ -452,19 +453,23 @@ def test_an_output_that_is_a_file_is_refused(config, tmp_path):
         pretrain(replace(config, out=tmp_path / "run"))
 
 
-def test_freezing_before_the_warm_up_ends_is_warned_of(config, tmp_path):
-    # The warning is an error here, and ends the run before it starts.
-    early = replace(config, out=tmp_path, warmup_steps=6)
+def test_freezing_before_the_warm_up_ends_is_warned_of():
     with pytest.warns(UserWarning, match="while the learning rate still rises"):
         loop.make_optimizer(
             "onebit_adam",
-            loop.learning_rate_schedule(1e-3, early.warmup_steps, STEPS),
-            loop.freeze_rule(early.freeze, early.warmup_steps, STEPS),
+            loop.learning_rate_schedule(1e-3, 6, STEPS),
+            loop.freeze_rule(FREEZE, 6, STEPS),
             weight_decay=0.0,
             clip=0.0,
         )
-    assert replace(early, freeze_step=None).freeze == 6
-    assert replace(early, freeze_step=None, steps=100).freeze == 20
+
+
+def test_the_freeze_follows_the_warm_up_and_the_steps_by_default():
+    default = PretrainConfig(steps=300)
+    assert (default.warmup, default.freeze) == (30, 60)
+    assert replace(default, warmup_steps=100).freeze == 100
+    assert replace(default, freeze_step="auto").freeze == "auto"
+    assert PretrainConfig(steps=1).freeze == 1
 
 
 def test_biases_and_norms_do_not_decay():

@@ -67,8 +67,8 @@ class PretrainConfig:
     """Decides the parameters, the order of the text, its masks and the dropout."""
     learning_rate: float = 1.5e-3
     """Peak of the learning rate; it falls to a tenth at the end."""
-    warmup_steps: int = 50
-    """Steps in which the learning rate rises to its peak."""
+    warmup_steps: int | None = None
+    """Steps in which the learning rate rises to its peak; default: a tenth of them."""
     weight_decay: float = 0.01
     """Decoupled weight decay, of all parameters but biases and LayerNorms."""
     clip: float = 1.0
@@ -89,11 +89,18 @@ class PretrainConfig:
     """Train plain Adam as well, on the same samples, and draw it beside."""
 
     @property
+    def warmup(self) -> int:
+        """The steps of the learning rate's warm-up, the default put in."""
+        return (
+            round(0.1 * self.steps) if self.warmup_steps is None else self.warmup_steps
+        )
+
+    @property
     def freeze(self) -> int | Literal["auto"]:
         """The freeze step, the default put in."""
         if self.freeze_step is not None:
             return self.freeze_step
-        return max(self.warmup_steps, round(0.2 * self.steps), 1)
+        return max(self.warmup, round(0.2 * self.steps), 1)
 
 
 def check(config: PretrainConfig) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import jax
+
 from train.corpus import fingerprint, read_corpus
 from train.errors import InputError
 from train.examples import batches, examples, special_pieces
@@ -35,8 +37,8 @@ class Data:
     Attributes:
       vocabulary: The word pieces.
       corpus: Name of the text by its contents.
-      training: Batch t is that of step t.
-      held_out: Batches of text that is not trained on.
+      training: Element t is this process's part of the batch of step t.
+      held_out: Likewise, of text that is not trained on.
     """
 
     vocabulary: Vocabulary
@@ -82,6 +84,8 @@ def load(config: PretrainConfig, folder: Path, corpus: str | None = None) -> Dat
         batches(
             examples(tokenize(part, tokenizer), pieces, config.seq, config.seed),
             config.batch,
+            process=jax.process_index(),
+            num_processes=jax.process_count(),
         )
         for part in (training, held_out)
     )

@@ -74,13 +74,11 @@ def train(
     model = replace(
         SIZES[config.model], vocab_size=len(data.vocabulary), dropout=config.dropout
     )
-    schedule = learning_rate_schedule(
-        config.learning_rate, config.warmup_steps, config.steps
-    )
+    schedule = learning_rate_schedule(config.learning_rate, config.warmup, config.steps)
     tx = make_optimizer(
         optimizer,
         schedule,
-        freeze_rule(config.freeze, config.warmup_steps, config.steps),
+        freeze_rule(config.freeze, config.warmup, config.steps),
         weight_decay=config.weight_decay,
         clip=config.clip,
     )

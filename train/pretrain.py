@@ -159,6 +159,9 @@ def main() -> None:
         pretrain(config)
     except InputError as error:
         raise SystemExit(f"error: {error}") from error
+    except KeyboardInterrupt:
+        print("\nstopped; --resume goes on from the last checkpoint", file=sys.stderr)
+        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":
