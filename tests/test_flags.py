@@ -1,0 +1,162 @@
+"""The application's flags, and what it writes line by line."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import pytest
+
+from models import SIZES
+from train import picture, record
+from train.config import PretrainConfig
+from train.data import load
+from train.errors import InputError
+from train.objective import abstract_params
+from train.optimizer import (
+    decays,
+    freeze_rule,
+    learning_rate_schedule,
+    make_optimizer,
+)
+from train.pretrain import pretrain
+from train.record import StepMetrics
+from train.sent import Sent
+from train.vocabulary import SPECIAL, read_vocabulary, write_vocabulary
+
+ROOT = Path(__file__).parents[1]
+COMMAND = [sys.executable, "-m", "train.pretrain"]
+
+
+@pytest.fixture
+def config(tmp_path):
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for i in range(4):
+        (corpus / f"{i}.txt").write_text("The sun is a star. The moon is not one.")
+    return PretrainConfig(
+        corpus=(corpus,), vocab_size=100, batch=8, freeze_step=200, compare=True
+    )
+
+
+def test_bytes_are_counted_by_the_stage_each_step_ran_in():
+    rates = {"warmup": 100, "compressed": 3}
+    sent = Sent().after(4, frozen_at=0, skipped=1, rates=rates)
+    assert (sent.stage, sent.total_bytes) == ("warmup", 400)
+    # Frozen after 5 steps that were taken and 1 that was not.
+    sent = sent.after(10, frozen_at=5, skipped=1, rates=rates)
+    assert (sent.warmup_steps, sent.stage) == (6, "compressed")
+    assert sent.total_bytes == 6 * 100 + 4 * 3
+    sent = sent.after(11, frozen_at=5, skipped=2, rates=rates)
+    assert sent.total_bytes == 6 * 100 + 5 * 3
+    # Frozen at the very step that is looked at: the next is the first compressed.
+    sent = Sent().after(5, frozen_at=5, skipped=0, rates=rates)
+    assert (sent.stage, sent.total_bytes) == ("warmup", 500)
+    assert sent.after(6, frozen_at=5, skipped=0, rates=rates).total_bytes == 503
+
+
+def test_losses_that_are_not_finite_are_written_as_json(tmp_path):
+    metrics = StepMetrics(1, float("nan"), "warmup", 1, 1, 1, 0.1, 1.0)
+    record.append(tmp_path, metrics)
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] is None
+    picture.draw(tmp_path / "picture.png", {"adam": record.read(tmp_path)})
+
+
+def test_a_run_keeps_its_vocabulary(config, tmp_path):
+    given = tmp_path / "given.txt"
+    write_vocabulary(given, (*SPECIAL, "sun", "moon"))
+    kept = tmp_path / "vocab.txt"
+    with_given = replace(config, vocab=given)
+    assert load(with_given, tmp_path).vocabulary == read_vocabulary(given)
+    write_vocabulary(kept, (*SPECIAL, "moon", "sun"))
+    assert load(with_given, tmp_path).vocabulary == read_vocabulary(kept)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "--steps must be at least 1, not 0"),
+        ({"batch": 0}, "--batch must be at least 1"),
+        ({"seed": -1}, "--seed must be at least 0"),
+        ({"clip": float("nan")}, "--clip must be at least 0, not nan"),
+        ({"freeze_step": 0}, "--freeze-step must be at least 1"),
+        ({"learning_rate": 0.0}, "--learning-rate must be positive"),
+        ({"dropout": 1.0}, "--dropout must be less than 1"),
+        ({"seq": 7}, "--seq must be from 8 to 512, the positions of BERT tiny, not 7"),
+        ({"seq": 513}, "--seq must be from 8 to 512"),
+        ({"workers": 64}, "--workers 64 is more than the 8 devices here (cpu)"),
+        ({"batch": 12}, "--batch 12 cannot be shared equally by 8 workers"),
+        (
+            {"optimizer": "adam"},
+            "--compare belongs to 1-bit Adam; drop --optimizer adam",
+        ),
+        (
+            {"optimizer": "adam", "compare": False},
+            "--freeze-step belongs to 1-bit Adam",
+        ),
+        ({"vocab_size": 3}, "a vocabulary of 3 leaves no room"),
+        ({"vocab": Path("nowhere.txt")}, "the vocabulary nowhere.txt cannot be read"),
+        ({"corpus": (Path("nowhere"),)}, "the corpus nowhere cannot be read"),
+    ],
+)
+def test_flags_that_cannot_be_trained_with_are_refused(
+    config, tmp_path, changes, message
+):
+    out = tmp_path / "run"
+    with pytest.raises(InputError) as caught:
+        pretrain(replace(config, out=out, **changes))
+    assert message in str(caught.value)
+    assert not out.exists()
+
+
+def test_an_output_that_is_a_file_is_refused(config, tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(InputError, match="is a file; give a folder"):
+        pretrain(replace(config, out=tmp_path / "run"))
+
+
+def test_freezing_before_the_warm_up_ends_is_warned_of():
+    with pytest.warns(UserWarning, match="while the learning rate still rises"):
+        make_optimizer(
+            "onebit_adam",
+            learning_rate_schedule(1e-3, 6, 8),
+            freeze_rule(4, 6, 8),
+            weight_decay=0.0,
+            clip=0.0,
+        )
+
+
+def test_the_freeze_follows_the_warm_up_and_the_steps_by_default():
+    default = PretrainConfig(steps=300)
+    assert (default.warmup, default.freeze) == (30, 60)
+    assert replace(default, warmup_steps=100).freeze == 100
+    assert replace(default, freeze_step="auto").freeze == "auto"
+    assert PretrainConfig(steps=1).freeze == 1
+
+
+def test_biases_and_norms_do_not_decay():
+    mask = decays(abstract_params(SIZES["tiny"]))
+    decaying = {
+        jax.tree_util.keystr(path, simple=True, separator=".")
+        for path, decay in jax.tree.leaves_with_path(mask)
+        if decay
+    }
+    assert {name.rpartition(".")[2] for name in decaying} == {"kernel", "embedding"}
+    assert "bert.layers.1.attention.qkv.kernel" in decaying
+    assert "bert.embeddings.word.embedding" in decaying
+
+
+def test_a_mistake_on_the_command_line_ends_in_one_sentence(tmp_path):
+    done = subprocess.run(
+        [*COMMAND, "--out", str(tmp_path / "run"), "--seq", "4"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: --seq must be from 8 to 512, the positions of BERT tiny, not 4.\n"
+    )
