@@ -32,10 +32,10 @@ lint: $(ENV)/.test
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest -n 2 -m 'not slow' $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow' $(ARGS)
 
 test-all: lint
-	$(BIN)/python -m pytest -n 2 --hypothesis-profile thorough $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --hypothesis-profile thorough $(ARGS)
 
 clean:
 	rm -rf .venv runs

@@ -63,11 +63,13 @@ def onebit_adam(
       >>> tx = onebit_jax.onebit_adam(
       ...     0.1, onebit_jax.sign_mean('data'), onebit_jax.freeze_at(5)
       ... )
-      >>> run = onebit_jax.data_parallel(lambda p, x: jnp.mean((p - x) ** 2), tx, mesh)
+      >>> def loss_fn(p, x):
+      ...     return jnp.mean((x @ (p - 1)) ** 2)
+      >>> run = onebit_jax.data_parallel(loss_fn, tx, mesh)
       >>> params, state = run.init(jnp.zeros(2))
       >>> for _ in range(30):
       ...     params, state, loss = run.step(params, state, jnp.ones((1, 2)))
-      >>> print(loss < 0.1)
+      >>> print(loss < 0.2)
       True
 
     References:
