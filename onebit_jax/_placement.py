@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from onebit_jax._exchange import ExactMeanState
 from onebit_jax._per_worker import PerWorker, is_per_worker
@@ -49,7 +49,9 @@ def state_specs(state: Any) -> Any:
     return jax.tree.map(specs, state, is_leaf=is_per_worker)
 
 
-def abstract_state(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
+def abstract_state(
+    tx: optax.GradientTransformation, params: Any, mesh: Mesh | AbstractMesh
+) -> Any:
     """The shapes, dtypes and shardings of an optimizer's state on a mesh.
 
     Args:

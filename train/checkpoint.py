@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
@@ -195,10 +195,9 @@ class Checkpoints:
             )
 
 
-def _mesh_of(workers: int, mesh: Mesh) -> Mesh:
+def _mesh_of(workers: int, mesh: Mesh) -> AbstractMesh:
     """A mesh like another, of devices that need not exist: for shapes alone."""
-    abstract = AbstractMesh((workers,), mesh.axis_names, mesh.axis_types)
-    return cast("Mesh", abstract)
+    return AbstractMesh((workers,), mesh.axis_names, mesh.axis_types)
 
 
 def _place(tree: Any, sharding: NamedSharding) -> Any:
