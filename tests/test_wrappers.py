@@ -104,6 +104,19 @@ def test_accumulating_is_one_step_on_the_mean(make):
     assert int(run.state.micro_step) == 0
 
 
+def test_low_precision_gradients_are_accumulated_in_float32():
+    every = 64
+    tx = accumulate(optax.chain(exact_mean("data"), optax.sgd(1.0)), every, "data")
+    params = jnp.zeros(SIZE, jnp.bfloat16)
+    run = Workers(tx, params, mesh_of(WORKERS))
+    parts = [gradients(k).astype(jnp.bfloat16) for k in range(every)]
+    for g in parts:
+        updates = run.update(g, params)
+    mean = np.mean([np.asarray(g, float) for g in parts], axis=(0, 1))
+    # The mean is rounded a few times; a sum of 64 in bfloat16 would be off by more.
+    assert np.abs(np.asarray(updates, float) + mean).max() < 2e-3
+
+
 def test_a_bad_gradient_among_accumulated_ones_is_left_out():
     tx = skip_nonfinite(accumulate(adam(), 2, "data"), "data")
     run = Workers(tx, start(), mesh_of(WORKERS))
