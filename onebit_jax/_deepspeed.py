@@ -41,8 +41,8 @@ def deepspeed_sign_mean(axis: _axes.AxisNames) -> Exchange:
     with zeros to N, a multiple of n · lcm(n, 8); one scale
     :math:`\|x\|_2 / \sqrt N` a worker and leaf, and one such scale for the chunk
     of N / n values that each worker serves. Padding enters the norms and is sent,
-    and its errors are kept. For reproducing DeepSpeed's numbers; `sign_mean` has
-    the smaller error and fewer collectives.
+    and its errors are kept. One worker compresses nothing. For reproducing
+    DeepSpeed's numbers; `sign_mean` has the smaller error and fewer collectives.
 
     Args:
       axis: name, or names, of the mesh axes whose members are the workers.
@@ -90,6 +90,8 @@ def deepspeed_sign_mean(axis: _axes.AxisNames) -> Exchange:
         del params, extra_args
         workers, _ = _axes.worker_count(axes)
         _axes.check_local(updates, axes, WHO)
+        if workers == 1:  # DeepSpeed does not compress what it need not send
+            return jax.tree.map(lambda x: lax.pmean(x, axes), updates), state
         leaves, treedef = jax.tree.flatten(updates)
         results = []
         for leaf, worker_error, server_error in zip(

@@ -135,8 +135,9 @@ def test_resizing_preserves_what_is_owed(layout, before, after):
         run.update(gradients(step, before), PARAMS)
     mesh = mesh_of(after)
     resized = onebit_jax.resize(run.state, tx, PARAMS, mesh)
+    compresses = layout is sign_mean or before > 1
     for old, new in zip(residual(run.state), residual(resized), strict=True):
-        assert np.abs(old).max() > 0
+        assert np.abs(old).max() > 0 or not compresses
         np.testing.assert_allclose(new, old, rtol=0, atol=1e-6 * np.abs(old).max())
     for old, new in zip(
         server(run.state, layout), server(resized, layout), strict=True
