@@ -27,7 +27,10 @@ def test_freeze_at_fires_from_its_step_on():
 
 
 @given(
-    st.lists(st.floats(0, 100, width=32), min_size=1, max_size=40),
+    # XLA takes subnormal products for zeros and NumPy does not: no norm near them.
+    st.lists(
+        st.just(0.0) | st.floats(2.0**-100, 100, width=32), min_size=1, max_size=40
+    ),
     st.integers(1, 12),
     st.integers(1, 20),
 )

@@ -157,6 +157,28 @@ def test_the_momentum_is_what_the_exchange_returns():
     assert int(run.state[0].count) == steps
 
 
+def test_it_freezes_when_its_own_variance_is_stable():
+    """The rule sees the 1-norm of the bias-corrected variance of all leaves."""
+    interval, b2 = 4, 0.9
+    rule = onebit_jax.freeze_when_stable(min_steps=1, interval=interval)
+    tx = onebit_adam(0.1, sign_mean("data"), rule, b2=b2)
+    run = Workers(tx, params_of(), mesh_of(2))
+    signs = jax.tree.map(jnp.sign, gradients_of(0, 2))
+    same = {k: jnp.stack([s[0]] * 2) for k, s in signs.items()}
+    for factors in ([1.0] * 8, [2.0**t for t in range(8)] + [128.0] * 40):
+        run.state = onebit_jax.init(tx, params_of(), mesh_of(2))
+        variance, norms, expected = 0.0, [], 0
+        for t, factor in enumerate(factors, start=1):
+            variance = b2 * variance + (1 - b2) * factor**2
+            norms.append(variance / (1 - b2**t))
+            if not expected and t > interval:
+                ratio = norms[-1] / norms[-1 - interval]
+                expected = t if min(ratio, 1 / ratio) >= 0.96 else 0
+            run.update(jax.tree.map(lambda s, f=factor: s * f, same))
+        assert expected == interval + 1 if len(factors) == 8 else expected > 20
+        assert int(run.state[0].frozen_at) == expected
+
+
 @pytest.mark.parametrize("stage", ["warmup", "compressed"])
 def test_a_static_stage_is_the_same_stage(stage):
     tx = onebit_adam(0.1, sign_mean("data", block_size=32), freeze_at(5))
@@ -179,9 +201,9 @@ def test_a_static_stage_in_the_wrong_place_still_makes_sense():
     late = Workers(tx, params_of(), mesh_of(4), stage="warmup")
     late.state = run.state
     late.update(gradients_of(7), params_of())
-    chex.assert_trees_all_equal(late.state[0].nu, run.state[0].nu)
-    chex.assert_trees_all_equal(late.state[0].exchange, run.state[0].exchange)
-    assert int(late.state[0].frozen_at) == 5
+    for kept in ("nu", "frozen_power", "floored", "frozen_at", "exchange"):
+        before, after = (getattr(r.state[0], kept) for r in (run, late))
+        chex.assert_trees_all_equal(after, before)
     # A program of the compression that starts early: it freezes first.
     _, short = train(tx, 2)
     early = Workers(tx, params_of(), mesh_of(4), stage="compressed")
