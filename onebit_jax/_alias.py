@@ -6,6 +6,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -169,7 +170,7 @@ def _warn_if_rising(learning_rate: optax.ScalarOrSchedule, freeze: FreezeRule) -
     # Under inject_hyperparams the optimizer is made again while it is traced.
     with jax.ensure_compile_time_eval():
         now, after = (
-            float(np.asarray(learning_rate(step)))
+            float(np.asarray(learning_rate(jnp.int32(step))))
             for step in (freeze.earliest, freeze.earliest + 1)
         )
     if after > now:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -9,16 +10,15 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from onebit_jax import _axes
 from onebit_jax._exchange import Exchange, exact_mean
+from onebit_jax._freeze import FreezeRule
 from onebit_jax._stages import COMPRESSED_SCOPE, WARMUP_SCOPE, Stage
 
 if TYPE_CHECKING:
     from jax import Array
     from jax.typing import ArrayLike
     from jaxtyping import Float32, Int32
-
-    from onebit_jax._freeze import FreezeRule
-
 
 # A variance below this share of its leaf's mean says that its coordinate has had no
 # gradient to speak of.
@@ -83,8 +83,9 @@ def scale_by_onebit_adam(
       rate with them. It costs the exchange of one number a leaf.
     - A sign cannot say zero: a coordinate whose frozen variance is zero, because it
       had no gradient yet, would move by its scale / eps. Its variance is frozen as
-      its leaf's mean instead, and no update exceeds 3, about the largest that Adam
-      itself makes, :math:`(1-\beta_1)/\sqrt{1-\beta_2}`.
+      its leaf's mean instead, or is the leaf's power while the whole leaf had none,
+      and no update exceeds 3, about the largest that Adam itself makes,
+      :math:`(1-\beta_1)/\sqrt{1-\beta_2}`.
 
     Args:
       exchange: what workers do with their momentum, such as `sign_mean`.
@@ -105,6 +106,9 @@ def scale_by_onebit_adam(
       variance exchanges exactly and leaves it frozen; a 'compressed' step with a
       variance that is not frozen freezes it as it is.
 
+    Raises:
+      TypeError: if `exchange` is not an exchange or `freeze` not a freeze rule.
+
     Example:
       >>> import onebit_jax, optax
       >>> tx = optax.chain(
@@ -118,6 +122,11 @@ def scale_by_onebit_adam(
       Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
       Algorithm 1.
     """
+    if not isinstance(exchange, Exchange) or not isinstance(freeze, FreezeRule):
+        raise TypeError(
+            "1-bit Adam needs an exchange, such as sign_mean('data'), and a freeze "
+            f"rule, such as freeze_at(1000), got {exchange!r} and {freeze!r}."
+        )
     exact = exact_mean(exchange.axes)
 
     def init_fn(params: optax.Params) -> ScaleByOnebitAdamState:
@@ -145,16 +154,21 @@ def scale_by_onebit_adam(
         **extra_args: object,
     ) -> tuple[optax.Updates, Any]:
         del params, extra_args
+        _axes.bound_workers(exchange.axes)
         decay1, decay2, epsilon = map(_as_float32, (b1, b2, eps))
         count = jnp.asarray(optax.safe_increment(state.count))
+
+        def weight(decay: ArrayLike, steps: Int32[Array, ""]) -> ArrayLike:
+            # What all gradients so far weigh in a moment that began at zero.
+            return 1 - decay ** steps.astype(jnp.float32) if bias_correction else 1
 
         def corrected(
             moment: optax.Params, decay: ArrayLike, steps: Int32[Array, ""]
         ) -> optax.Params:
             if not bias_correction:
                 return moment
-            weight = 1 - decay ** steps.astype(jnp.float32)
-            return jax.tree.map(lambda m: m / weight, moment)
+            share = weight(decay, steps)
+            return jax.tree.map(lambda m: m / share, moment)
 
         def running_power() -> optax.Params:
             if as_published:
@@ -211,12 +225,12 @@ def scale_by_onebit_adam(
                 mu, exchange_state = exchange.update(local, state.exchange)
                 nu = state.nu
                 if not as_published:
-                    growth = jax.tree.map(
-                        _ratio,
+                    nu = jax.tree.map(
+                        functools.partial(_followed, weight(decay2, frozen_at)),
+                        nu,
                         corrected(power, decay2, count),
                         corrected(frozen_power, decay2, frozen_at),
                     )
-                    nu = jax.tree.map(jnp.multiply, nu, growth)
                 new_updates = ratio(mu, nu, frozen_at)
                 if not as_published:
                     new_updates = optax.tree.clip(new_updates, -MAX_UPDATE, MAX_UPDATE)
@@ -252,9 +266,13 @@ def _mean_square(x: Array) -> Float32[Array, ""]:
     return jnp.sum(jnp.square(x.astype(jnp.float32))) / max(x.size, 1)
 
 
-def _ratio(now: Float32[Array, ""], then: Float32[Array, ""]) -> Float32[Array, ""]:
-    # A leaf without gradients before the freeze has no variance to be scaled.
-    return jnp.where(then > 0, now / jnp.where(then > 0, then, 1), 1)
+def _followed(
+    weight: ArrayLike, nu: Array, now: Float32[Array, ""], then: Float32[Array, ""]
+) -> Array:
+    """A leaf's frozen variance, following the power of its gradients."""
+    # A leaf without gradients before the freeze has no variance to be scaled: the
+    # power is one, the same for all of it.
+    return jnp.where(then > 0, nu * (now / jnp.where(then > 0, then, 1)), now * weight)
 
 
 def _raise_low(nu: optax.Params) -> tuple[optax.Params, Float32[Array, ""]]:

@@ -236,6 +236,24 @@ def test_a_row_without_gradients_does_not_run_away(wakes):
         assert np.all(np.asarray(params[2]) < -10 * lr), "the row must learn"
 
 
+def test_a_leaf_that_wakes_after_the_freeze_settles():
+    """Its own variance was zero: only its power since then can say how far to go."""
+    tx = onebit_adam(0.01, sign_mean("data"), freeze_at(10))
+    params = {"early": jnp.full(50, 0.5), "late": jnp.full(50, 0.5)}
+    run = Workers(tx, params, mesh_of(4))
+    rng = np.random.default_rng(0)
+    for step in range(400):
+        noise = rng.normal(0, 0.1, size=(2, 4, 50)).astype(np.float32)
+        g = {k: params[k][None] + n for k, n in zip(params, noise, strict=True)}
+        if step < 20:
+            g["late"] = jnp.zeros((4, 50))
+        updates = run.update(g, params)
+        params = optax.apply_updates(params, updates)
+    # Without its power every step would be 3 learning rates long, for ever.
+    assert np.abs(updates["late"]).max() < 0.01
+    assert np.abs(params["late"]).max() < 0.05
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_low_precision_parameters_have_float32_moments(dtype):
     tx = onebit_adam(0.01, sign_mean("data"), freeze_at(3))
@@ -343,6 +361,8 @@ def test_a_freeze_before_the_learning_rate_has_risen_is_warned_of():
             onebit_jax.freeze_when_stable(min_steps=50, interval=10),
         )
     onebit_adam(rising, sign_mean("data"), freeze_at(100))  # a warning is an error
+    # A schedule is given what Optax gives it, an array.
+    onebit_adam(lambda t: -t.astype(jnp.float32), sign_mean("data"), freeze_at(1))
 
 
 class StateTest(chex.TestCase):
