@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -65,6 +66,7 @@ def accumulate(
       ...     'data',
       ... )
     """
+    steps = operator.index(steps)
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}.")
     axes = _axes.as_tuple(axis)
@@ -87,8 +89,11 @@ def accumulate(
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, Any]:
-        _axes.worker_count(axes)
+        workers = _axes.bound_workers(axes)
         _axes.check_local(updates, axes, "accumulate")
+        held = jax.tree.leaves(state.gradient)
+        fits = [sums.shape[0] == 1 for sums in held]
+        _axes.check_workers(all(fits), "accumulate", workers, axes)
         gradient = jax.tree.map(
             lambda sums, g: sums + g[None].astype(jnp.float32) / steps,
             state.gradient.value,

@@ -26,6 +26,24 @@ def as_tuple(axis: AxisNames) -> tuple[str, ...]:
     return axes
 
 
+def bound_workers(axes: tuple[str, ...]) -> int:
+    """The number of workers, where collectives over their axes are possible.
+
+    Args:
+      axes: names of the worker axes.
+
+    Returns:
+      The number of workers.
+
+    Raises:
+      ValueError: if an axis is not bound by `shard_map` or the like.
+    """
+    try:
+        return math.prod(lax.axis_size(name) for name in axes)
+    except NameError:
+        raise _not_bound(axes) from None
+
+
 def worker_count(axes: tuple[str, ...]) -> tuple[int, int]:
     """The number of workers, and how many of them this program's arrays hold.
 
@@ -49,12 +67,16 @@ def worker_count(axes: tuple[str, ...]) -> tuple[int, int]:
         if all(name in shape for name in axes):
             workers = math.prod(shape[name] for name in axes)
             return workers, workers
-        known = ", ".join(map(repr, shape)) or "none"
-        raise ValueError(
-            f"worker axis {axes} is not bound (axes in context: {known}): check its "
-            "spelling, call update inside jax.shard_map over that axis, and make "
-            "the state with onebit_jax.init(tx, params, mesh)."
-        ) from None
+        raise _not_bound(axes) from None
+
+
+def _not_bound(axes: tuple[str, ...]) -> ValueError:
+    known = ", ".join(map(repr, jax.sharding.get_abstract_mesh().shape)) or "none"
+    return ValueError(
+        f"worker axis {axes} is not bound (axes in context: {known}): check its "
+        "spelling, call update inside jax.shard_map over that axis, and make "
+        "the state with onebit_jax.init(tx, params, mesh)."
+    )
 
 
 def worker_index(axes: tuple[str, ...]) -> Int32[Array, ""]:
@@ -71,6 +93,13 @@ def varying_axes(x: Any) -> frozenset[str]:
     return frozenset(kind.varying if kind else ())
 
 
+def is_agreed(x: Any, axes: tuple[str, ...]) -> bool:
+    """Whether a value is recorded as the same on the workers of some of the axes."""
+    # Without check_vma nothing is recorded: the worker's own index shows it.
+    recorded = set(axes) <= varying_axes(worker_index(axes))
+    return recorded and not set(axes) <= varying_axes(x)
+
+
 def check_local(updates: Any, axes: tuple[str, ...], who: str) -> None:
     """Refuses leaves that an exchange cannot, or must not, average.
 
@@ -84,12 +113,10 @@ def check_local(updates: Any, axes: tuple[str, ...], who: str) -> None:
       ValueError: if a leaf is the same on all workers: it was averaged, or summed,
         before. Only `shard_map(check_vma=True)` records this.
     """
-    # Without check_vma nothing is recorded: the worker's own index shows it.
-    recorded = set(axes) <= varying_axes(worker_index(axes))
     for path, leaf in jax.tree.leaves_with_path(updates):
         name = jax.tree_util.keystr(path) or "the update"
         check_float(name, leaf, who)
-        if recorded and not set(axes) <= varying_axes(leaf):
+        if is_agreed(leaf, axes):
             raise ValueError(
                 f"{who} needs each worker's own gradients, but {name} is already "
                 f"the same on every worker of {axes}: jax.grad with respect to "
@@ -105,6 +132,17 @@ def check_float(name: str, leaf: Any, who: str) -> None:
         raise TypeError(
             f"{who} exchanges real floating-point leaves only, but {name} is "
             f"{leaf.dtype}: leave it out with optax.masked or optax.partition."
+        )
+
+
+def check_workers(fits: bool, who: str, workers: int, axes: tuple[str, ...]) -> None:
+    """Refuses a state that was made for another number of workers."""
+    if not fits:
+        raise ValueError(
+            f"{who}'s state was not made for these leaves on the {workers} workers of "
+            f"{axes}: make it from the updates' own tree, pass it through shard_map "
+            "with onebit_jax.state_specs(state), and convert a state of another "
+            "number of workers with onebit_jax.resize."
         )
 
 

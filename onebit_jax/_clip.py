@@ -51,7 +51,7 @@ def clip_by_worker_norm(
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, Any]:
         del params
-        _axes.worker_count(axes)
+        _axes.bound_workers(axes)
         _axes.check_local(updates, axes, "clip_by_worker_norm")
         norm = jnp.sqrt(lax.pmean(squared_norm(updates), axes))
         factor = jnp.minimum(1.0, jnp.asarray(max_norm, jnp.float32) / norm)

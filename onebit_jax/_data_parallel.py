@@ -49,8 +49,8 @@ def data_parallel(
 
     Args:
       loss_fn: from parameters, a worker's share of the batch, and further arguments
-        that are the same on all workers, to a scalar; or to a scalar and a tree of
-        scalars if `has_aux`. It may use `jax.lax.axis_index`.
+        that are the same on all workers, to that worker's own loss, a scalar; or to
+        the loss and a tree of scalars if `has_aux`. It may use `jax.lax.axis_index`.
       tx: an optimizer that exchanges gradients or momentum by itself.
       mesh: the mesh.
       axis: names of the mesh axes whose members are the workers; None for all.
@@ -62,8 +62,10 @@ def data_parallel(
       static: 'warmup' or 'compressed' compiles that stage alone.
 
     Raises:
-      ValueError: from `step`, if the batch cannot be shared equally, or if the state
-        is one of another number of workers.
+      ValueError: from `init`, if the exchange works over other axes; from `step`, if
+        the batch cannot be shared equally, the state is one of another number of
+        workers, the loss is averaged over the workers already, or an update passes
+        through no exchange.
 
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax, optax
@@ -89,7 +91,9 @@ def data_parallel(
         # A copy: step donates what it is given, and the caller keeps his own.
         params = jax.tree.map(jnp.copy, params)
         params = jax.device_put(params, NamedSharding(mesh, everywhere))
-        return params, init_state(tx, params, mesh)
+        state = init_state(tx, params, mesh)
+        _check_axes(state, axes)
+        return params, state
 
     def step(
         params: Any, state: Any, batch: Any, *args: Any, stage: str | None = None
@@ -103,6 +107,7 @@ def data_parallel(
             )
             extra = {} if stage is None else {"stage": stage}
             updates, state = tx.update(gradients, state, params, **extra)
+            _check_agreed(updates, axes)
             params = optax.apply_updates(params, updates)
             mean = jax.tree.map(lambda x: lax.pmean(x, axes), value)
             return params, state, *(mean if has_aux else (mean,))
@@ -121,6 +126,28 @@ def data_parallel(
     return DataParallel(
         init, jax.jit(step, donate_argnums=(0, 1), static_argnames="stage")
     )
+
+
+def _check_axes(state: Any, axes: tuple[str, ...]) -> None:
+    nodes = jax.tree.leaves(state, is_leaf=is_per_worker)
+    named = {name for node in nodes if is_per_worker(node) for name in node.axes}
+    if named and named != set(axes):
+        raise ValueError(
+            f"the batch is divided over {axes} and the optimizer's exchange works over "
+            f"{tuple(sorted(named))}: name the same axes in data_parallel(axis=...) "
+            "and in the exchange."
+        )
+
+
+def _check_agreed(updates: Any, axes: tuple[str, ...]) -> None:
+    for path, leaf in jax.tree.leaves_with_path(updates):
+        if set(axes) & _axes.varying_axes(leaf):
+            raise ValueError(
+                f"the update {jax.tree_util.keystr(path)} differs from worker to "
+                "worker, because it passes through no exchange: put "
+                f"onebit_jax.exact_mean({axes}) before what handles it, also before "
+                "optax.set_to_zero."
+            )
 
 
 def _check_batch(batch: Any, workers: int, axes: tuple[str, ...]) -> None:

@@ -13,7 +13,6 @@ from jax import lax
 from onebit_jax import _axes
 from onebit_jax._exchange import Exchange
 from onebit_jax._per_worker import PerWorker
-from onebit_jax._sign_mean import check_workers
 
 if TYPE_CHECKING:
     from jax import Array
@@ -88,7 +87,7 @@ def deepspeed_sign_mean(axis: _axes.AxisNames) -> Exchange:
         **extra_args: object,
     ) -> tuple[optax.Updates, DeepSpeedSignMeanState]:
         del params, extra_args
-        workers, _ = _axes.worker_count(axes)
+        workers = _axes.bound_workers(axes)
         _axes.check_local(updates, axes, WHO)
         if workers == 1:  # DeepSpeed does not compress what it need not send
             return jax.tree.map(lambda x: lax.pmean(x, axes), updates), state
@@ -101,7 +100,8 @@ def deepspeed_sign_mean(axis: _axes.AxisNames) -> Exchange:
             strict=True,
         ):
             expected = padded_size(leaf.size, workers)
-            check_workers(worker_error.shape == (1, expected), WHO, workers, axes)
+            fits = worker_error.shape == (1, expected)
+            _axes.check_workers(fits, WHO, workers, axes)
             results.append(_exchange_leaf(leaf, worker_error, server_error, axes))
         means, worker_errors, server_errors = (
             treedef.unflatten([result[i] for result in results]) for i in range(3)

@@ -83,7 +83,7 @@ def exact_mean(axis: _axes.AxisNames) -> Exchange:
         **extra_args: object,
     ) -> tuple[optax.Updates, ExactMeanState]:
         del params, extra_args
-        _axes.worker_count(axes)
+        _axes.bound_workers(axes)
         _axes.check_local(updates, axes, "exact_mean")
         return jax.tree.map(lambda g: lax.pmean(g, axes), updates), state
 

@@ -23,7 +23,8 @@ def local_value_and_grad(
     is to replace. Here every worker differentiates with respect to its own copy.
 
     Args:
-      fun: a function of this worker's arguments, as for `jax.value_and_grad`.
+      fun: this worker's own loss, not averaged over the workers; a function as for
+        `jax.value_and_grad`.
       axis: name, or names, of the mesh axes whose members are the workers.
       argnums: which arguments to differentiate with respect to.
       has_aux: whether `fun` returns a pair of the value and anything else.
@@ -32,7 +33,9 @@ def local_value_and_grad(
       A function like `fun` that returns its value and this worker's gradients.
 
     Raises:
-      ValueError: when called where the axis is not bound.
+      ValueError: when called where the axis is not bound, or if the loss is averaged
+        over the workers already; only `shard_map(check_vma=True)` records this.
+      TypeError: when called with keywords alone.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -52,12 +55,25 @@ def local_value_and_grad(
     numbers = {argnums} if isinstance(argnums, int) else set(argnums)
 
     def wrapped(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        _axes.worker_count(axes)
+        _axes.bound_workers(axes)
+        if not args:
+            raise TypeError(
+                "pass what is differentiated with respect to by position, not by name."
+            )
         own = {n % len(args) for n in numbers}
         local = [
             _axes.to_varying(arg, axes) if place in own else arg
             for place, arg in enumerate(args)
         ]
-        return value_and_grad(*local, **kwargs)
+        result, gradients = value_and_grad(*local, **kwargs)
+        value = result[0] if has_aux else result
+        # The parameters vary by their type, so that a loss made from them does too.
+        if _axes.is_agreed(value, axes):
+            raise ValueError(
+                f"the loss is the same on every worker of {axes}: return this worker's "
+                "own loss, made from the parameters and without pmean or psum, or its "
+                "gradients are divided by the workers once more."
+            )
+        return result, gradients
 
     return wrapped

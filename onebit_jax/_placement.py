@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -77,7 +78,8 @@ def abstract_state(
         state = jax.eval_shape(tx.init, shapes)
 
     def place(x: jax.ShapeDtypeStruct, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
-        sharding = NamedSharding(mesh, spec)
+        # What has no elements leaves every jitted function replicated.
+        sharding = NamedSharding(mesh, spec if x.size else PartitionSpec())
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     return jax.tree.map(place, state, state_specs(state))
@@ -145,30 +147,47 @@ def resize(
       >>> tx = onebit_jax.sign_mean('data')
       >>> four = onebit_jax.SignMeanState(
       ...     onebit_jax.PerWorker(jnp.arange(4.0)[:, None], ('data',), 'each'),
-      ...     onebit_jax.PerWorker(jnp.zeros((4, 1024)), ('data',), 'split'),
+      ...     onebit_jax.PerWorker(jnp.zeros((4, 1, 1024)), ('data',), 'split'),
       ... )
       >>> resize(four, tx, jnp.zeros(1), mesh).worker_error.value
       Array([[1.5]], dtype=float32)
     """
-    target = abstract_state(tx, params, mesh)
-    if jax.tree.structure(state) != jax.tree.structure(target):
+    made = abstract_state(tx, params, _mesh_of(state))
+    if not _same_types(state, made):
         raise ValueError(
-            "the state is not one of this optimizer's: resize it with the optimizer "
-            "and the parameters that it was made with."
+            "the state is not one of this optimizer's: resize it with the optimizer, "
+            "its options and the parameters that it was made with."
         )
+    target = abstract_state(tx, params, mesh)
 
     def convert(old: Any, new: Any) -> Any:
         if not is_per_worker(old):
-            if old.shape != new.shape:
-                raise ValueError(
-                    f"a leaf of the state has shape {old.shape} and not {new.shape}: "
-                    "resize it with the parameters that it was made with."
-                )
             return jax.device_put(old, new.sharding)
         change = _spread if old.role == "each" else _divide
         return PerWorker(jax.tree.map(change, old.value, new.value), new.axes, new.role)
 
     return jax.tree.map(convert, state, target, is_leaf=is_per_worker)
+
+
+def _mesh_of(state: Any) -> AbstractMesh:
+    """A mesh of as many workers as a state was made for."""
+    nodes = [x for x in jax.tree.leaves(state, is_leaf=is_per_worker)]
+    nodes = [x for x in nodes if is_per_worker(x) and jax.tree.leaves(x)]
+    sizes: dict[str, int] = {}
+    # Only the product of several axes is known, which is all that matters.
+    for node in sorted(nodes, key=lambda node: len(node.axes)):
+        first, *others = [x for x in node.axes if x not in sizes] or [node.axes[0]]
+        known = math.prod(sizes.get(x, 1) for x in node.axes if x != first)
+        sizes[first] = jax.tree.leaves(node)[0].shape[0] // known
+        sizes.update(dict.fromkeys(others, 1))
+    return AbstractMesh(tuple(sizes.values()), tuple(sizes))
+
+
+def _same_types(a: Any, b: Any) -> bool:
+    if jax.tree.structure(a) != jax.tree.structure(b):
+        return False
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(x.shape == y.shape and x.dtype == y.dtype for x, y in pairs)
 
 
 def _spread(old: jax.Array, new: jax.ShapeDtypeStruct) -> jax.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import jax
@@ -33,8 +34,8 @@ class SignMeanState(NamedTuple):
 
     Attributes:
       worker_error: for each leaf, (workers, *shape): what each worker has not sent.
-      server_error: (workers, values served): what each worker, as the server of
-        its share of the blocks, has not sent back.
+      server_error: (workers, blocks served, block_size): what each worker, as the
+        server of its share of the blocks, has not sent back.
     """
 
     worker_error: PerWorker
@@ -98,6 +99,7 @@ def sign_mean(
       Algorithm 1, with a scale a block instead of a tensor.
     """
     axes = _axes.as_tuple(axis)
+    block_size = operator.index(block_size)
     if block_size < MIN_BLOCK_SIZE or block_size & (block_size - 1):
         raise ValueError(
             f"block_size must be a power of two of at least {MIN_BLOCK_SIZE}, got "
@@ -118,7 +120,7 @@ def sign_mean(
         worker = jax.tree.map(
             lambda p: jnp.zeros((held, *p.shape), error_dtype), params
         )
-        server = jnp.zeros((held, layout.served_blocks * block_size), error_dtype)
+        server = jnp.zeros((held, layout.served_blocks, block_size), error_dtype)
         return SignMeanState(
             worker_error=PerWorker(worker, axes, "each"),
             server_error=PerWorker(server, axes, "split"),
@@ -131,15 +133,15 @@ def sign_mean(
         **extra_args: object,
     ) -> tuple[optax.Updates, SignMeanState]:
         del params, extra_args
-        workers, _ = _axes.worker_count(axes)
+        workers = _axes.bound_workers(axes)
         _axes.check_local(updates, axes, WHO)
         leaves, treedef = jax.tree.flatten(updates)
         errors = treedef.flatten_up_to(state.worker_error.value)
         layout = layout_of([x.shape for x in leaves], block_size, workers)
         server_error = state.server_error.value
         fits = [e.shape == (1, *x.shape) for x, e in zip(leaves, errors, strict=True)]
-        fits.append(server_error.shape == (1, layout.served_blocks * block_size))
-        check_workers(all(fits), WHO, workers, axes)
+        fits.append(server_error.shape == (1, layout.served_blocks, block_size))
+        _axes.check_workers(all(fits), WHO, workers, axes)
         if not layout.total_blocks:
             # Nothing agreed differs from nothing in type alone.
             return jax.tree.map(lambda x: lax.pmean(x, axes), updates), state
@@ -195,14 +197,3 @@ def _parts(
 ) -> tuple[UInt32[Array, "*n b w"], Float32[Array, "*n b"]]:
     scales = lax.bitcast_convert_type(message[..., -1], jnp.float32)
     return message[..., :-1], scales
-
-
-def check_workers(fits: bool, who: str, workers: int, axes: tuple[str, ...]) -> None:
-    """Refuses a state that was made for another number of workers."""
-    if not fits:
-        raise ValueError(
-            f"{who}'s state was not made for these leaves on the {workers} workers of "
-            f"{axes}: make it from the updates' own tree, pass it through shard_map "
-            "with onebit_jax.state_specs(state), and convert a state of another "
-            "number of workers with onebit_jax.resize."
-        )

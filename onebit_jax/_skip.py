@@ -70,7 +70,7 @@ def skip_nonfinite(
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, Any]:
-        _axes.worker_count(axes)
+        _axes.bound_workers(axes)
         finite = jnp.isfinite(lax.psum(squared_norm(updates), axes))
 
         def take() -> tuple[optax.Updates, Any]:

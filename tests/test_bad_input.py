@@ -215,3 +215,97 @@ def test_a_stage_that_does_not_exist():
 def test_accumulating_nothing():
     with pytest.raises(ValueError, match="at least 1"):
         accumulate(optax.identity(), 0, "data")
+
+
+@pytest.mark.parametrize("has_aux", [False, True])
+def test_a_loss_that_is_averaged_already(has_aux):
+    """Its gradients would be divided by the workers twice, silently."""
+
+    def loss(p, x):
+        mean = lax.pmean(jnp.mean(x @ p), "data")
+        return (mean, {}) if has_aux else mean
+
+    tx = optax.chain(exact_mean("data"), optax.sgd(0.1))
+    run = data_parallel(loss, tx, mesh_of(2), has_aux=has_aux)
+    params, state = run.init(jnp.ones(3))
+    with pytest.raises(ValueError, match="the loss is the same on every worker"):
+        run.step(params, state, jnp.ones((2, 3)))
+
+
+def test_differentiating_by_name():
+    with pytest.raises(TypeError, match="by position"):
+        jax.shard_map(
+            lambda x: local_value_and_grad(jnp.sum, "data")(x=x)[1],
+            mesh=mesh_of(2),
+            in_specs=PartitionSpec("data"),
+            out_specs=PartitionSpec("data"),
+        )(jnp.ones(2))
+
+
+def test_an_update_that_no_exchange_has_agreed_on():
+    def optimizer(beside):
+        parts = {"t": onebit_adam(0.1, sign_mean("data"), freeze_at(2)), "z": beside}
+        return optax.partition(parts, {"a": "t", "b": "z"})
+
+    def step(tx):
+        run = data_parallel(lambda p, x: jnp.mean(x @ p["a"] + p["b"]), tx, mesh_of(2))
+        params, state = run.init({"a": jnp.ones(3), "b": jnp.ones(())})
+        return run.step(params, state, jnp.ones((2, 3)))[0]
+
+    with pytest.raises(ValueError, match=r"\['b'\] differs from worker to worker"):
+        step(optimizer(optax.set_to_zero()))
+    frozen = optax.chain(exact_mean("data"), optax.set_to_zero())
+    assert step(optimizer(frozen))["b"] == 1
+
+
+@pytest.mark.parametrize("batch_axes", [None, "device", ("host", "device")])
+def test_an_exchange_over_other_axes_than_the_batch(batch_axes):
+    mesh = jax.sharding.Mesh(
+        np.array(jax.devices()[:4]).reshape(2, 2), ("host", "device")
+    )
+    tx = onebit_adam(0.1, sign_mean("host"), freeze_at(2))
+    run = data_parallel(lambda p, x: jnp.mean(x @ p), tx, mesh, axis=batch_axes)
+    with pytest.raises(ValueError, match=r"works over \('host',\): name the same axes"):
+        run.init(jnp.ones(3))
+
+
+@with_each
+def test_an_axis_that_is_not_the_states(make):
+    """The state is right, the update is not: its axis is misspelt, or not bound."""
+    right, wrong = make("data"), make("dta")
+    run = Workers(right, jnp.zeros(3), mesh_of(2))
+
+    def update(tx):
+        return lambda: tx.update(jnp.zeros(3), state, jnp.zeros(3))
+
+    state = jax.tree.map(lambda x: x[:1] if x.ndim else x, run.state)
+    with pytest.raises(ValueError, match=r"axis \('dta',\) is not bound .*'data'"):
+        jax.shard_map(
+            update(wrong), mesh=mesh_of(2), in_specs=(), out_specs=PartitionSpec()
+        )()
+    with (
+        jax.set_mesh(mesh_of(2)),
+        pytest.raises(ValueError, match=r"axis \('data',\) is not bound"),
+    ):
+        jax.jit(update(right))()
+
+
+def test_accumulated_gradients_of_another_number_of_workers():
+    tx = accumulate(exact_mean("data"), 2, "data")
+    run = Workers(tx, jnp.zeros(3), mesh_of(2))
+    run.state = onebit_jax.init(tx, jnp.zeros(3), mesh_of(4))
+    with pytest.raises(ValueError, match="accumulate's state was not made"):
+        run.update(jnp.zeros((2, 3)))
+
+
+def test_what_is_not_a_whole_number():
+    with pytest.raises(TypeError, match="integer"):
+        accumulate(exact_mean("data"), 2.5, "data")
+    with pytest.raises(TypeError, match="integer"):
+        sign_mean("data", block_size=1024.0)
+
+
+def test_what_is_not_an_exchange_or_a_freeze_rule():
+    for arguments in (("data", freeze_at(1)), (sign_mean("data"), 100)):
+        with pytest.raises(TypeError, match=r"needs an exchange.*and a freeze rule"):
+            onebit_adam(0.1, *arguments)

@@ -1,5 +1,7 @@
 """State: where it lies, how it is found, and what another number of workers gets."""
 
+import dataclasses
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -154,3 +156,52 @@ def test_resizing_preserves_what_is_owed(layout, before, after):
     assert all(np.all(np.isfinite(u)) for u in jax.tree.leaves(updates))
     if before == after:
         chex.assert_trees_all_equal(resized, run.state)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"block_size": 1024},
+        {"block_size": 64},
+        {"block_size": 32, "error_dtype": jnp.bfloat16},
+    ],
+    ids=str,
+)
+def test_resizing_with_other_options_is_refused(other):
+    """The blocks of the server errors would be given to other parameters."""
+    params = {"a": jnp.zeros(40), "b": jnp.zeros(40)}
+    state = onebit_jax.init(sign_mean("data", block_size=32), params, mesh_of(8))
+    with pytest.raises(ValueError, match="its options and the parameters"):
+        onebit_jax.resize(state, sign_mean("data", **other), params, mesh_of(4))
+    halves = {"a": jnp.zeros(20), "b": jnp.zeros(60)}
+    with pytest.raises(ValueError, match="its options and the parameters"):
+        onebit_jax.resize(state, sign_mean("data", block_size=32), halves, mesh_of(4))
+
+
+def test_a_state_over_two_axes_is_resized():
+    def mesh(*shape):
+        devices = np.array(jax.devices()[: np.prod(shape)]).reshape(shape)
+        return jax.sharding.Mesh(devices, ("host", "device"))
+
+    tx = sign_mean(("host", "device"), block_size=32)
+    params = jnp.zeros(40)
+    state = onebit_jax.init(tx, params, mesh(4, 2))
+    error = jnp.arange(320.0).reshape(8, 40)
+    worker = dataclasses.replace(state.worker_error, value=error)
+    resized = onebit_jax.resize(
+        state._replace(worker_error=worker), tx, params, mesh(1, 2)
+    )
+    np.testing.assert_allclose(resized.worker_error.value, [error.mean(0)] * 2)
+
+
+def test_a_state_with_empty_leaves_is_placed_as_the_abstract_one():
+    params = {"e": jnp.zeros((4, 0)), "w": jnp.zeros(3)}
+    tx = onebit_adam(0.1, sign_mean("data"), freeze_at(1))
+    run = onebit_jax.data_parallel(lambda p, x: jnp.mean(x @ p["w"]), tx, mesh_of(2))
+    abstract = onebit_jax.abstract_state(tx, params, mesh_of(2))
+    params, state = run.init(params)
+    compiled = run.step.lower(params, abstract, jnp.ones((2, 3))).compile()
+    for _ in range(3):  # both stages; what a step returns fits the next one
+        params, state, _ = jax.block_until_ready(
+            compiled(params, state, jnp.ones((2, 3)))
+        )
