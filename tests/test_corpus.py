@@ -83,6 +83,46 @@ def test_long_texts_are_cut_between_paragraphs():
     ]
 
 
+LINES = "".join(
+    f"Line {i} is a paragraph. It has two sentences.\n" for i in range(2000)
+)
+
+
+def test_long_texts_without_blank_lines_are_cut_between_lines():
+    documents = list(split_documents(LINES))
+    sizes = [sum(map(len, document)) for document in documents]
+    assert len(documents) > 8
+    assert max(sizes) < DOCUMENT_CHARACTERS + 100
+    assert all(document[0].startswith("Line") for document in documents)
+    sentences = [sentence for document in documents for sentence in document]
+    assert sentences == [
+        sentence
+        for i in range(2000)
+        for sentence in (f"Line {i} is a paragraph.", "It has two sentences.")
+    ]
+    split_held_out(documents, seed=0)
+    # A heading and a blank line before them change nothing.
+    assert [s for d in split_documents("Title.\n\n" + LINES) for s in d] == [
+        "Title.",
+        *sentences,
+    ]
+    assert len(list(split_documents("Title.\n\n" + LINES))) >= len(documents)
+
+
+def test_text_in_one_line_is_said_to_be(tmp_path):
+    (tmp_path / "line.txt").write_text(LINES.replace("\n", " "))
+    with pytest.raises(InputError, match=r"one has .* characters: break its lines"):
+        split_held_out(read_corpus([tmp_path]), seed=0)
+
+
+def test_paragraphs_are_not_cut_as_long_as_they_are_no_longer_than_a_document():
+    sentence = "A sentence over\ntwo lines.\n"
+    paragraph = (sentence * (DOCUMENT_CHARACTERS // len(sentence))).strip()
+    (first, second) = split_documents("\n\n".join([paragraph] * 4))
+    assert len(first) == len(second)
+    assert {*first, *second} == {"A sentence over two lines."}
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

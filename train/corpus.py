@@ -18,7 +18,8 @@ Document = tuple[str, ...]
 """A document is its sentences in order."""
 
 DOCUMENT_CHARACTERS = 10_000
-"""A longer text is cut into documents at paragraph ends."""
+"""A longer text is cut into documents at paragraph ends, a longer paragraph at line
+ends."""
 
 # Not documentation of the language, or not part of every installation.
 _SKIPPED = frozenset(
@@ -75,7 +76,9 @@ def split_documents(text: str) -> Iterator[Document]:
     r"""Cuts a text into documents of whole paragraphs.
 
     Args:
-      text: Paragraphs separated by blank lines.
+      text: Paragraphs separated by blank lines. A stretch without blank lines that is
+        longer than a document is taken for paragraphs of about a document, whole
+        lines each.
 
     Yields:
       Documents of about `DOCUMENT_CHARACTERS`, as sentences without line breaks.
@@ -87,7 +90,7 @@ def split_documents(text: str) -> Iterator[Document]:
     """
     sentences: list[str] = []
     characters = 0
-    for paragraph in _PARAGRAPH.split(text):
+    for paragraph in _paragraphs(text):
         if characters >= DOCUMENT_CHARACTERS:
             yield tuple(sentences)
             sentences, characters = [], 0
@@ -96,6 +99,28 @@ def split_documents(text: str) -> Iterator[Document]:
         sentences += [s for s in _SENTENCE.split(line) if _WORD.search(s)]
     if sentences:
         yield tuple(sentences)
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    for stretch in _PARAGRAPH.split(text):
+        if len(stretch) <= DOCUMENT_CHARACTERS:
+            yield stretch
+        else:
+            yield from _join_lines(stretch)
+
+
+def _join_lines(stretch: str) -> Iterator[str]:
+    """Whole lines, joined until they are as long as a document."""
+    lines: list[str] = []
+    characters = 0
+    for line in stretch.split("\n"):
+        lines.append(line)
+        characters += len(line)
+        if characters >= DOCUMENT_CHARACTERS:
+            yield "\n".join(lines)
+            lines, characters = [], 0
+    if lines:
+        yield "\n".join(lines)
 
 
 def fingerprint(documents: Iterable[Document]) -> str:

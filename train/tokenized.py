@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from train.corpus import DOCUMENT_CHARACTERS
 from train.errors import InputError
 
 if TYPE_CHECKING:
@@ -62,9 +63,16 @@ def split_held_out(
         sentence pairs from different documents take.
     """
     if len(documents) < 4:
+        longest = max(sum(map(len, document)) for document in documents)
+        advice = "give more text, or more files"
+        if longest > 2 * DOCUMENT_CHARACTERS:
+            advice = (
+                f"a document ends where a line does, and one has {longest:,} "
+                "characters: break its lines, or give more files"
+            )
         raise InputError(
             f"the corpus makes {len(documents)} documents and training takes 4 at "
-            "least, two of them held out; give more text, or more files."
+            f"least, two of them held out; {advice}."
         )
     count = max(2, round(HELD_OUT * len(documents)))
     chosen = np.random.default_rng(seed).permutation(len(documents))[:count]
