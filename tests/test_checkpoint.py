@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+import time
 from contextlib import closing
 
 import chex
@@ -147,6 +148,16 @@ def test_a_truncated_checkpoint_is_named_and_the_one_before_is_good(
     )
     shutil.rmtree(newest)
     assert restore(folder, tx, workers)[0].progress.sent.steps == 2
+
+
+def test_damage_is_said_in_one_sentence_and_no_traceback(folder, tx, capfd):
+    for file in (folder / "checkpoints" / "3" / "arrays").rglob("d/*"):
+        file.write_bytes(file.read_bytes()[:10])
+    with pytest.raises(InputError, match="3 is damaged"):
+        restore(folder, tx)
+    # What is still being read when the first error is known answers a little later.
+    time.sleep(0.2)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_checkpoint_without_its_arrays_is_damaged(folder, tx):

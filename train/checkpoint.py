@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
+import tensorstore
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 import onebit_jax
@@ -157,6 +158,7 @@ class Checkpoints:
         if not same:
             state = _place(state, replicated)
         with self._whole(step):
+            _read_through(self._folder / str(step) / "arrays")
             arrays = self._manager.restore(
                 step,
                 args=ocp.args.Composite(
@@ -193,6 +195,18 @@ class Checkpoints:
                 f"the checkpoint {self._folder / str(step)} is of another model "
                 f"({differing}); give the --out of a run of this model."
             )
+
+
+def _read_through(arrays: Path) -> None:
+    """Raises what TensorStore does where a file is cut short.
+
+    Orbax stops at the first array that cannot be read and closes the event loop that
+    the others still answer to, each of which then prints a traceback.
+    """
+    spec = {"driver": "ocdbt", "base": arrays.as_uri() + "/"}
+    store = tensorstore.KvStore.open(spec).result()
+    for key in store.list().result():
+        store.read(key).result()
 
 
 def _mesh_of(workers: int, mesh: Mesh) -> AbstractMesh:
