@@ -11,10 +11,11 @@ import pytest
 
 from models import SIZES
 from train import picture, record
-from train.config import PretrainConfig
+from train.config import PretrainConfig, check
 from train.data import load
 from train.errors import InputError
-from train.objective import abstract_params
+from train.examples import element
+from train.objective import abstract_params, init_params
 from train.optimizer import (
     decays,
     freeze_rule,
@@ -64,14 +65,17 @@ def test_losses_that_are_not_finite_are_written_as_json(tmp_path):
     picture.draw(tmp_path / "picture.png", {"adam": record.read(tmp_path)})
 
 
-def test_a_run_keeps_its_vocabulary(config, tmp_path):
+def test_a_run_keeps_its_vocabulary_and_a_new_one_takes_what_is_given(config, tmp_path):
     given = tmp_path / "given.txt"
     write_vocabulary(given, (*SPECIAL, "sun", "moon"))
     kept = tmp_path / "vocab.txt"
-    with_given = replace(config, vocab=given)
-    assert load(with_given, tmp_path).vocabulary == read_vocabulary(given)
     write_vocabulary(kept, (*SPECIAL, "moon", "sun"))
-    assert load(with_given, tmp_path).vocabulary == read_vocabulary(kept)
+    with_given = replace(config, vocab=given)
+    new = load(with_given, tmp_path)
+    assert new.vocabulary == read_vocabulary(given)
+    assert "star" in load(config, tmp_path).vocabulary
+    going_on = load(with_given, tmp_path, new.corpus)
+    assert going_on.vocabulary == read_vocabulary(kept)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +84,11 @@ def test_a_run_keeps_its_vocabulary(config, tmp_path):
         ({"steps": 0}, "--steps must be at least 1, not 0"),
         ({"batch": 0}, "--batch must be at least 1"),
         ({"seed": -1}, "--seed must be at least 0"),
+        ({"seed": 2**32}, "--seed must be at most 4294967295, not 4294967296"),
         ({"clip": float("nan")}, "--clip must be at least 0, not nan"),
+        ({"clip": float("inf")}, "--clip must be a finite number, not inf"),
+        ({"weight_decay": float("inf")}, "--weight-decay must be a finite number"),
+        ({"learning_rate": float("inf")}, "--learning-rate must be a finite number"),
         ({"freeze_step": 0}, "--freeze-step must be at least 1"),
         ({"learning_rate": 0.0}, "--learning-rate must be positive"),
         ({"dropout": 1.0}, "--dropout must be less than 1"),
@@ -115,6 +123,21 @@ def test_an_output_that_is_a_file_is_refused(config, tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(InputError, match="is a file; give a folder"):
         pretrain(replace(config, out=tmp_path / "run"))
+
+
+@pytest.mark.parametrize("out", ["file/run", "link", "n" * 300])
+def test_an_output_that_cannot_be_made_is_refused(config, tmp_path, out):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(InputError, match=r"cannot be written to \(.+\); give another"):
+        pretrain(replace(config, out=tmp_path / out))
+
+
+def test_the_largest_seed_is_taken(config):
+    seed = 2**32 - 1
+    check(replace(config, seed=seed))
+    init_params(SIZES["tiny"], seed)
+    assert element(load(config, Path("nowhere")).training, 0).token_ids.any()
 
 
 def test_freezing_before_the_warm_up_ends_is_warned_of():

@@ -16,21 +16,25 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from runs import (
+    FREEZE,
+    PROMOTION,
+    STEPS,
+    WARMUP,
+    resume,
+    small_config,
+    steps_of,
+    write_corpus,
+)
 
 from models import SIZES
 from train import loop, program, record
 from train.config import PretrainConfig
-from train.errors import InputError
-from train.pretrain import parse, pretrain
+from train.pretrain import pretrain
 from train.record import EvalMetrics, StepMetrics
 
-FREEZE = 4
-WARMUP = 2
-STEPS = 8
 # The last checkpoint before each is in the warm-up, at the freeze, after it.
 KILLED_AFTER = {"warm-up": 3, "freeze": 5, "compressed": 7}
-# Optax's own Adam mixes integers and floats, which strict promotion bars.
-PROMOTION = jax.numpy_dtype_promotion("standard")
 ROOT = Path(__file__).parents[1]
 
 
@@ -49,33 +53,12 @@ def _quick(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    rng = np.random.default_rng(0)
-    words = ["sun", "moon", "star", "river", "stone", "tree", "cloud", "wind", "rain"]
-    for i in range(8):
-        sentences = [
-            " ".join(rng.choice(words, rng.integers(3, 9))).capitalize() + "."
-            for _ in range(30)
-        ]
-        (folder / f"{i}.txt").write_text(" ".join(sentences))
-    return folder
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="session")
 def config(corpus):
-    return PretrainConfig(
-        corpus=(corpus,),
-        vocab_size=100,
-        steps=STEPS,
-        batch=8,
-        seq=16,
-        warmup_steps=WARMUP,
-        freeze_step=FREEZE,
-        eval_every=4,
-        checkpoint_every=2,
-        log_every=1,
-        compare=True,
-    )
+    return small_config(corpus)
 
 
 @pytest.fixture(scope="module")
@@ -101,28 +84,14 @@ def finished(config, tmp_path_factory, _quick):
 
 
 @pytest.fixture
-def run(finished, tmp_path):
-    """A copy of the finished run, to be gone on with."""
-    return shutil.copytree(finished, tmp_path / "run")
-
-
-@pytest.fixture
-def single_run(run):
-    """The same without plain Adam beside it."""
+def single_run(finished, tmp_path):
+    """A copy of the finished run without plain Adam beside it, to be gone on with."""
+    run = shutil.copytree(finished, tmp_path / "run")
     shutil.rmtree(run / "adam")
     stored = json.loads((run / "config.json").read_text())
     stored["flags"]["compare"] = False
     (run / "config.json").write_text(json.dumps(stored))
     return run
-
-
-def resume(folder, *flags):
-    with PROMOTION:
-        pretrain(parse(["--resume", "--out", str(folder), *flags]))
-
-
-def steps_of(folder):
-    return [line for line in record.read(folder) if "stage" in line]
 
 
 def evaluations_of(folder):
@@ -215,6 +184,9 @@ def test_a_run_leaves_a_picture_a_vocabulary_and_its_configuration(finished, con
     stored = json.loads((finished / "config.json").read_text())
     assert stored["flags"]["seq"] == config.seq
     assert stored["until"] == STEPS
+    adams = json.loads((finished / "adam" / "config.json").read_text())
+    assert adams["flags"]["optimizer"] == "adam"
+    assert adams["corpus"] == stored["corpus"]
 
 
 def recording(steps):
@@ -318,58 +290,6 @@ def test_skipped_steps_are_counted_and_written(config, tmp_path, monkeypatch):
         np.cumsum([line["sent_bytes"] for line in lines]),
     )
     assert not (out / "adam").exists()
-
-
-def test_an_output_folder_that_holds_a_run_is_refused(run, config):
-    before = (run / "metrics.jsonl").read_bytes()
-    with pytest.raises(InputError, match="already holds a run; go on with it by --res"):
-        pretrain(replace(config, out=run))
-    assert (run / "metrics.jsonl").read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--seq", "32"], "was started with --seq 16, not 32; leave --seq out"),
-        (["--model", "mini"], "was started with --model tiny, not mini"),
-        (["--vocab", "v.txt"], "was started with --vocab None, not "),
-        (["--corpus", "a", "b"], "was started with --corpus "),
-        (["--steps", "5"], "goes to step 8; leave out --steps 5"),
-        (["--workers", "3"], "--batch 8 cannot be shared equally by 3 workers"),
-    ],
-)
-def test_flags_that_contradict_a_run_are_refused(run, flags, message):
-    with pytest.raises(InputError) as caught:
-        resume(run, *flags)
-    assert message in str(caught.value)
-    assert len(steps_of(run)) == STEPS
-
-
-def test_going_on_with_no_run_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"there is no run in .* leave out --resume"):
-        resume(tmp_path)
-
-
-def test_going_on_with_damage_is_refused(run):
-    (run / "config.json").write_text("{")
-    with pytest.raises(InputError, match=r"config.json is damaged"):
-        resume(run)
-
-
-def test_going_on_without_a_checkpoint_is_refused(run):
-    shutil.rmtree(run / "checkpoints")
-    with pytest.raises(InputError, match="there is no checkpoint in"):
-        resume(run)
-
-
-def test_going_on_with_another_text_is_refused(run, config, corpus, tmp_path):
-    moved = shutil.copytree(corpus, tmp_path / "corpus")
-    stored = json.loads((run / "config.json").read_text())
-    stored["flags"]["corpus"] = [str(moved)]
-    (run / "config.json").write_text(json.dumps(stored))
-    (moved / "0.txt").write_text("The sun was another one.")
-    with pytest.raises(InputError, match="the corpus is not the one that the run"):
-        resume(run)
 
 
 def command(*flags):

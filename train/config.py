@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,9 @@ Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
 
 MIN_LENGTH = 8
 """Tokens of the shortest sequence: two segments and their three special tokens."""
+
+MAX_SEED = 2**32 - 1
+"""The largest seed: JAX looks at its lowest 32 bits alone."""
 
 _LEAST = {
     "vocab_size": 1,
@@ -113,8 +117,13 @@ def check(config: PretrainConfig) -> None:
         value = getattr(config, name)
         # Not `value < least`, which a NaN would pass.
         if isinstance(value, int | float) and not value >= least:
-            flag = "--" + name.replace("_", "-")
-            raise InputError(f"{flag} must be at least {least}, not {value}.")
+            raise InputError(f"{_flag(name)} must be at least {least}, not {value}.")
+    for name in (field.name for field in fields(config)):
+        value = getattr(config, name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"{_flag(name)} must be a finite number, not {value}.")
+    if config.seed > MAX_SEED:
+        raise InputError(f"--seed must be at most {MAX_SEED}, not {config.seed}.")
     if not config.learning_rate > 0:
         raise InputError(
             f"--learning-rate must be positive, not {config.learning_rate}."
@@ -167,12 +176,24 @@ def check_resumable(stored: PretrainConfig, given: PretrainConfig) -> None:
     ]
     if differing:
         name = min(differing)
-        flag = "--" + name.replace("_", "-")
+        flag = _flag(name)
         raise InputError(
             f"the run in {given.out} was started with {flag} {_spell(before[name])}, "
             f"not {_spell(now[name])}; leave {flag} out to go on, or start a new "
             "run in another --out."
         )
+
+
+def train_the_same(one: PretrainConfig, other: PretrainConfig) -> bool:
+    """Whether two runs' flags make the same training of the same text."""
+    first, second = to_json(one), to_json(other)
+    # The schedules are made for a number of steps; a text is known by its contents.
+    deciding = first.keys() - (_CHANGEABLE - {"steps"}) - {"corpus"}
+    return all(first[name] == second[name] for name in deciding)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _spell(value: Any) -> str:

@@ -52,8 +52,9 @@ def load(config: PretrainConfig, folder: Path, corpus: str | None = None) -> Dat
 
     Args:
       config: The flags.
-      folder: The run's folder, whose vocabulary is used if it holds one.
-      corpus: The name that the corpus must have, for a run that goes on.
+      folder: The run's folder.
+      corpus: The name that the corpus must have, for a run that goes on; it goes on
+        with the vocabulary in its folder.
 
     Returns:
       The data.
@@ -72,7 +73,8 @@ def load(config: PretrainConfig, folder: Path, corpus: str | None = None) -> Dat
         )
     training, held_out = split_held_out(documents, config.seed)
     kept = folder / VOCABULARY_FILE
-    if kept.exists():
+    # What else is there was left by a run that was killed before it began.
+    if corpus is not None and kept.exists():
         vocabulary = read_vocabulary(kept)
     elif config.vocab:
         vocabulary = read_vocabulary(config.vocab)

@@ -23,7 +23,7 @@ from train.record import EvalMetrics, StepMetrics
 from train.sent import Sent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from typing import Any
 
@@ -51,26 +51,26 @@ def say(text: str) -> None:
 
 def train(
     config: PretrainConfig,
-    optimizer: Optimizer,
-    folder: Path,
     data: Data,
     mesh: Mesh,
     until: int,
+    begin: Callable[[], None],
 ) -> None:
     """Trains, from the newest checkpoint where there is one.
 
     Args:
-      config: The flags; their steps are those of the schedules.
-      optimizer: The optimizer to train with.
-      folder: Where its checkpoints and metrics are, or will be.
+      config: The flags; their steps are those of the schedules, and their `out` is
+        where the checkpoints and metrics are, or will be.
       data: What to train on.
       mesh: The workers.
       until: Steps to have trained at the end.
+      begin: Called once the newest checkpoint, if there is one, has been read whole.
 
     Raises:
       InputError: The newest checkpoint is damaged or of another model, or there is
         none although there are metrics.
     """
+    optimizer, folder = config.optimizer, config.out
     model = replace(
         SIZES[config.model], vocab_size=len(data.vocabulary), dropout=config.dropout
     )
@@ -98,6 +98,7 @@ def train(
             params, state = run.init(init_params(model, config.seed))
             start = Checkpoint(params, state, Progress(Sent(), batches.get_state()))
             checkpoints.save(start, mesh.size)
+        begin()
         program = compile_program(run, model, start.params, start.state, data, mesh)
         say(f"{optimizer}: a worker sends {_spell_rates(program.rates)}")
         training = _Training(

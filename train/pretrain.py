@@ -2,13 +2,14 @@
 
 `--help` lists the flags. A run leaves in its folder `config.json` (what was asked
 for), `vocab.txt`, `checkpoints`, `metrics.jsonl` and `training.png`; with `--compare`
-plain Adam's checkpoints and metrics are in the folder `adam` inside it.
+plain Adam's own are in the folder `adam` inside it.
 """
 
 from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import jax
@@ -26,11 +27,8 @@ from train.run_folder import Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from jax.sharding import Mesh
-
-    from train.config import Optimizer
 
 VIRTUAL_WORKERS = 8
 """Workers where there is only a CPU and nothing else is asked for."""
@@ -96,38 +94,57 @@ def pretrain(config: PretrainConfig) -> None:
     mesh = make_mesh(config)
     if config.resume:
         run = run_folder.read(folder)
+        # It may have been moved since it was written.
+        run = replace(run, config=replace(run.config, out=folder))
+        for arm in _arms(run.config):
+            run_folder.check_own(replace(run, config=arm))
         run = replace(run, until=_next_goal(run, config))
         data = load(run.config, folder, run.corpus)
     else:
-        run_folder.check_free(folder)
+        for arm in _arms(config):
+            run_folder.check_free(arm.out)
         data = load(config, folder)
         run = Run(config, data.corpus, config.steps)
-    if is_main_process():
-        folder.mkdir(parents=True, exist_ok=True)
-        keep_vocabulary(data, folder)
-        run_folder.write(folder, run)
+        if is_main_process():
+            with run_folder.writable(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                keep_vocabulary(data, folder)
     say(
         f"{folder}: BERT {config.model}, {len(data.vocabulary):,} word pieces, "
         f"{mesh.size} workers ({mesh.devices.flat[0].platform}), to step {run.until:,}"
     )
     # The run's own number of steps is what its schedules were made for.
-    flags = replace(config, steps=run.config.steps)
-    arms = _arms(flags)
-    for optimizer, arm in arms.items():
-        if latest_step(arm) < run.until:
-            train(flags, optimizer, arm, data, mesh, run.until)
+    arms = _arms(replace(config, steps=run.config.steps))
+    for arm, stored in zip(arms, _arms(run.config), strict=True):
+        if latest_step(arm.out) < run.until:
+            remember = partial(_remember, replace(run, config=stored))
+            # A folder with a checkpoint in it must say whose it is.
+            if not run_folder.exists(arm.out):
+                remember()
+            train(arm, data, mesh, run.until, begin=remember)
     if is_main_process():
-        lines = {optimizer: record.read(arm) for optimizer, arm in arms.items()}
+        lines = {arm.optimizer: record.read(arm.out) for arm in arms}
         picture.draw(folder / picture.FILE, lines)
         say(f"{folder / picture.FILE}: loss and bytes sent")
 
 
-def _arms(config: PretrainConfig) -> dict[Optimizer, Path]:
-    """The folder of each optimizer that is trained."""
-    arms: dict[Optimizer, Path] = {config.optimizer: config.out}
-    if config.compare:
-        arms["adam"] = config.out / "adam"
-    return arms
+def _arms(config: PretrainConfig) -> list[PretrainConfig]:
+    """The flags of each optimizer's training, its folder among them."""
+    if not config.compare:
+        return [config]
+    adam = replace(
+        config,
+        optimizer="adam",
+        freeze_step=None,
+        compare=False,
+        out=config.out / "adam",
+    )
+    return [config, adam]
+
+
+def _remember(run: Run) -> None:
+    if is_main_process():
+        run_folder.write(run)
 
 
 def _next_goal(run: Run, config: PretrainConfig) -> int:
@@ -140,7 +157,7 @@ def _next_goal(run: Run, config: PretrainConfig) -> int:
             f"the run in {config.out} goes to step {run.until}; leave out --steps "
             f"{config.steps} to go on, or give more."
         )
-    if min(latest_step(arm) for arm in _arms(config).values()) < run.until:
+    if min(latest_step(arm.out) for arm in _arms(config)) < run.until:
         return run.until
     say(
         f"{config.out}: all {run.until:,} steps are done; going on for {own:,} more at "

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from train import checkpoint, record
-from train.config import PretrainConfig, from_json, to_json
+from train.config import PretrainConfig, from_json, to_json, train_the_same
 from train.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 FILE = "config.json"
@@ -31,6 +33,30 @@ class Run:
     until: int
 
 
+@contextlib.contextmanager
+def writable(folder: Path) -> Iterator[None]:
+    """Says in one sentence that a folder cannot be made or written to.
+
+    Args:
+      folder: The folder that is written to inside.
+
+    Raises:
+      InputError: It cannot be.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"--out {folder} cannot be written to ({error.strerror}); give another "
+            "folder."
+        ) from error
+
+
+def exists(folder: Path) -> bool:
+    """Whether a folder remembers a run."""
+    return (folder / FILE).exists()
+
+
 def check_free(folder: Path) -> None:
     """Refuses a folder that a new run would overwrite something in.
 
@@ -40,22 +66,53 @@ def check_free(folder: Path) -> None:
     Raises:
       InputError: It is not a folder, or holds a run.
     """
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"--out {folder} is a file; give a folder.")
-    if any((folder / name).exists() for name in (FILE, record.FILE, checkpoint.FOLDER)):
+    with writable(folder):
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"--out {folder} is a file; give a folder.")
+        taken = (FILE, record.FILE, checkpoint.FOLDER)
+        if any((folder / name).exists() for name in taken):
+            raise InputError(
+                f"{folder} already holds a run; go on with it by --resume, or give "
+                "another --out."
+            )
+
+
+def check_own(run: Run) -> None:
+    """Refuses to go on with another run's training.
+
+    Args:
+      run: The run, whose folder is its `out`.
+
+    Raises:
+      InputError: That folder remembers another run.
+    """
+    folder = run.config.out
+    if not exists(folder):
+        return
+    found = read(folder)
+    if found.corpus != run.corpus or not train_the_same(found.config, run.config):
         raise InputError(
-            f"{folder} already holds a run; go on with it by --resume, or give another "
-            "--out."
+            f"{folder} holds another run, of other flags or another corpus; move it "
+            "away to go on."
         )
 
 
-def write(folder: Path, run: Run) -> None:
-    """Remembers a run; all at once, so that a killed process leaves the run before."""
-    folder.mkdir(parents=True, exist_ok=True)
+def write(run: Run) -> None:
+    """Remembers a run; all at once, so that a killed process leaves the run before.
+
+    Args:
+      run: The run, whose folder is its `out`.
+
+    Raises:
+      InputError: The folder cannot be written to.
+    """
+    folder = run.config.out
     values = {"flags": to_json(run.config), "corpus": run.corpus, "until": run.until}
-    new = folder / (FILE + ".new")
-    new.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    new.replace(folder / FILE)
+    with writable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        new = folder / (FILE + ".new")
+        new.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        new.replace(folder / FILE)
 
 
 def read(folder: Path) -> Run:

@@ -1,0 +1,132 @@
+"""A folder is a run's own: what is in it is gone on with exactly, or refused."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+from runs import STEPS, resume, small_config, steps_of, write_corpus
+
+from train import record, run_folder
+from train.corpus import fingerprint, read_corpus
+from train.errors import InputError
+from train.pretrain import pretrain
+from train.record import StepMetrics
+from train.run_folder import Run
+
+
+def leave(config):
+    """What training leaves in its folder, but for what its checkpoints hold."""
+    run_folder.write(Run(config, fingerprint(read_corpus(config.corpus)), config.steps))
+    for step in range(1, config.steps + 1):
+        record.append(config.out, StepMetrics(step, 1.0, "warmup", 1, 1, 0, 0.1, 1.0))
+    (config.out / "checkpoints" / str(config.steps)).mkdir(parents=True)
+
+
+@pytest.fixture
+def config(tmp_path):
+    (tmp_path / "corpus").mkdir()
+    corpus = write_corpus(tmp_path / "corpus")
+    return replace(small_config(corpus), out=tmp_path / "run")
+
+
+@pytest.fixture
+def adam(config):
+    """Plain Adam's part of the run."""
+    out = config.out / "adam"
+    return replace(config, optimizer="adam", freeze_step=None, compare=False, out=out)
+
+
+@pytest.fixture
+def run(config):
+    leave(config)
+    return config.out
+
+
+def stored(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+def test_an_output_folder_that_holds_a_run_is_refused(run, config):
+    before = (run / "metrics.jsonl").read_bytes()
+    with pytest.raises(InputError, match="already holds a run; go on with it by --res"):
+        pretrain(config)
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_an_output_folder_with_adams_place_taken_is_refused(config, adam):
+    leave(replace(adam, learning_rate=0.5))
+    with pytest.raises(InputError, match="run/adam already holds a run"):
+        pretrain(config)
+    assert not (config.out / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"learning_rate": 0.5}, {"seed": 1}, {"steps": 6}, {"corpus": ()}]
+)
+def test_another_runs_adam_is_not_gone_on_with(run, adam, changes, tmp_path):
+    if "corpus" in changes:
+        changes = {"corpus": (tmp_path / "corpus" / "0.txt",)}
+    leave(replace(adam, **changes))
+    before = (run / "adam" / "metrics.jsonl").read_bytes()
+    with pytest.raises(InputError, match="run/adam holds another run, of other flags"):
+        resume(run, "--steps", str(STEPS + 2))
+    assert (run / "adam" / "metrics.jsonl").read_bytes() == before
+    assert stored(run)["until"] == STEPS
+    assert not (run / "training.png").exists()
+
+
+def test_adam_of_the_same_flags_is_the_runs_own(run, adam):
+    # They are the same however many workers train, and wherever the folder is.
+    leave(replace(adam, workers=4, log_every=7, out=run.parent / "elsewhere"))
+    shutil.move(run.parent / "elsewhere", adam.out)
+    with pytest.raises(InputError, match="run/checkpoints/8 is damaged"):
+        resume(run)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--seq", "32"], "was started with --seq 16, not 32; leave --seq out"),
+        (["--model", "mini"], "was started with --model tiny, not mini"),
+        (["--vocab", "v.txt"], "was started with --vocab None, not "),
+        (["--corpus", "a", "b"], "was started with --corpus "),
+        (["--steps", "5"], "goes to step 8; leave out --steps 5"),
+        (["--workers", "3"], "--batch 8 cannot be shared equally by 3 workers"),
+    ],
+)
+def test_flags_that_contradict_a_run_are_refused(run, flags, message):
+    with pytest.raises(InputError) as caught:
+        resume(run, *flags)
+    assert message in str(caught.value)
+    assert len(steps_of(run)) == STEPS
+
+
+def test_going_on_with_no_run_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"there is no run in .* leave out --resume"):
+        resume(tmp_path)
+
+
+def test_going_on_with_damage_is_refused(run):
+    (run / "config.json").write_text("{")
+    with pytest.raises(InputError, match=r"config.json is damaged"):
+        resume(run)
+
+
+def test_going_on_without_a_checkpoint_is_refused(run):
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(InputError, match="there is no checkpoint in"):
+        resume(run)
+
+
+def test_a_goal_is_kept_only_when_it_can_be_gone_on_to(run):
+    # The checkpoint is an empty folder.
+    with pytest.raises(InputError, match="checkpoints/8 is damaged"):
+        resume(run, "--steps", str(STEPS + 2))
+    assert stored(run)["until"] == STEPS
+
+
+def test_going_on_with_another_text_is_refused(run, tmp_path):
+    (tmp_path / "corpus" / "0.txt").write_text("The sun was another one.")
+    with pytest.raises(InputError, match="the corpus is not the one that the run"):
+        resume(run)
