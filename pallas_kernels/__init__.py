@@ -1,5 +1,7 @@
 """The arithmetic of sign compression on flat buffers."""
 
+from pallas_kernels._choose import Implementation as Implementation
+from pallas_kernels._choose import check_name as check_name
 from pallas_kernels._operations import average_and_recompress as average_and_recompress
 from pallas_kernels._operations import compress as compress
 from pallas_kernels._operations import decompress as decompress

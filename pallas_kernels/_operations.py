@@ -1,41 +1,20 @@
-"""The three operations of compression, in plain `jax.numpy`.
-
-This is their definition, and what runs wherever XLA compiles it.
-"""
+"""The three operations of compression, whatever computes them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 
-from pallas_kernels._packing import pack_signs, to_blocks, unpack_signs
+from pallas_kernels import _choose, _mosaic, _reference
 
 if TYPE_CHECKING:
     from jax import Array
-    from jax.typing import DTypeLike
+    from jax.typing import ArrayLike, DTypeLike
     from jaxtyping import Float, Float32, Int32, UInt32
 
-Scale = Literal["rms", "mean_abs"]
-
-
-def _block_scales(
-    x: Float32[Array, "b 32 w"], counts: Int32[Array, " b"], scale: Scale
-) -> Float32[Array, " b"]:
-    # A block without a single value divides by one: its scale is an exact zero.
-    number = jnp.maximum(counts, 1).astype(jnp.float32)
-    if scale == "rms":
-        return jnp.sqrt(jnp.sum(x * x, axis=(1, 2)) / number)
-    return jnp.sum(jnp.abs(x), axis=(1, 2)) / number
-
-
-def _quantise(
-    x: Float32[Array, "b 32 w"], counts: Int32[Array, " b"], scale: Scale
-) -> tuple[UInt32[Array, "b w"], Float32[Array, " b"], Float32[Array, "b 32 w"]]:
-    scales = _block_scales(x, counts, scale)
-    magnitude = scales[:, None, None]
-    error = x - jnp.where(x >= 0, magnitude, -magnitude)
-    return pack_signs(x), scales, error
+    from pallas_kernels._choose import Implementation
+    from pallas_kernels._reference import Scale
 
 
 def compress(
@@ -44,6 +23,9 @@ def compress(
     *,
     block_size: int,
     scale: Scale = "rms",
+    momentum: Float32[Array, " size"] | None = None,
+    decay: ArrayLike | None = None,
+    implementation: Implementation | None = None,
 ) -> tuple[UInt32[Array, "b w"], Float32[Array, " b"], Float[Array, " size"]]:
     r"""Compresses a buffer to one sign a value and one scale a block.
 
@@ -53,17 +35,30 @@ def compress(
       error' = x - s_b \, \mathrm{sign}(x)
 
     with |b| the number of values in block b that are not padding, and
-    sign(0) = +1. A block of zeros has scale zero. A value that is not finite, or
-    whose square overflows float32, makes its block's scale not finite.
+    sign(0) = +1. With a momentum, its update is part of the pass over memory:
+
+    .. math::
+      x = \beta \, momentum + (1 - \beta) \, value + error
+
+    A block of zeros has scale zero. A value that is not finite, or whose square
+    overflows float32, makes its block's scale not finite; squares below float32's
+    smallest normal number may be taken for zero.
 
     Args:
-      value: what is to be sent, any size.
+      value: what is to be sent, or each worker's gradient, any size.
       error: what earlier calls owe, float32 or bfloat16.
       block_size: values a scale, a power of two of at least 32.
       scale: 'rms' as in the formula, or 'mean_abs' for :math:`\sum |x_i| / |b|`.
+      momentum: the momentum that the gradient is added to.
+      decay: :math:`\beta`, given with the momentum.
+      implementation: 'xla', 'mosaic' (a kernel for NVIDIA GPUs from Hopper on) or
+        'mosaic_interpreted' (the same, slow, on a CPU); None for 'xla'.
 
     Returns:
       The words, the block scales, and the new error in the dtype of `error`.
+
+    Raises:
+      ValueError: if the implementation is not one that runs here.
 
     Example:
       >>> import jax.numpy as jnp
@@ -77,12 +72,10 @@ def compress(
       Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
       Algorithm 1 (there with one scale a tensor).
     """
-    size = value.size
-    x = to_blocks(value.astype(jnp.float32) + error.astype(jnp.float32), block_size)
-    first = jnp.arange(x.shape[0], dtype=jnp.int32) * block_size
-    counts = jnp.minimum(size - first, block_size)
-    words, scales, new_error = _quantise(x, counts, scale)
-    return words, scales, new_error.reshape(-1)[:size].astype(error.dtype)
+    arguments = (value, error, momentum, decay, block_size, scale)
+    if _choose.uses_mosaic(implementation, value):
+        return _mosaic.compress(*arguments, interpreted=implementation != "mosaic")
+    return _reference.compress(*arguments)
 
 
 def average_and_recompress(
@@ -92,6 +85,7 @@ def average_and_recompress(
     counts: Int32[Array, " b"],
     *,
     scale: Scale = "rms",
+    implementation: Implementation | None = None,
 ) -> tuple[UInt32[Array, "b w"], Float32[Array, " b"], Float[Array, " size"]]:
     r"""Averages what n workers sent and compresses the average again.
 
@@ -106,9 +100,14 @@ def average_and_recompress(
       counts: how many values of each block are not padding; the first ones are
         the values.
       scale: as in `compress`.
+      implementation: 'xla', 'mosaic' (a kernel for NVIDIA GPUs from Hopper on) or
+        'mosaic_interpreted' (the same, slow, on a CPU); None for 'xla'.
 
     Returns:
       The words, the block scales, and the new error, which is zero on padding.
+
+    Raises:
+      ValueError: if the implementation is not one that runs here.
 
     Example:
       >>> import jax.numpy as jnp
@@ -123,16 +122,11 @@ def average_and_recompress(
       Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
       Algorithm 1 (the server's half).
     """
-    n, _, width = words.shape
-    sent = unpack_signs(words) * scales[..., None, None]
-    mean = jnp.sum(sent, axis=0) / n
-    y = mean + error.astype(jnp.float32).reshape(mean.shape)
-    place = jnp.arange(32 * width, dtype=jnp.int32).reshape(1, 32, width)
-    is_value = place < counts[:, None, None]
-    y = jnp.where(is_value, y, jnp.float32(0))
-    new_words, new_scales, new_error = _quantise(y, counts, scale)
-    new_error = jnp.where(is_value, new_error, jnp.float32(0))
-    return new_words, new_scales, new_error.reshape(-1).astype(error.dtype)
+    arguments = (words, scales, error, counts, scale)
+    if _choose.uses_mosaic(implementation, words):
+        interpreted = implementation != "mosaic"
+        return _mosaic.average_and_recompress(*arguments, interpreted=interpreted)
+    return _reference.average_and_recompress(*arguments)
 
 
 def decompress(
@@ -140,22 +134,32 @@ def decompress(
     scales: Float32[Array, " b"],
     size: int,
     dtype: DTypeLike = jnp.float32,
+    *,
+    implementation: Implementation | None = None,
 ) -> Float[Array, " size"]:
     r"""Restores the values that signs and scales stand for: s_b · sign.
+
+    Elementwise, so that XLA fuses it with what is done to the values.
 
     Args:
       words: packed signs.
       scales: the scale of each block.
       size: how many values the blocks hold; the rest is padding.
       dtype: of the result.
+      implementation: as in `compress`.
 
     Returns:
       The values.
+
+    Raises:
+      ValueError: if the implementation is not one that runs here.
 
     Example:
       >>> import jax.numpy as jnp
       >>> decompress(jnp.array([[1]], jnp.uint32), jnp.array([0.5]), size=2)
       Array([ 0.5, -0.5], dtype=float32)
     """
-    values = unpack_signs(words) * scales[:, None, None]
-    return values.reshape(-1)[:size].astype(dtype)
+    arguments = (words, scales, size, dtype)
+    if _choose.uses_mosaic(implementation, words):
+        return _mosaic.decompress(*arguments, interpreted=implementation != "mosaic")
+    return _reference.decompress(*arguments)

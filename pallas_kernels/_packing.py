@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from jax import Array
     from jaxtyping import Float, Float32, UInt32
 
-_ROWS = 32  # bits of a word
-MIN_BLOCK_SIZE = _ROWS
+ROWS = 32  # bits of a word
+MIN_BLOCK_SIZE = ROWS
 
 
 def pack_signs(x: Float[Array, "*blocks 32 w"]) -> UInt32[Array, "*blocks w"]:
@@ -34,32 +34,41 @@ def pack_signs(x: Float[Array, "*blocks 32 w"]) -> UInt32[Array, "*blocks w"]:
       >>> pack_signs(jnp.array([[-1.0, 2.0]] + [[-1.0, -1.0]] * 30 + [[0.0, -1.0]]))
       Array([2147483648,          1], dtype=uint32)
     """
-    shifts = lax.broadcasted_iota(jnp.uint32, x.shape, x.ndim - 2)
-    return jnp.sum((x >= 0).astype(jnp.uint32) << shifts, axis=-2, dtype=jnp.uint32)
+    # Row by row: XLA's CPU backend does not vectorise a reduction over rows.
+    words = jnp.uint32(0)
+    for row in range(ROWS):
+        bit = jnp.uint32(1 << row)
+        words = words | jnp.where(x[..., row, :] >= 0, bit, jnp.uint32(0))
+    return words
 
 
-def unpack_signs(words: UInt32[Array, "*blocks w"]) -> Float32[Array, "*blocks 32 w"]:
-    """Unpacks words into signs: the inverse of `pack_signs` up to magnitude.
+def unpack_signs(
+    words: UInt32[Array, "*blocks w"], magnitude: Float32[Array, "*blocks"]
+) -> Float32[Array, "*blocks 32 w"]:
+    """Unpacks words into values of one magnitude a block.
 
     Args:
       words: packed signs.
+      magnitude: of each block's values, at least zero.
 
     Returns:
-      +1 where the bit is set and -1 where it is not.
+      The magnitude where the bit is set, and its negative where it is not.
 
     Example:
       >>> import jax.numpy as jnp
-      >>> unpack_signs(jnp.array([1], jnp.uint32))[:3, 0]
-      Array([ 1., -1., -1.], dtype=float32)
+      >>> unpack_signs(jnp.array([1], jnp.uint32), jnp.float32(2))[:3, 0]
+      Array([ 2., -2., -2.], dtype=float32)
     """
-    shape = (*words.shape[:-1], _ROWS, words.shape[-1])
-    shifts = lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 2)
-    bits = (words[..., None, :] >> shifts) & jnp.uint32(1)
-    return jnp.where(bits == 1, jnp.float32(1), jnp.float32(-1))
+    shape = (*words.shape[:-1], ROWS, words.shape[-1])
+    rows = lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 2)
+    # The bit, inverted, becomes the float's sign bit.
+    sign = (~words[..., None, :] >> rows) << jnp.uint32(31)
+    bits = lax.bitcast_convert_type(magnitude, jnp.uint32)[..., None, None]
+    return lax.bitcast_convert_type(bits ^ sign, jnp.float32)
 
 
 def to_blocks(x: Float[Array, " size"], block_size: int) -> Float[Array, "b 32 w"]:
     """Views a flat buffer as blocks of 32 rows, its tail padded with zeros."""
     blocks = -(-x.size // block_size)
     padded = jnp.pad(x, (0, blocks * block_size - x.size))
-    return padded.reshape(blocks, _ROWS, block_size // _ROWS)
+    return padded.reshape(blocks, ROWS, block_size // ROWS)

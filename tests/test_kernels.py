@@ -17,7 +17,8 @@ def test_packing_is_planar(seed, blocks, width):
     for bit in range(32):
         np.testing.assert_array_equal((words >> bit) & 1, x[:, bit, :] >= 0)
     np.testing.assert_array_equal(
-        pk.unpack_signs(jnp.asarray(words)), np.where(x >= 0, 1, -1)
+        pk.unpack_signs(jnp.asarray(words), jnp.full(blocks, 2.0)),
+        np.where(x >= 0, 2, -2),
     )
 
 

@@ -1,0 +1,63 @@
+"""Which implementation of the operations computes, and whether it can."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, get_args
+
+import jax
+
+if TYPE_CHECKING:
+    from jax import Array
+
+Implementation = Literal["xla", "mosaic", "mosaic_interpreted"]
+
+_HOPPER = 9
+
+
+def check_name(implementation: str | None) -> None:
+    """Refuses a name that is no implementation's."""
+    names = get_args(Implementation)
+    if implementation is not None and implementation not in names:
+        raise ValueError(
+            f"implementation must be None or one of {', '.join(names)}, got "
+            f"{implementation!r}."
+        )
+
+
+def uses_mosaic(implementation: Implementation | None, x: Array) -> bool:
+    """Whether the Mosaic kernels are to compute on an array.
+
+    None is 'xla' on every platform: the Mosaic kernels are compiled and interpreted
+    in the tests, and have not been timed on a card yet.
+
+    Args:
+      implementation: the implementation asked for.
+      x: an array of the program, whose type tells what it is compiled for.
+
+    Returns:
+      True for the Mosaic kernels, False for XLA.
+
+    Raises:
+      ValueError: if there is no such implementation, or it cannot run there.
+    """
+    check_name(implementation)
+    if implementation == "mosaic":
+        _check_hopper(x)
+    return implementation in ("mosaic", "mosaic_interpreted")
+
+
+def _check_hopper(x: Array) -> None:
+    device = jax.typeof(x).sharding.mesh.abstract_device
+    # Without a mesh a program runs on the default device.
+    platform = device.platform if device else jax.default_backend()
+    capability = None
+    if platform == "gpu" and jax.default_backend() == "gpu":
+        capability = getattr(jax.devices()[0], "compute_capability", None)
+    too_old = capability is not None and float(capability) < _HOPPER
+    if platform != "gpu" or too_old:
+        where = f"a GPU of compute capability {capability}" if too_old else platform
+        raise ValueError(
+            "implementation 'mosaic' needs an NVIDIA GPU of compute capability 9.0 or "
+            f"later and this program is compiled for {where}: use 'xla' (or "
+            "'mosaic_interpreted', slow, in tests)."
+        )

@@ -1,0 +1,21 @@
+"""Where the JAX versions that are allowed differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+# From 0.11 on a kernel refuses a Ref whose type varies over a mesh axis.
+REFS_MAY_VARY = jax.__version_info__ < (0, 11)
+
+
+def interpret_parameters() -> Any:
+    """What makes a Mosaic GPU kernel run interpreted on a CPU."""
+    if hasattr(plgpu, "InterpretGPUParams"):
+        return plgpu.InterpretGPUParams()
+    # Not exported before 0.11.2.
+    from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
+
+    return InterpretGPUParams()

@@ -1,0 +1,397 @@
+"""The three operations as Pallas kernels for Hopper GPUs and later (Mosaic GPU).
+
+One program instance, a warpgroup of 128 lanes, takes a tile of whole blocks: as many
+as 128 words hold, or one block of more words. Lane by lane it reads the 32 rows of
+its words, so that neighbouring lanes read neighbouring values, and holds them in
+registers from the first pass to the last. What does not fill a tile at a buffer's end
+is left to XLA.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels import _reference
+from pallas_kernels._compat import REFS_MAY_VARY, interpret_parameters
+from pallas_kernels._packing import ROWS
+from pallas_kernels._varying import vary_as, varying
+
+if TYPE_CHECKING:
+    from jax import Array
+    from jax.typing import ArrayLike, DTypeLike
+
+    from pallas_kernels._reference import Scale
+
+_LANES = 128
+_TILE = "tile"
+
+
+class _Tile:
+    """The blocks that one program instance works on.
+
+    Attributes:
+      blocks: blocks of a tile.
+      words: words of a block that are worked on at a time.
+      parts: how many times that many words a block has.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        width = block_size // ROWS
+        self.block_size = block_size
+        self.blocks = max(1, _LANES // width)
+        self.words = min(width, _LANES)
+        self.parts = width // self.words
+        self.shape = (self.blocks, self.words)
+
+    def block(self, number: ArrayLike) -> Any:
+        """Where in the buffer one of the tile's blocks stands."""
+        return lax.axis_index(_TILE) * self.blocks + number
+
+    def at(self, part: ArrayLike) -> tuple[Any, Any]:
+        """Where in the buffer the tile's blocks are, and where in them a part is."""
+        return pl.ds(self.block(0), self.blocks), pl.ds(part * self.words, self.words)
+
+    def load(self, ref: Any, row: int, part: ArrayLike) -> Array:
+        """A row of the tile, in float32."""
+        blocks, words = self.at(part)
+        return ref[blocks, row, words].astype(jnp.float32)
+
+    def store(self, ref: Any, row: int, part: ArrayLike, value: Array) -> None:
+        """Writes a row of the tile."""
+        blocks, words = self.at(part)
+        ref[blocks, row, words] = value.astype(ref.dtype)
+
+    def per_block(self, owner: Array, number: Callable[[Any], Any]) -> Array:
+        """A float32 number of each block, given to every word of the block."""
+
+        def put(block: ArrayLike, numbers: Array) -> Array:
+            return jnp.where(owner == block, number(block), numbers)
+
+        return lax.fori_loop(0, self.blocks, put, _zeros(owner))
+
+
+def _places(tile: _Tile) -> Array:
+    # Given as an input: the kernels' own iota is known to some versions alone.
+    numbers = np.arange(tile.blocks * tile.words, dtype=np.int32)
+    return jnp.asarray(numbers.reshape(tile.shape))
+
+
+def _owner_and_word(tile: _Tile, ref: Any) -> tuple[Array, Array]:
+    """The block of the tile that each word belongs to, and its place in the part."""
+    places = ref[...]
+    return places >> (tile.words.bit_length() - 1), places & (tile.words - 1)
+
+
+def _zeros(like: Array) -> Array:
+    # In the layout of another array, so that a loop can carry them.
+    return (like * 0).astype(jnp.float32)
+
+
+def _set(words: Array, row: int) -> Array:
+    return (words & jnp.uint32(1 << row)) != jnp.uint32(0)
+
+
+def _root(x: Array) -> Array:
+    # Mosaic has no square root; zero, infinity and NaN are their own.
+    return jnp.where((x > 0) & (x < jnp.inf), x * lax.rsqrt(x), x)
+
+
+def _quantise(
+    tile: _Tile,
+    owner: Array,
+    rows: Callable[[Any], Sequence[Array]],
+    divisor: Callable[[Any], Any],
+    scale: Scale,
+    words_ref: Any,
+    scales_ref: Any,
+    put_error: Callable[[Any, int, Array], None],
+) -> None:
+    """Writes signs, scales and errors of the tile whose rows are given by part."""
+    # A block of one part stays in registers; a longer one is read again.
+    held = rows(0) if tile.parts == 1 else None
+
+    def measure(part: ArrayLike, sums: Array) -> Array:
+        words = jnp.uint32(0)
+        for row, x in enumerate(held or rows(part)):
+            sums = sums + (x * x if scale == "rms" else jnp.abs(x))
+            bit = jnp.uint32(1 << row)
+            words = words | jnp.where(x >= 0, bit, jnp.uint32(0))
+        words_ref[tile.at(part)] = words
+        return sums
+
+    sums = _for_parts(tile, measure, _zeros(owner))
+
+    def scale_of(block: ArrayLike) -> Array:
+        mean = jnp.sum(jnp.where(owner == block, sums, 0.0)) / divisor(block)
+        result = _root(mean) if scale == "rms" else mean
+        scales_ref[tile.block(block)] = result
+        return result
+
+    scales = tile.per_block(owner, scale_of)
+
+    def leave(part: ArrayLike, nothing: Array) -> Array:
+        for row, x in enumerate(held or rows(part)):
+            put_error(part, row, x - jnp.where(x >= 0, scales, -scales))
+        return nothing
+
+    _for_parts(tile, leave, jnp.int32(0))
+
+
+def _for_parts(tile: _Tile, body: Callable[[Any, Array], Array], start: Array) -> Array:
+    return (
+        body(0, start) if tile.parts == 1 else lax.fori_loop(0, tile.parts, body, start)
+    )
+
+
+def _compress_kernel(
+    tile: _Tile, scale: Scale, with_momentum: bool, *refs: Any
+) -> None:
+    places_ref, value_ref, *momentum_refs, old_error_ref = refs[:-3]
+    words_ref, scales_ref, error_ref = refs[-3:]
+    owner, _ = _owner_and_word(tile, places_ref)
+
+    def rows(part: ArrayLike) -> list[Array]:
+        result = []
+        for row in range(ROWS):
+            x = tile.load(value_ref, row, part)
+            if with_momentum:
+                momentum_ref, weights_ref = momentum_refs
+                kept = weights_ref[0] * tile.load(momentum_ref, row, part)
+                x = weights_ref[1] * x + kept
+            result.append(x + tile.load(old_error_ref, row, part))
+        return result
+
+    put_error = functools.partial(_put, tile, error_ref)
+    size = jnp.float32(tile.block_size)
+    _quantise(
+        tile, owner, rows, lambda _: size, scale, words_ref, scales_ref, put_error
+    )
+
+
+def _put(tile: _Tile, ref: Any, part: ArrayLike, row: int, value: Array) -> None:
+    tile.store(ref, row, part, value)
+
+
+def _average_kernel(tile: _Tile, scale: Scale, workers: int, *refs: Any) -> None:
+    places_ref, sent_ref, sent_scales_ref, counts_ref, old_error_ref = refs[:5]
+    words_ref, scales_ref, error_ref = refs[5:]
+    owner, word = _owner_and_word(tile, places_ref)
+
+    def count(block: ArrayLike) -> Array:
+        return counts_ref[tile.block(block)].astype(jnp.float32)
+
+    # Exact: a block has fewer than 2**24 values.
+    counts = tile.per_block(owner, count)
+
+    def is_value(row: int, part: ArrayLike) -> Array:
+        place = word + (part + row * tile.parts) * tile.words
+        return place.astype(jnp.float32) < counts
+
+    def rows(part: ArrayLike) -> list[Array]:
+        def add(worker: ArrayLike, totals: list[Array]) -> list[Array]:
+            words = sent_ref[(worker, *tile.at(part))]
+            scales = tile.per_block(
+                owner, lambda block: sent_scales_ref[worker, tile.block(block)]
+            )
+            return [
+                total + jnp.where(_set(words, row), scales, -scales)
+                for row, total in enumerate(totals)
+            ]
+
+        totals = lax.fori_loop(0, workers, add, [_zeros(owner)] * ROWS)
+        return [
+            jnp.where(
+                is_value(row, part),
+                total / workers + tile.load(old_error_ref, row, part),
+                0.0,
+            )
+            for row, total in enumerate(totals)
+        ]
+
+    def divisor(block: ArrayLike) -> Array:
+        return jnp.maximum(count(block), 1.0)
+
+    def put_error(part: ArrayLike, row: int, error: Array) -> None:
+        _put(tile, error_ref, part, row, jnp.where(is_value(row, part), error, 0.0))
+
+    _quantise(tile, owner, rows, divisor, scale, words_ref, scales_ref, put_error)
+
+
+def _decompress_kernel(tile: _Tile, *refs: Any) -> None:
+    places_ref, words_ref, scales_ref, out_ref = refs
+    owner, _ = _owner_and_word(tile, places_ref)
+    scales = tile.per_block(owner, lambda block: scales_ref[tile.block(block)])
+
+    def unpack(part: ArrayLike, nothing: Array) -> Array:
+        words = words_ref[tile.at(part)]
+        for row in range(ROWS):
+            value = jnp.where(_set(words, row), scales, -scales)
+            tile.store(out_ref, row, part, value)
+        return nothing
+
+    _for_parts(tile, unpack, jnp.int32(0))
+
+
+def _launch(
+    kernel: Callable[..., None],
+    tiles: int,
+    inputs: Sequence[Array],
+    error: Array,
+    outputs: Sequence[tuple[tuple[int, ...], DTypeLike]],
+    interpreted: bool,
+) -> tuple[list[Array], Array]:
+    """Runs a kernel that takes inputs and an error to outputs and a new error."""
+    *inputs, error = vary_as([*inputs, error], *inputs, error)
+    kind = jax.typeof(error).manual_axis_type
+    types = [
+        jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=kind)
+        for shape, dtype in outputs
+    ]
+    run = functools.partial(
+        pl.kernel,
+        mesh=plgpu.Mesh(grid=(tiles,), grid_names=(_TILE,)),
+        interpret=interpret_parameters() if interpreted else False,
+    )
+    if varying(error) and not REFS_MAY_VARY:
+        new = jax.ShapeDtypeStruct(error.shape, error.dtype, manual_axis_type=kind)
+        *results, error = run(kernel, out_type=[*types, new])(*inputs, error)
+        return results, error
+
+    def in_place(*refs: Any) -> None:
+        # The error stands behind the inputs, and is the last output too.
+        kernel(*refs, refs[len(inputs)])
+
+    @jax.jit  # a Ref in a GPU's memory is made inside of jit alone
+    def update(error: Array, *inputs: Array) -> tuple[list[Array], Array]:
+        held = jax.new_ref(error, memory_space=plgpu.GMEM)
+        results = run(in_place, out_type=types)(*inputs, held)
+        return results, held[...]
+
+    return update(error, *inputs)
+
+
+def compress(
+    value: Array,
+    error: Array,
+    momentum: Array | None,
+    decay: ArrayLike | None,
+    block_size: int,
+    scale: Scale,
+    *,
+    interpreted: bool,
+) -> tuple[Array, Array, Array]:
+    """`pallas_kernels.compress` as a kernel, what fills no tile left to XLA."""
+    tile = _Tile(block_size)
+    size = value.size
+    tiles = size // block_size // tile.blocks
+    blocks = tiles * tile.blocks
+    head = blocks * block_size
+    plain = functools.partial(
+        _reference.compress, decay=decay, block_size=block_size, scale=scale
+    )
+    if not tiles:
+        return plain(value, error, momentum)
+    # Whole blocks are viewed in place; a block cut short costs a copy of the head.
+    viewed = size if size % block_size == 0 else head
+
+    def view(x: Array) -> Array:
+        return x[:viewed].reshape(-1, ROWS, block_size // ROWS)
+
+    inputs = [_places(tile), view(value)]
+    if momentum is not None and decay is not None:
+        weights = jnp.stack([jnp.asarray(w, jnp.float32) for w in (decay, 1 - decay)])
+        inputs += [view(momentum), weights]
+    own = None if momentum is None else momentum[head:]
+    rest = plain(value[head:], error[head:], own) if head < size else None
+    if rest is not None and viewed == size:
+        error = error.at[head:].set(rest[2])
+    shapes = [((blocks, block_size // ROWS), jnp.uint32), ((blocks,), jnp.float32)]
+    kernel = functools.partial(_compress_kernel, tile, scale, len(inputs) > 2)
+    (words, scales), new_error = _launch(
+        kernel,
+        tiles,
+        inputs,
+        view(error),
+        shapes,
+        interpreted,
+    )
+    new_error = new_error.reshape(-1)
+    if rest is None:
+        return words, scales, new_error
+    if viewed < size:
+        new_error = jnp.concatenate([new_error, rest[2]])
+    words = jnp.concatenate([words, rest[0]])
+    return words, jnp.concatenate([scales, rest[1]]), new_error
+
+
+def average_and_recompress(
+    words: Array,
+    scales: Array,
+    error: Array,
+    counts: Array,
+    scale: Scale,
+    *,
+    interpreted: bool,
+) -> tuple[Array, Array, Array]:
+    """`pallas_kernels.average_and_recompress` as a kernel, the last blocks by XLA."""
+    workers, total, width = words.shape
+    tile = _Tile(width * ROWS)
+    blocks = total // tile.blocks * tile.blocks
+    plain = functools.partial(_reference.average_and_recompress, scale=scale)
+    if not blocks:
+        return plain(words, scales, error, counts)
+    head = blocks * tile.block_size
+    rest = None
+    if blocks < total:
+        last = (words[:, blocks:], scales[:, blocks:], error[head:], counts[blocks:])
+        rest = plain(*last)
+        error = error.at[head:].set(rest[2])
+    kernel = functools.partial(_average_kernel, tile, scale, workers)
+    shapes = [((blocks, width), jnp.uint32), ((blocks,), jnp.float32)]
+    (new_words, new_scales), new_error = _launch(
+        kernel,
+        blocks // tile.blocks,
+        [_places(tile), words, scales, counts],
+        error.reshape(total, ROWS, width),
+        shapes,
+        interpreted,
+    )
+    if rest is not None:
+        new_words = jnp.concatenate([new_words, rest[0]])
+        new_scales = jnp.concatenate([new_scales, rest[1]])
+    return new_words, new_scales, new_error.reshape(-1)
+
+
+def decompress(
+    words: Array, scales: Array, size: int, dtype: DTypeLike, *, interpreted: bool
+) -> Array:
+    """`pallas_kernels.decompress` as a kernel, the last blocks by XLA."""
+    total, width = words.shape
+    tile = _Tile(width * ROWS)
+    blocks = total // tile.blocks * tile.blocks
+    if not blocks:
+        return _reference.decompress(words, scales, size, dtype)
+    places, words, scales = vary_as([_places(tile), words, scales], words, scales)
+    kind = jax.typeof(words).manual_axis_type
+    shape = (blocks, ROWS, width)
+    values = pl.kernel(
+        functools.partial(_decompress_kernel, tile),
+        out_type=jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=kind),
+        mesh=plgpu.Mesh(grid=(blocks // tile.blocks,), grid_names=(_TILE,)),
+        interpret=interpret_parameters() if interpreted else False,
+    )(places, words, scales)
+    values = values.reshape(-1)
+    if blocks == total:
+        return values[:size]
+    rest = size - blocks * tile.block_size
+    last = _reference.decompress(words[blocks:], scales[blocks:], max(rest, 0), dtype)
+    return jnp.concatenate([values, last])[:size]
