@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax import lax
 
@@ -22,23 +23,47 @@ class Exchange(optax.GradientTransformationExtraArgs):
 
     Attributes:
       axes: names of the mesh axes whose members are the workers.
+      fused: `exchange_momentum` in one pass over memory, where the exchange has one.
     """
 
     axes: tuple[str, ...]
+    fused: Callable[..., tuple[Any, Any]] | None
 
     def __new__(
         cls,
         init: Callable[..., Any],
         update: Callable[..., Any],
         axes: tuple[str, ...],
+        fused: Callable[..., tuple[Any, Any]] | None = None,
     ) -> Self:
-        """Makes an exchange of its two functions and its axes."""
+        """Makes an exchange of its functions and its axes."""
         self = super().__new__(cls, init, update)
         self.axes = axes
+        self.fused = fused
         return self
 
-    def __getnewargs__(self):  # copies are made by __new__, which takes the axes
-        return (*self, self.axes)
+    def __getnewargs__(self):  # copies are made by __new__, which takes all four
+        return (*self, self.axes, self.fused)
+
+    def exchange_momentum(
+        self, gradients: optax.Updates, momentum: optax.Params, decay: Any, state: Any
+    ) -> tuple[optax.Updates, Any]:
+        r"""Exchanges :math:`\beta m + (1 - \beta) g^{(i)}`.
+
+        Args:
+          gradients: each worker's own.
+          momentum: float32, the same on all workers.
+          decay: :math:`\beta`.
+          state: the exchange's.
+
+        Returns:
+          The agreed momentum, float32, and the new state.
+        """
+        if self.fused is not None:
+            return self.fused(gradients, momentum, decay, state)
+        gradients = optax.tree.cast(gradients, jnp.float32)
+        local = optax.tree.update_moment(gradients, momentum, decay, 1)
+        return self.update(local, state)
 
 
 class ExactMeanState(NamedTuple):

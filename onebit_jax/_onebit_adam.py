@@ -220,9 +220,9 @@ def scale_by_onebit_adam(
                 )
                 frozen_power = optax.tree.where(frozen, state.frozen_power, state.power)
                 power = running_power()
-                local = optax.tree.cast(updates, jnp.float32)
-                local = optax.tree.update_moment(local, state.mu, decay1, 1)
-                mu, exchange_state = exchange.update(local, state.exchange)
+                mu, exchange_state = exchange.exchange_momentum(
+                    updates, state.mu, decay1, state.exchange
+                )
                 nu = state.nu
                 if not as_published:
                     nu = jax.tree.map(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from onebit_jax._per_worker import PerWorker
 from pallas_kernels import (
     MIN_BLOCK_SIZE,
     average_and_recompress,
+    check_name,
     compress,
     decompress,
 )
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from jax import Array
     from jax.typing import DTypeLike
     from jaxtyping import Float32, UInt32
+
+    from pallas_kernels import Implementation
 
 WHO = "sign_mean"
 
@@ -48,6 +51,7 @@ def sign_mean(
     block_size: int = 1024,
     scale: Literal["rms", "mean_abs"] = "rms",
     error_dtype: DTypeLike = jnp.float32,
+    implementation: Implementation | None = None,
 ) -> Exchange:
     r"""Averages over the workers, sending one sign a value and one scale a block.
 
@@ -74,13 +78,17 @@ def sign_mean(
       scale: 'rms', or 'mean_abs' for the mean magnitude.
       error_dtype: dtype of the stored errors. bfloat16 halves their memory and
         loses what rounding drops.
+      implementation: what computes the compression: 'xla', 'mosaic' (kernels for
+        NVIDIA GPUs from Hopper on) or 'mosaic_interpreted' (the same, slow, on a
+        CPU); None for 'xla'.
 
     Returns:
       An exchange. Its state is a `SignMeanState`; `update` computes in float32 and
       returns the dtype that it is given.
 
     Raises:
-      ValueError: if `block_size`, `scale` or `error_dtype` is not one of these.
+      ValueError: if `block_size`, `scale`, `error_dtype` or `implementation` is not
+        one of these, or, from `update`, if the implementation cannot run there.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax
@@ -107,6 +115,7 @@ def sign_mean(
         )
     if scale not in ("rms", "mean_abs"):
         raise ValueError(f"scale must be 'rms' or 'mean_abs', got {scale!r}.")
+    check_name(implementation)
     error_dtype = jnp.dtype(error_dtype)
     if error_dtype not in (jnp.float32, jnp.bfloat16):
         raise ValueError(f"error_dtype must be float32 or bfloat16, got {error_dtype}.")
@@ -133,10 +142,21 @@ def sign_mean(
         **extra_args: object,
     ) -> tuple[optax.Updates, SignMeanState]:
         del params, extra_args
+        momentum = jax.tree.map(lambda _: None, updates)
+        return exchange(updates, momentum, None, state)
+
+    def exchange(
+        updates: optax.Updates, momentum: Any, decay: Any, state: SignMeanState
+    ) -> tuple[optax.Updates, SignMeanState]:
         workers = _axes.bound_workers(axes)
         _axes.check_local(updates, axes, WHO)
         leaves, treedef = jax.tree.flatten(updates)
         errors = treedef.flatten_up_to(state.worker_error.value)
+        momenta = treedef.flatten_up_to(momentum)
+        dtypes = [
+            x.dtype if own is None else own.dtype
+            for x, own in zip(leaves, momenta, strict=True)
+        ]
         layout = layout_of([x.shape for x in leaves], block_size, workers)
         server_error = state.server_error.value
         fits = [e.shape == (1, *x.shape) for x, e in zip(leaves, errors, strict=True)]
@@ -144,12 +164,22 @@ def sign_mean(
         _axes.check_workers(all(fits), WHO, workers, axes)
         if not layout.total_blocks:
             # Nothing agreed differs from nothing in type alone.
-            return jax.tree.map(lambda x: lax.pmean(x, axes), updates), state
+            leaves = [
+                lax.pmean(x, axes).astype(d)
+                for x, d in zip(leaves, dtypes, strict=True)
+            ]
+            return treedef.unflatten(leaves), state
 
         sent, new_errors = [], []
-        for leaf, error in zip(leaves, errors, strict=True):
+        for leaf, error, own in zip(leaves, errors, momenta, strict=True):
             words, scales, new = compress(
-                leaf.reshape(-1), error.reshape(-1), block_size=block_size, scale=scale
+                leaf.reshape(-1),
+                error.reshape(-1),
+                block_size=block_size,
+                scale=scale,
+                momentum=None if own is None else own.reshape(-1),
+                decay=decay,
+                implementation=implementation,
             )
             sent.append(_message(words, scales))
             new_errors.append(new.reshape(error.shape))
@@ -164,15 +194,22 @@ def sign_mean(
             layout.served_blocks,
         )
         words, scales, new_server_error = average_and_recompress(
-            words, scales, server_error.reshape(-1), served, scale=scale
+            words,
+            scales,
+            server_error.reshape(-1),
+            served,
+            scale=scale,
+            implementation=implementation,
         )
         agreed = lax.all_gather(
             _message(words, scales), axes, tiled=True, to="invarying"
         )
 
         result = []
-        for leaf, part in zip(leaves, layout.slices, strict=True):
-            values = decompress(*_parts(agreed[part]), size=leaf.size, dtype=leaf.dtype)
+        for leaf, part, dtype in zip(leaves, layout.slices, dtypes, strict=True):
+            values = decompress(
+                *_parts(agreed[part]), leaf.size, dtype, implementation=implementation
+            )
             result.append(values.reshape(leaf.shape))
         return treedef.unflatten(result), SignMeanState(
             worker_error=PerWorker(treedef.unflatten(new_errors), axes, "each"),
@@ -181,7 +218,7 @@ def sign_mean(
             ),
         )
 
-    return Exchange(init_fn, update_fn, axes)
+    return Exchange(init_fn, update_fn, axes, fused=exchange)
 
 
 def _message(

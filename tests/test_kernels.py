@@ -1,12 +1,37 @@
-"""Packing and the three operations against NumPy."""
+"""Packing, and the three operations: every implementation against NumPy."""
 
+import secrets
+
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.sharding import PartitionSpec
+from workers import Workers, mesh_of
 
 import pallas_kernels as pk
+from onebit_jax import freeze_at, onebit_adam, sign_mean
+
+IMPLEMENTATIONS = ["xla", "mosaic_interpreted"]
+each = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+# A tile and a part of one; blocks that share a tile, fill one, and fill several.
+SHAPES = [(3, 64), (9000, 256), (5000, 1024), (10_240, 1024), (9000, 32)]
+SHAPES += [(8192, 4096), (20_000, 8192)]
+LARGE = [(1_000_003, 1024), (1_000_000, 32768), (65_536, 32)]
+shapes = pytest.mark.parametrize(
+    ("size", "block_size"),
+    [*SHAPES, *(pytest.param(*shape, marks=pytest.mark.slow) for shape in LARGE)],
+)
+
+
+@pytest.fixture
+def rng():
+    seed = secrets.randbits(32)
+    print("seed", seed)
+    return np.random.default_rng(seed)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.sampled_from([1, 2, 8, 32]))
@@ -28,42 +53,190 @@ def test_signs_of_the_numbers_that_have_none():
     assert int(pk.pack_signs(x)[0, 0]) == 0b0011
 
 
-@pytest.mark.parametrize("size", [1, 31, 32, 33, 1000, 1024, 1025])
-@pytest.mark.parametrize("scale", ["rms", "mean_abs"])
-def test_compress_then_decompress_leaves_the_error(size, scale):
-    rng = np.random.default_rng(size)
-    value, error = rng.normal(size=(2, size)).astype(np.float32)
-    words, scales, rest = pk.compress(
-        jnp.asarray(value), jnp.asarray(error), block_size=128, scale=scale
+def blocks_of(x, block_size):
+    """Blocks, each a row, and which of their values are not padding."""
+    blocks = -(-x.size // block_size)
+    padded = np.zeros(blocks * block_size)
+    padded[: x.size] = x
+    is_value = np.arange(padded.size) < x.size
+    return padded.reshape(blocks, -1), is_value.reshape(blocks, -1)
+
+
+def bits_of(words):
+    bits = (
+        np.asarray(words)[..., None, :] >> np.arange(32, dtype=np.uint32)[:, None]
+    ) & 1
+    return bits.reshape(*words.shape[:-1], -1)
+
+
+def check(result, x, counted, scale, tolerance):
+    """Words, scales and error of what should have been compressed, in float64."""
+    words, scales, error = result
+    counts = np.maximum(counted.sum(axis=1), 1)
+    power = np.square(x) if scale == "rms" else np.abs(x)
+    expected = power.sum(axis=1, where=counted) / counts
+    expected = np.sqrt(expected) if scale == "rms" else expected
+    np.testing.assert_allclose(scales, expected, rtol=2e-6)
+    # A sum within rounding of zero may have either sign.
+    certain = counted & (np.abs(x) > 1e-5)
+    positive = bits_of(words) == 1
+    np.testing.assert_array_equal(positive[certain], x[certain] >= 0)
+    sent = np.where(positive, 1, -1) * np.asarray(scales, float)[:, None]
+    kept = np.asarray(error.astype(jnp.float32), float)
+    expected = (x - sent)[counted]
+    np.testing.assert_allclose(kept[: expected.size], expected, rtol=0, atol=tolerance)
+    assert not kept[expected.size :].any(), "padding owes nothing"
+
+
+@each
+@shapes
+@pytest.mark.parametrize(
+    ("scale", "with_momentum"), [("rms", False), ("rms", True), ("mean_abs", True)]
+)
+def test_compress(rng, implementation, size, block_size, scale, with_momentum):
+    value, error, momentum = rng.normal(size=(3, size)).astype(np.float32)
+    options = {"momentum": jnp.asarray(momentum), "decay": 0.9} if with_momentum else {}
+    result = pk.compress(
+        jnp.asarray(value),
+        jnp.asarray(error),
+        block_size=block_size,
+        scale=scale,
+        implementation=implementation,
+        **options,
     )
-    sent = pk.decompress(words, scales, size)
-    np.testing.assert_allclose(sent + rest, value + error, rtol=0, atol=1e-6)
-    np.testing.assert_array_equal(np.sign(sent), np.where(value + error >= 0, 1, -1))
-    for b in range(-(-size // 128)):
-        x = (value + error)[b * 128 : (b + 1) * 128].astype(float)
-        expected = np.sqrt(np.mean(x**2)) if scale == "rms" else np.mean(np.abs(x))
-        np.testing.assert_allclose(scales[b], expected, rtol=1e-6)
+    x = value.astype(float)
+    x = error + (0.1 * x + 0.9 * momentum if with_momentum else x)
+    check(result, *blocks_of(x, block_size), scale, 4e-6)
+    restored = pk.decompress(*result[:2], size, implementation=implementation)
+    np.testing.assert_allclose(restored + result[2], x, rtol=0, atol=4e-6)
 
 
-def test_the_servers_padding_is_nothing():
-    rng = np.random.default_rng(0)
-    words = jnp.asarray(rng.integers(0, 2**32, (3, 4, 2), dtype=np.uint32))
-    scales = jnp.asarray(rng.random((3, 4)), jnp.float32)
-    counts = jnp.array([64, 10, 1, 0], jnp.int32)
-    _, new_scales, error = pk.average_and_recompress(
-        words, scales, jnp.zeros(256), counts
+@each
+@pytest.mark.parametrize("error_dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("value_dtype", [jnp.float32, jnp.bfloat16])
+def test_low_precision(rng, implementation, value_dtype, error_dtype):
+    value = jnp.asarray(rng.normal(size=10_000), value_dtype)
+    error = jnp.asarray(rng.normal(size=10_000), error_dtype)
+    result = pk.compress(value, error, block_size=256, implementation=implementation)
+    assert result[2].dtype == error_dtype
+    x = np.asarray(value, float) + np.asarray(error, float)
+    tolerance = 4e-6 if error_dtype == jnp.float32 else 2e-2
+    check(result, *blocks_of(x, 256), "rms", tolerance)
+    restored = pk.decompress(
+        *result[:2], 10_000, value_dtype, implementation=implementation
     )
-    bits = (np.asarray(words)[:, :, None, :] >> np.arange(32)[None, None, :, None]) & 1
-    sent = np.where(bits == 1, 1, -1) * np.asarray(scales, float)[:, :, None, None]
-    mean = sent.mean(0).reshape(4, 64)
-    for block, count in enumerate(counts):
-        values = mean[block, : int(count)]
-        expected = np.sqrt(np.mean(values**2)) if count else 0.0
-        np.testing.assert_allclose(new_scales[block], expected, rtol=1e-6)
-        assert not np.asarray(error).reshape(4, 64)[block, int(count) :].any()
+    assert restored.dtype == value_dtype
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_errors_keep_their_dtype(dtype):
-    _, _, error = pk.compress(jnp.ones(40), jnp.zeros(40, dtype), block_size=32)
-    assert error.dtype == dtype
+@each
+@pytest.mark.parametrize(
+    ("workers", "size", "block_size"),
+    [(1, 9000, 256), (20, 9000, 256), *((3, *s) for s in SHAPES), (20, 20_000, 8192)],
+)
+def test_average_and_recompress(rng, implementation, workers, size, block_size):
+    blocks = -(-size // block_size)
+    words = rng.integers(0, 2**32, (workers, blocks, block_size // 32), dtype=np.uint32)
+    scales = rng.random((workers, blocks)).astype(np.float32)
+    error = rng.normal(size=blocks * block_size).astype(np.float32)
+    counts = rng.integers(0, block_size + 1, blocks).astype(np.int32)
+    counts[: blocks // 2] = block_size
+    result = pk.average_and_recompress(
+        *map(jnp.asarray, (words, scales, error, counts)), implementation=implementation
+    )
+    sent = np.where(bits_of(words) == 1, 1, -1) * scales.astype(float)[..., None]
+    y = sent.mean(axis=0) + error.reshape(blocks, block_size)
+    counted = np.arange(block_size) < counts[:, None]
+    new_words, new_scales, new_error = result
+    power = np.sum(y**2, axis=1, where=counted) / np.maximum(counts, 1)
+    np.testing.assert_allclose(new_scales, np.sqrt(power), rtol=2e-6)
+    certain = counted & (np.abs(y) > 1e-5)
+    np.testing.assert_array_equal((bits_of(new_words) == 1)[certain], y[certain] >= 0)
+    magnitude = np.asarray(new_scales)[:, None]
+    left = y - np.where(bits_of(new_words) == 1, magnitude, -magnitude)
+    np.testing.assert_allclose(
+        np.asarray(new_error).reshape(y.shape), np.where(counted, left, 0), atol=4e-6
+    )
+
+
+@each
+def test_numbers_that_are_hard(implementation):
+    """Each in a block of its own; the others do not notice."""
+    tiny, huge = np.float32(1e-42), np.float32(1e25)
+    hard = [0.0, -0.0, tiny, 1e-18, 1e18, huge, np.inf, -np.inf, np.nan]
+    value = np.ones((16, 256), np.float32)
+    value[: len(hard)] *= np.array(hard, np.float32)[:, None]
+    words, scales, error = pk.compress(
+        jnp.asarray(value.reshape(-1)),
+        jnp.zeros(value.size),
+        block_size=256,
+        implementation=implementation,
+    )
+    scales, error = np.asarray(scales), np.asarray(error).reshape(value.shape)
+    bits = bits_of(words)
+    np.testing.assert_array_equal(scales[:2], 0)
+    assert bits[:2].all(), "zeros of either sign are positive"
+    assert not error[:2].any()
+    assert scales[2] in (0, tiny), "a square that is not normal may be zero"
+    # As good as the square of 1e-18, which is near the smallest normal number.
+    np.testing.assert_allclose(scales[3:5], hard[3:5], rtol=2e-6)
+    assert np.all(scales[5:8] == np.inf)
+    assert not np.isfinite(error[5:9]).any()
+    assert not bits[7:9].any(), "NaN is negative"
+    assert np.isnan(scales[8])
+    np.testing.assert_array_equal(scales[9:], 1)
+    np.testing.assert_array_equal(error[9:], 0)
+
+
+@each
+def test_a_buffer_of_nothing(implementation):
+    words, scales, error = pk.compress(
+        jnp.zeros(0), jnp.zeros(0), block_size=64, implementation=implementation
+    )
+    assert words.shape == (0, 2)
+    assert scales.shape == error.shape == (0,)
+
+
+def test_the_optimizer_computes_the_same_with_either():
+    """Compression is these operations alone, inside shard_map with checked types."""
+    params = {"kernel": jnp.zeros((90, 100)), "bias": jnp.zeros(100)}
+    moved = {}
+    for implementation in IMPLEMENTATIONS:
+        exchange = sign_mean("data", block_size=256, implementation=implementation)
+        tx = onebit_adam(0.1, exchange, freeze_at(1))
+        run = Workers(tx, params, mesh_of(2))
+        steps = np.random.default_rng(1).normal(0.1, 1, size=(4, 2, 91, 100))
+        position = params
+        for g in steps.astype(np.float32):
+            gradients = {
+                "kernel": jnp.asarray(g[:, :90]),
+                "bias": jnp.asarray(g[:, 90]),
+            }
+            position = optax.apply_updates(position, run.update(gradients, position))
+        moved[implementation] = position
+    for a, b in zip(*map(jax.tree.leaves, moved.values()), strict=True):
+        apart = np.abs(np.asarray(a) - np.asarray(b))
+        # Where a sum stands on zero, the signs may differ: not in one of a thousand.
+        assert np.mean(apart > 1e-4) < 1e-3
+    assert np.abs(a).max() > 0.1
+
+
+def test_an_implementation_that_cannot_run_here():
+    def run(implementation):
+        return pk.compress(
+            jnp.ones(8), jnp.ones(8), block_size=32, implementation=implementation
+        )
+
+    with pytest.raises(ValueError, match=r"'mosaic' needs an NVIDIA GPU.*for cpu"):
+        run("mosaic")
+    with pytest.raises(ValueError, match="None or one of xla, mosaic"):
+        run("cuda")
+    with pytest.raises(ValueError, match="None or one of xla, mosaic"):
+        sign_mean("data", implementation="triton")
+    over_workers = jax.shard_map(
+        lambda x: pk.decompress(x, jnp.ones(1), 32, implementation="mosaic"),
+        mesh=mesh_of(2),
+        in_specs=PartitionSpec("data"),
+        out_specs=PartitionSpec("data"),
+    )
+    with pytest.raises(ValueError, match="for cpu"):
+        over_workers(jnp.ones((2, 1), jnp.uint32))
