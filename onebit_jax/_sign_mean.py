@@ -78,9 +78,8 @@ def sign_mean(
       scale: 'rms', or 'mean_abs' for the mean magnitude.
       error_dtype: dtype of the stored errors. bfloat16 halves their memory and
         loses what rounding drops.
-      implementation: what computes the compression: 'xla', 'mosaic' (kernels for
-        NVIDIA GPUs from Hopper on) or 'mosaic_interpreted' (the same, slow, on a
-        CPU); None for 'xla'.
+      implementation: what compresses: 'xla', 'mosaic' (kernels for NVIDIA GPUs from
+        Hopper on) or 'mosaic_interpreted' (the same, slow, on a CPU); None for 'xla'.
 
     Returns:
       An exchange. Its state is a `SignMeanState`; `update` computes in float32 and
@@ -207,9 +206,8 @@ def sign_mean(
 
         result = []
         for leaf, part, dtype in zip(leaves, layout.slices, dtypes, strict=True):
-            values = decompress(
-                *_parts(agreed[part]), leaf.size, dtype, implementation=implementation
-            )
+            # By XLA, which fuses it with what the optimizer does next.
+            values = decompress(*_parts(agreed[part]), leaf.size, dtype)
             result.append(values.reshape(leaf.shape))
         return treedef.unflatten(result), SignMeanState(
             worker_error=PerWorker(treedef.unflatten(new_errors), axes, "each"),
