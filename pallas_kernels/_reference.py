@@ -86,9 +86,8 @@ def compress(
         chunk = blocks * block_size
         steps = value.size // chunk
         words, scales, _ = jax.eval_shape(whole, value, error, momentum)
-        start = vary_as(
-            (jnp.zeros(words.shape, words.dtype), jnp.zeros(scales.shape)), value, error
-        )
+        start = (jnp.zeros(words.shape, words.dtype), jnp.zeros(scales.shape), error)
+        start = vary_as(start, value, error, momentum)
 
         def compress_at(
             place: ArrayLike, size: int, carry: tuple[Array, Array, Array]
@@ -107,7 +106,7 @@ def compress(
             )
 
         carry = lax.fori_loop(
-            0, steps, lambda i, carry: compress_at(i, chunk, carry), (*start, error)
+            0, steps, lambda i, carry: compress_at(i, chunk, carry), start
         )
         rest = value.size - steps * chunk
         return compress_at(steps, rest, carry) if rest else carry

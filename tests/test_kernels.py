@@ -220,6 +220,34 @@ def test_the_optimizer_computes_the_same_with_either():
     assert np.abs(a).max() > 0.1
 
 
+@each
+def test_types_of_which_only_some_vary(implementation):
+    """A replicated error, or momentum, beside each worker's own values."""
+    size = 40_000 if implementation == "xla" else 9000
+
+    def compress(value, momentum):
+        _, scales, error = pk.compress(
+            value[0],
+            jnp.zeros(size),
+            block_size=1024,
+            momentum=momentum,
+            decay=0.5,
+            implementation=implementation,
+        )
+        return scales[None], error[None]
+
+    over_workers = jax.shard_map(
+        compress,
+        mesh=mesh_of(2),
+        in_specs=(PartitionSpec("data"), PartitionSpec()),
+        out_specs=PartitionSpec("data"),
+    )
+    value = jnp.stack([jnp.ones(size), jnp.full(size, 3.0)])
+    scales, error = jax.jit(over_workers)(value, jnp.ones(size))
+    np.testing.assert_array_equal(scales[:, 0], [1.0, 2.0])
+    assert not np.asarray(error).any()
+
+
 def test_an_implementation_that_cannot_run_here():
     def run(implementation):
         return pk.compress(
