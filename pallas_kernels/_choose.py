@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 import jax
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from jax import Array
 
 Implementation = Literal["xla", "mosaic", "mosaic_interpreted"]
@@ -24,8 +26,8 @@ def check_name(implementation: str | None) -> None:
         )
 
 
-def uses_mosaic(implementation: Implementation | None, x: Array) -> bool:
-    """Whether the Mosaic kernels are to compute on an array.
+def mosaic(implementation: Implementation | None, x: Array) -> ModuleType | None:
+    """The Mosaic kernels, if they are to compute on an array.
 
     None is 'xla' on every platform: the Mosaic kernels are compiled and interpreted
     in the tests, and have not been timed on a card yet.
@@ -35,7 +37,7 @@ def uses_mosaic(implementation: Implementation | None, x: Array) -> bool:
       x: an array of the program, whose type tells what it is compiled for.
 
     Returns:
-      True for the Mosaic kernels, False for XLA.
+      The module of the kernels, or None for XLA.
 
     Raises:
       ValueError: if there is no such implementation, or it cannot run there.
@@ -43,7 +45,12 @@ def uses_mosaic(implementation: Implementation | None, x: Array) -> bool:
     check_name(implementation)
     if implementation == "mosaic":
         _check_hopper(x)
-    return implementation in ("mosaic", "mosaic_interpreted")
+    if implementation in (None, "xla"):
+        return None
+    # Where it is used: the backend is experimental, and large.
+    from pallas_kernels import _mosaic
+
+    return _mosaic
 
 
 def _check_hopper(x: Array) -> None:

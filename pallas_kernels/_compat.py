@@ -13,8 +13,9 @@ REFS_MAY_VARY = jax.__version_info__ < (0, 11)
 
 def interpret_parameters() -> Any:
     """What makes a Mosaic GPU kernel run interpreted on a CPU."""
-    if hasattr(plgpu, "InterpretGPUParams"):
-        return plgpu.InterpretGPUParams()
+    exported = getattr(plgpu, "InterpretGPUParams", None)
+    if exported is not None:
+        return exported()
     # Not exported before 0.11.2.
     from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 

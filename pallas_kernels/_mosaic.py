@@ -23,77 +23,26 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels import _reference
 from pallas_kernels._compat import REFS_MAY_VARY, interpret_parameters
 from pallas_kernels._packing import ROWS
+from pallas_kernels._tile import TILE, Tile, zeros_like
 from pallas_kernels._varying import vary_as, varying
 
 if TYPE_CHECKING:
     from jax import Array
-    from jax.typing import ArrayLike, DTypeLike
+    from jax.typing import DTypeLike
 
     from pallas_kernels._reference import Scale
 
-_LANES = 128
-_TILE = "tile"
 
-
-class _Tile:
-    """The blocks that one program instance works on.
-
-    Attributes:
-      blocks: blocks of a tile.
-      words: words of a block that are worked on at a time.
-      parts: how many times that many words a block has.
-    """
-
-    def __init__(self, block_size: int) -> None:
-        width = block_size // ROWS
-        self.block_size = block_size
-        self.blocks = max(1, _LANES // width)
-        self.words = min(width, _LANES)
-        self.parts = width // self.words
-        self.shape = (self.blocks, self.words)
-
-    def block(self, number: ArrayLike) -> Any:
-        """Where in the buffer one of the tile's blocks stands."""
-        return lax.axis_index(_TILE) * self.blocks + number
-
-    def at(self, part: ArrayLike) -> tuple[Any, Any]:
-        """Where in the buffer the tile's blocks are, and where in them a part is."""
-        return pl.ds(self.block(0), self.blocks), pl.ds(part * self.words, self.words)
-
-    def load(self, ref: Any, row: int, part: ArrayLike) -> Array:
-        """A row of the tile, in float32."""
-        blocks, words = self.at(part)
-        return ref[blocks, row, words].astype(jnp.float32)
-
-    def store(self, ref: Any, row: int, part: ArrayLike, value: Array) -> None:
-        """Writes a row of the tile."""
-        blocks, words = self.at(part)
-        ref[blocks, row, words] = value.astype(ref.dtype)
-
-    def per_block(self, owner: Array, number: Callable[[Any], Any]) -> Array:
-        """A float32 number of each block, given to every word of the block."""
-
-        def put(block: ArrayLike, numbers: Array) -> Array:
-            return jnp.where(owner == block, number(block), numbers)
-
-        return lax.fori_loop(0, self.blocks, put, _zeros(owner))
-
-
-def _places(tile: _Tile) -> Array:
+def _places(tile: Tile) -> Array:
     # Given as an input: the kernels' own iota is known to some versions alone.
     numbers = np.arange(tile.blocks * tile.words, dtype=np.int32)
     return jnp.asarray(numbers.reshape(tile.shape))
 
 
-def _owner_and_word(tile: _Tile, ref: Any) -> tuple[Array, Array]:
+def _owner_and_word(tile: Tile, ref: Any) -> tuple[Array, Array]:
     """The block of the tile that each word belongs to, and its place in the part."""
     places = ref[...]
     return places >> (tile.words.bit_length() - 1), places & (tile.words - 1)
-
-
-def _zeros(like: Array) -> Array:
-    # In the layout of another array, so that a loop can carry them.
-    return (like * 0).astype(jnp.float32)
 
 
 def _set(words: Array, row: int) -> Array:
@@ -106,7 +55,7 @@ def _root(x: Array) -> Array:
 
 
 def _quantise(
-    tile: _Tile,
+    tile: Tile,
     owner: Array,
     rows: Callable[[Any], Sequence[Array]],
     divisor: Callable[[Any], Any],
@@ -119,7 +68,7 @@ def _quantise(
     # A block of one part stays in registers; a longer one is read again.
     held = rows(0) if tile.parts == 1 else None
 
-    def measure(part: ArrayLike, sums: Array) -> Array:
+    def measure(part: int | Array, sums: Array) -> Array:
         words = jnp.uint32(0)
         for row, x in enumerate(held or rows(part)):
             sums = sums + (x * x if scale == "rms" else jnp.abs(x))
@@ -128,9 +77,9 @@ def _quantise(
         words_ref[tile.at(part)] = words
         return sums
 
-    sums = _for_parts(tile, measure, _zeros(owner))
+    sums = _for_parts(tile, measure, zeros_like(owner))
 
-    def scale_of(block: ArrayLike) -> Array:
+    def scale_of(block: int | Array) -> Array:
         mean = jnp.sum(jnp.where(owner == block, sums, 0.0)) / divisor(block)
         result = _root(mean) if scale == "rms" else mean
         scales_ref[tile.block(block)] = result
@@ -138,7 +87,7 @@ def _quantise(
 
     scales = tile.per_block(owner, scale_of)
 
-    def leave(part: ArrayLike, nothing: Array) -> Array:
+    def leave(part: int | Array, nothing: Array) -> Array:
         for row, x in enumerate(held or rows(part)):
             put_error(part, row, x - jnp.where(x >= 0, scales, -scales))
         return nothing
@@ -146,20 +95,18 @@ def _quantise(
     _for_parts(tile, leave, jnp.int32(0))
 
 
-def _for_parts(tile: _Tile, body: Callable[[Any, Array], Array], start: Array) -> Array:
+def _for_parts(tile: Tile, body: Callable[[Any, Array], Array], start: Array) -> Array:
     return (
         body(0, start) if tile.parts == 1 else lax.fori_loop(0, tile.parts, body, start)
     )
 
 
-def _compress_kernel(
-    tile: _Tile, scale: Scale, with_momentum: bool, *refs: Any
-) -> None:
+def _compress_kernel(tile: Tile, scale: Scale, with_momentum: bool, *refs: Any) -> None:
     places_ref, value_ref, *momentum_refs, old_error_ref = refs[:-3]
     words_ref, scales_ref, error_ref = refs[-3:]
     owner, _ = _owner_and_word(tile, places_ref)
 
-    def rows(part: ArrayLike) -> list[Array]:
+    def rows(part: int | Array) -> list[Array]:
         result = []
         for row in range(ROWS):
             x = tile.load(value_ref, row, part)
@@ -177,27 +124,27 @@ def _compress_kernel(
     )
 
 
-def _put(tile: _Tile, ref: Any, part: ArrayLike, row: int, value: Array) -> None:
+def _put(tile: Tile, ref: Any, part: int | Array, row: int, value: Array) -> None:
     tile.store(ref, row, part, value)
 
 
-def _average_kernel(tile: _Tile, scale: Scale, workers: int, *refs: Any) -> None:
+def _average_kernel(tile: Tile, scale: Scale, workers: int, *refs: Any) -> None:
     places_ref, sent_ref, sent_scales_ref, counts_ref, old_error_ref = refs[:5]
     words_ref, scales_ref, error_ref = refs[5:]
     owner, word = _owner_and_word(tile, places_ref)
 
-    def count(block: ArrayLike) -> Array:
+    def count(block: int | Array) -> Array:
         return counts_ref[tile.block(block)].astype(jnp.float32)
 
     # Exact: a block has fewer than 2**24 values.
     counts = tile.per_block(owner, count)
 
-    def is_value(row: int, part: ArrayLike) -> Array:
+    def is_value(row: int, part: int | Array) -> Array:
         place = word + (part + row * tile.parts) * tile.words
         return place.astype(jnp.float32) < counts
 
-    def rows(part: ArrayLike) -> list[Array]:
-        def add(worker: ArrayLike, totals: list[Array]) -> list[Array]:
+    def rows(part: int | Array) -> list[Array]:
+        def add(worker: int | Array, totals: list[Array]) -> list[Array]:
             words = sent_ref[(worker, *tile.at(part))]
             scales = tile.per_block(
                 owner, lambda block: sent_scales_ref[worker, tile.block(block)]
@@ -207,7 +154,7 @@ def _average_kernel(tile: _Tile, scale: Scale, workers: int, *refs: Any) -> None
                 for row, total in enumerate(totals)
             ]
 
-        totals = lax.fori_loop(0, workers, add, [_zeros(owner)] * ROWS)
+        totals = lax.fori_loop(0, workers, add, [zeros_like(owner)] * ROWS)
         return [
             jnp.where(
                 is_value(row, part),
@@ -217,21 +164,21 @@ def _average_kernel(tile: _Tile, scale: Scale, workers: int, *refs: Any) -> None
             for row, total in enumerate(totals)
         ]
 
-    def divisor(block: ArrayLike) -> Array:
+    def divisor(block: int | Array) -> Array:
         return jnp.maximum(count(block), 1.0)
 
-    def put_error(part: ArrayLike, row: int, error: Array) -> None:
+    def put_error(part: int | Array, row: int, error: Array) -> None:
         _put(tile, error_ref, part, row, jnp.where(is_value(row, part), error, 0.0))
 
     _quantise(tile, owner, rows, divisor, scale, words_ref, scales_ref, put_error)
 
 
-def _decompress_kernel(tile: _Tile, *refs: Any) -> None:
+def _decompress_kernel(tile: Tile, *refs: Any) -> None:
     places_ref, words_ref, scales_ref, out_ref = refs
     owner, _ = _owner_and_word(tile, places_ref)
     scales = tile.per_block(owner, lambda block: scales_ref[tile.block(block)])
 
-    def unpack(part: ArrayLike, nothing: Array) -> Array:
+    def unpack(part: int | Array, nothing: Array) -> Array:
         words = words_ref[tile.at(part)]
         for row in range(ROWS):
             value = jnp.where(_set(words, row), scales, -scales)
@@ -239,6 +186,18 @@ def _decompress_kernel(tile: _Tile, *refs: Any) -> None:
         return nothing
 
     _for_parts(tile, unpack, jnp.int32(0))
+
+
+def _kernel(
+    tiles: int, interpreted: bool, body: Callable[..., None], types: Any
+) -> Callable[..., Any]:
+    kernel: Any = pl.kernel(
+        body,
+        out_type=types,
+        mesh=plgpu.Mesh(grid=(tiles,), grid_names=(TILE,)),
+        interpret=interpret_parameters() if interpreted else False,
+    )
+    return kernel
 
 
 def _launch(
@@ -256,14 +215,10 @@ def _launch(
         jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=kind)
         for shape, dtype in outputs
     ]
-    run = functools.partial(
-        pl.kernel,
-        mesh=plgpu.Mesh(grid=(tiles,), grid_names=(_TILE,)),
-        interpret=interpret_parameters() if interpreted else False,
-    )
+    run = functools.partial(_kernel, tiles, interpreted)
     if varying(error) and not REFS_MAY_VARY:
         new = jax.ShapeDtypeStruct(error.shape, error.dtype, manual_axis_type=kind)
-        *results, error = run(kernel, out_type=[*types, new])(*inputs, error)
+        *results, error = run(kernel, [*types, new])(*inputs, error)
         return results, error
 
     def in_place(*refs: Any) -> None:
@@ -273,7 +228,7 @@ def _launch(
     @jax.jit  # a Ref in a GPU's memory is made inside of jit alone
     def update(error: Array, *inputs: Array) -> tuple[list[Array], Array]:
         held = jax.new_ref(error, memory_space=plgpu.GMEM)
-        results = run(in_place, out_type=types)(*inputs, held)
+        results = run(in_place, types)(*inputs, held)
         return results, held[...]
 
     return update(error, *inputs)
@@ -283,14 +238,14 @@ def compress(
     value: Array,
     error: Array,
     momentum: Array | None,
-    decay: ArrayLike | None,
+    decay: float | Array | None,
     block_size: int,
     scale: Scale,
     *,
     interpreted: bool,
 ) -> tuple[Array, Array, Array]:
     """`pallas_kernels.compress` as a kernel, what fills no tile left to XLA."""
-    tile = _Tile(block_size)
+    tile = Tile(block_size)
     size = value.size
     tiles = size // block_size // tile.blocks
     blocks = tiles * tile.blocks
@@ -344,7 +299,7 @@ def average_and_recompress(
 ) -> tuple[Array, Array, Array]:
     """`pallas_kernels.average_and_recompress` as a kernel, the last blocks by XLA."""
     workers, total, width = words.shape
-    tile = _Tile(width * ROWS)
+    tile = Tile(width * ROWS)
     blocks = total // tile.blocks * tile.blocks
     plain = functools.partial(_reference.average_and_recompress, scale=scale)
     if not blocks:
@@ -376,19 +331,17 @@ def decompress(
 ) -> Array:
     """`pallas_kernels.decompress` as a kernel, the last blocks by XLA."""
     total, width = words.shape
-    tile = _Tile(width * ROWS)
+    tile = Tile(width * ROWS)
     blocks = total // tile.blocks * tile.blocks
     if not blocks:
         return _reference.decompress(words, scales, size, dtype)
     places, words, scales = vary_as([_places(tile), words, scales], words, scales)
     kind = jax.typeof(words).manual_axis_type
     shape = (blocks, ROWS, width)
-    values = pl.kernel(
-        functools.partial(_decompress_kernel, tile),
-        out_type=jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=kind),
-        mesh=plgpu.Mesh(grid=(blocks // tile.blocks,), grid_names=(_TILE,)),
-        interpret=interpret_parameters() if interpreted else False,
-    )(places, words, scales)
+    new = jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=kind)
+    body = functools.partial(_decompress_kernel, tile)
+    run = _kernel(blocks // tile.blocks, interpreted, body, new)
+    values = run(places, words, scales)
     values = values.reshape(-1)
     if blocks == total:
         return values[:size]

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 
-from pallas_kernels import _choose, _mosaic, _reference
+from pallas_kernels import _reference
+from pallas_kernels._choose import mosaic
 
 if TYPE_CHECKING:
     from jax import Array
-    from jax.typing import ArrayLike, DTypeLike
+    from jax.typing import DTypeLike
     from jaxtyping import Float, Float32, Int32, UInt32
 
     from pallas_kernels._choose import Implementation
@@ -24,7 +25,7 @@ def compress(
     block_size: int,
     scale: Scale = "rms",
     momentum: Float32[Array, " size"] | None = None,
-    decay: ArrayLike | None = None,
+    decay: float | Array | None = None,
     implementation: Implementation | None = None,
 ) -> tuple[UInt32[Array, "b w"], Float32[Array, " b"], Float[Array, " size"]]:
     r"""Compresses a buffer to one sign a value and one scale a block.
@@ -73,8 +74,8 @@ def compress(
       Algorithm 1 (there with one scale a tensor).
     """
     arguments = (value, error, momentum, decay, block_size, scale)
-    if _choose.uses_mosaic(implementation, value):
-        return _mosaic.compress(*arguments, interpreted=implementation != "mosaic")
+    if kernels := mosaic(implementation, value):
+        return kernels.compress(*arguments, interpreted=implementation != "mosaic")
     return _reference.compress(*arguments)
 
 
@@ -123,9 +124,9 @@ def average_and_recompress(
       Algorithm 1 (the server's half).
     """
     arguments = (words, scales, error, counts, scale)
-    if _choose.uses_mosaic(implementation, words):
+    if kernels := mosaic(implementation, words):
         interpreted = implementation != "mosaic"
-        return _mosaic.average_and_recompress(*arguments, interpreted=interpreted)
+        return kernels.average_and_recompress(*arguments, interpreted=interpreted)
     return _reference.average_and_recompress(*arguments)
 
 
@@ -160,6 +161,6 @@ def decompress(
       Array([ 0.5, -0.5], dtype=float32)
     """
     arguments = (words, scales, size, dtype)
-    if _choose.uses_mosaic(implementation, words):
-        return _mosaic.decompress(*arguments, interpreted=implementation != "mosaic")
+    if kernels := mosaic(implementation, words):
+        return kernels.decompress(*arguments, interpreted=implementation != "mosaic")
     return _reference.decompress(*arguments)

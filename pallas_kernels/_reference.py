@@ -50,20 +50,21 @@ def corrected_value(
     value: Float[Array, "*shape"],
     error: Float[Array, "*shape"],
     momentum: Float32[Array, "*shape"] | None,
-    decay: ArrayLike | None,
+    decay: float | Array | None,
 ) -> Float32[Array, "*shape"]:
     """What is to be compressed: the value, or its running mean, and the error."""
+    owed = error.astype(jnp.float32)
     value = value.astype(jnp.float32)
-    if momentum is not None and decay is not None:
-        value = (1 - decay) * value + decay * momentum
-    return value + error.astype(jnp.float32)
+    if momentum is None or decay is None:
+        return value + owed
+    return (1 - decay) * value + decay * momentum + owed
 
 
 def compress(
     value: Float[Array, " size"],
     error: Float[Array, " size"],
     momentum: Float32[Array, " size"] | None,
-    decay: ArrayLike | None,
+    decay: float | Array | None,
     block_size: int,
     scale: Scale,
 ) -> tuple[UInt32[Array, "b w"], Float32[Array, " b"], Float[Array, " size"]]:
