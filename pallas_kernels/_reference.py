@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels._packing import pack_signs, to_blocks, unpack_signs
+from pallas_kernels._packing import ROWS, pack_signs, to_blocks, unpack_signs
 from pallas_kernels._varying import vary_as
 
 if TYPE_CHECKING:
@@ -60,6 +61,27 @@ def corrected_value(
     return (1 - decay) * value + decay * momentum + owed
 
 
+def _by_chunks(
+    at: Callable[[Any, int, Any], Any],
+    length: int,
+    unit: int,
+    block_size: int,
+    carry: Any,
+) -> Any:
+    """Works along an axis in chunks, then in units, then on what is left at once."""
+    # The units are a loop, too: what follows a loop is no longer done in place.
+    done, steps = 0, (max(1, _CHUNK // block_size) * unit, unit)
+    for step in steps:
+        first, number = done, (length - done) // step
+
+        def body(i: Array, carry: Any, first: int = first, step: int = step) -> Any:
+            return at(first + i * step, step, carry)
+
+        carry = lax.fori_loop(0, number, body, carry)
+        done += number * step
+    return at(done, length - done, carry) if done < length else carry
+
+
 def compress(
     value: Float[Array, " size"],
     error: Float[Array, " size"],
@@ -69,52 +91,60 @@ def compress(
     scale: Scale,
 ) -> tuple[UInt32[Array, "b w"], Float32[Array, " b"], Float[Array, " size"]]:
     """`pallas_kernels.compress` as XLA compiles it."""
+    size, rows = value.size, (ROWS, block_size // ROWS)
 
     def whole(
         value: Array, error: Array, momentum: Array | None
     ) -> tuple[Array, Array, Array]:
-        size = value.size
-        x = to_blocks(corrected_value(value, error, momentum, decay), block_size)
-        first = jnp.arange(x.shape[0], dtype=jnp.int32) * block_size
-        counts = jnp.minimum(size - first, block_size)
-        words, scales, new_error = quantise(x, counts, scale)
-        return words, scales, new_error.reshape(-1)[:size].astype(error.dtype)
+        x = corrected_value(value, error, momentum, decay)
+        blocks = x if x.ndim == 3 else to_blocks(x, block_size)
+        first = jnp.arange(blocks.shape[0], dtype=jnp.int32) * block_size
+        counts = jnp.minimum(x.size - first, block_size)
+        words, scales, new_error = quantise(blocks, counts, scale)
+        if x.ndim == 1:
+            new_error = new_error.reshape(-1)[: x.size]
+        return words, scales, new_error.astype(error.dtype)
 
     def by_chunks(
         value: Array, error: Array, momentum: Array | None
     ) -> tuple[Array, Array, Array]:
-        blocks = max(1, _CHUNK // block_size)
-        chunk = blocks * block_size
-        steps = value.size // chunk
+        # Along the first axis, of blocks, or of values where the last block is cut.
+        unit = 1 if value.ndim == 3 else block_size
         words, scales, _ = jax.eval_shape(whole, value, error, momentum)
         start = (jnp.zeros(words.shape, words.dtype), jnp.zeros(scales.shape), error)
-        start = vary_as(start, value, error, momentum)
 
         def compress_at(
-            place: ArrayLike, size: int, carry: tuple[Array, Array, Array]
+            first: int | Array, length: int, carry: tuple[Array, Array, Array]
         ) -> tuple[Array, Array, Array]:
-            words, scales, error = carry
-
             def part(x: Array) -> Array:
-                return lax.dynamic_slice(x, (place * chunk,), (size,))
+                return lax.dynamic_slice_in_dim(x, first, length)
 
             own = None if momentum is None else part(momentum)
+            words, scales, error = carry
             new = whole(part(value), part(error), own)
+            put = lax.dynamic_update_slice_in_dim
             return (
-                lax.dynamic_update_slice(words, new[0], (place * blocks, 0)),
-                lax.dynamic_update_slice(scales, new[1], (place * blocks,)),
-                lax.dynamic_update_slice(error, new[2], (place * chunk,)),
+                put(words, new[0], first // unit, 0),
+                put(scales, new[1], first // unit, 0),
+                put(error, new[2], first, 0),
             )
 
-        carry = lax.fori_loop(
-            0, steps, lambda i, carry: compress_at(i, chunk, carry), start
-        )
-        rest = value.size - steps * chunk
-        return compress_at(steps, rest, carry) if rest else carry
+        start = vary_as(start, value, error, momentum)
+        return _by_chunks(compress_at, value.shape[0], unit, block_size, start)
 
-    if value.size <= 2 * _CHUNK:
-        return whole(value, error, momentum)
-    return lax.platform_dependent(value, error, momentum, cpu=by_chunks, default=whole)
+    if size % block_size == 0:
+        # As blocks from the start: XLA's CPU backend does not vectorise what goes
+        # from one shape to another.
+        value, error = value.reshape(-1, *rows), error.reshape(-1, *rows)
+        momentum = None if momentum is None else momentum.reshape(-1, *rows)
+    if size <= 2 * _CHUNK:
+        result = whole(value, error, momentum)
+    else:
+        result = lax.platform_dependent(
+            value, error, momentum, cpu=by_chunks, default=whole
+        )
+    words, scales, new_error = result
+    return words, scales, new_error.reshape(size)
 
 
 def average_and_recompress(
@@ -149,4 +179,23 @@ def decompress(
     dtype: DTypeLike,
 ) -> Float[Array, " size"]:
     """`pallas_kernels.decompress` as XLA compiles it."""
-    return unpack_signs(words, scales).reshape(-1)[:size].astype(dtype)
+
+    def by_chunks(words: Array, scales: Array) -> Array:
+        blocks, width = words.shape
+        start = vary_as(jnp.zeros((blocks, ROWS, width), dtype), words, scales)
+
+        def unpack_at(first: int | Array, length: int, values: Array) -> Array:
+            part = (lax.dynamic_slice_in_dim(x, first, length) for x in (words, scales))
+            new = unpack_signs(*part).astype(dtype)
+            return lax.dynamic_update_slice_in_dim(values, new, first, 0)
+
+        return _by_chunks(unpack_at, blocks, 1, ROWS * width, start)
+
+    def whole(words: Array, scales: Array) -> Array:
+        return unpack_signs(words, scales).astype(dtype)
+
+    if size <= 2 * _CHUNK:
+        values = whole(words, scales)
+    else:
+        values = lax.platform_dependent(words, scales, cpu=by_chunks, default=whole)
+    return values.reshape(-1)[:size]
