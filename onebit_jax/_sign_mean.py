@@ -15,8 +15,8 @@ from onebit_jax._blocks import layout_of
 from onebit_jax._exchange import Exchange
 from onebit_jax._per_worker import PerWorker
 from pallas_kernels import (
-    MIN_BLOCK_SIZE,
     average_and_recompress,
+    check_block_size,
     check_name,
     compress,
     decompress,
@@ -107,11 +107,7 @@ def sign_mean(
     """
     axes = _axes.as_tuple(axis)
     block_size = operator.index(block_size)
-    if block_size < MIN_BLOCK_SIZE or block_size & (block_size - 1):
-        raise ValueError(
-            f"block_size must be a power of two of at least {MIN_BLOCK_SIZE}, got "
-            f"{block_size}."
-        )
+    check_block_size(block_size)
     if scale not in ("rms", "mean_abs"):
         raise ValueError(f"scale must be 'rms' or 'mean_abs', got {scale!r}.")
     check_name(implementation)

@@ -6,5 +6,6 @@ from pallas_kernels._operations import average_and_recompress as average_and_rec
 from pallas_kernels._operations import compress as compress
 from pallas_kernels._operations import decompress as decompress
 from pallas_kernels._packing import MIN_BLOCK_SIZE as MIN_BLOCK_SIZE
+from pallas_kernels._packing import check_block_size as check_block_size
 from pallas_kernels._packing import pack_signs as pack_signs
 from pallas_kernels._packing import unpack_signs as unpack_signs

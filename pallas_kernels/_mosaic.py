@@ -50,8 +50,10 @@ def _set(words: Array, row: int) -> Array:
 
 
 def _root(x: Array) -> Array:
-    # Mosaic has no square root; zero, infinity and NaN are their own.
-    return jnp.where((x > 0) & (x < jnp.inf), x * lax.rsqrt(x), x)
+    # Mosaic has no square root. Zero, infinity and NaN are their own; of what is not
+    # normal, which a GPU may take for zero, the root would be infinite.
+    tiny = jnp.finfo(jnp.float32).tiny
+    return jnp.where((x >= tiny) & (x < jnp.inf), x * lax.rsqrt(x), x)
 
 
 def _quantise(
@@ -218,8 +220,12 @@ def _launch(
     run = functools.partial(_kernel, tiles, interpreted)
     if varying(error) and not REFS_MAY_VARY:
         new = jax.ShapeDtypeStruct(error.shape, error.dtype, manual_axis_type=kind)
-        *results, error = run(kernel, [*types, new])(*inputs, error)
-        return results, error
+        *results, made = run(kernel, [*types, new])(*inputs, error)
+        # What the kernel does not reach of a new buffer is not there yet.
+        reached = outputs[-1][0][0]
+        if reached < error.shape[0]:
+            made = made.at[reached:].set(error[reached:])
+        return results, made
 
     def in_place(*refs: Any) -> None:
         # The error stands behind the inputs, and is the last output too.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import jax.numpy as jnp
 
 from pallas_kernels import _reference
 from pallas_kernels._choose import mosaic
+from pallas_kernels._packing import ROWS, check_block_size
 
 if TYPE_CHECKING:
     from jax import Array
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 
     from pallas_kernels._choose import Implementation
     from pallas_kernels._reference import Scale
+
+
+def _check_scale(scale: str) -> None:
+    if scale not in get_args(_reference.Scale):
+        raise ValueError(f"scale must be 'rms' or 'mean_abs', got {scale!r}.")
 
 
 def compress(
@@ -59,7 +65,8 @@ def compress(
       The words, the block scales, and the new error in the dtype of `error`.
 
     Raises:
-      ValueError: if the implementation is not one that runs here.
+      ValueError: if an argument is not one of these, or the implementation is not
+        one that runs here.
 
     Example:
       >>> import jax.numpy as jnp
@@ -73,6 +80,10 @@ def compress(
       Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
       Algorithm 1 (there with one scale a tensor).
     """
+    check_block_size(block_size)
+    _check_scale(scale)
+    if (momentum is None) != (decay is None):
+        raise ValueError("give momentum and decay together, or neither.")
     arguments = (value, error, momentum, decay, block_size, scale)
     if kernels := mosaic(implementation, value):
         return kernels.compress(*arguments, interpreted=implementation != "mosaic")
@@ -123,6 +134,7 @@ def average_and_recompress(
       Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
       Algorithm 1 (the server's half).
     """
+    _check_scale(scale)
     arguments = (words, scales, error, counts, scale)
     if kernels := mosaic(implementation, words):
         interpreted = implementation != "mosaic"
@@ -153,13 +165,16 @@ def decompress(
       The values.
 
     Raises:
-      ValueError: if the implementation is not one that runs here.
+      ValueError: if there are fewer values than `size`, or the implementation is not
+        one that runs here.
 
     Example:
       >>> import jax.numpy as jnp
       >>> decompress(jnp.array([[1]], jnp.uint32), jnp.array([0.5]), size=2)
       Array([ 0.5, -0.5], dtype=float32)
     """
+    if size > ROWS * words.size:
+        raise ValueError(f"the words hold {ROWS * words.size} values, not {size}.")
     arguments = (words, scales, size, dtype)
     if kernels := mosaic(implementation, words):
         return kernels.decompress(*arguments, interpreted=implementation != "mosaic")

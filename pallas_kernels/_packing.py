@@ -15,6 +15,15 @@ ROWS = 32  # bits of a word
 MIN_BLOCK_SIZE = ROWS
 
 
+def check_block_size(block_size: int) -> None:
+    """Refuses a block that is not a whole number of words, halved to the last."""
+    if block_size < MIN_BLOCK_SIZE or block_size & (block_size - 1):
+        raise ValueError(
+            f"block_size must be a power of two of at least {MIN_BLOCK_SIZE}, got "
+            f"{block_size}."
+        )
+
+
 def pack_signs(x: Float[Array, "*blocks 32 w"]) -> UInt32[Array, "*blocks w"]:
     r"""Packs the signs of blocks of values into words.
 

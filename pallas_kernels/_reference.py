@@ -58,7 +58,9 @@ def corrected_value(
     value = value.astype(jnp.float32)
     if momentum is None or decay is None:
         return value + owed
-    return (1 - decay) * value + decay * momentum + owed
+    if not isinstance(decay, float):
+        decay = jnp.asarray(decay, jnp.float32)
+    return (1 - decay) * value + decay * momentum.astype(jnp.float32) + owed
 
 
 def _by_chunks(
@@ -98,8 +100,9 @@ def compress(
     ) -> tuple[Array, Array, Array]:
         x = corrected_value(value, error, momentum, decay)
         blocks = x if x.ndim == 3 else to_blocks(x, block_size)
-        first = jnp.arange(blocks.shape[0], dtype=jnp.int32) * block_size
-        counts = jnp.minimum(x.size - first, block_size)
+        counts = jnp.full(blocks.shape[0], block_size, jnp.int32)
+        if x.size % block_size:
+            counts = counts.at[-1].set(x.size % block_size)
         words, scales, new_error = quantise(blocks, counts, scale)
         if x.ndim == 1:
             new_error = new_error.reshape(-1)[: x.size]
@@ -111,7 +114,7 @@ def compress(
         # Along the first axis, of blocks, or of values where the last block is cut.
         unit = 1 if value.ndim == 3 else block_size
         words, scales, _ = jax.eval_shape(whole, value, error, momentum)
-        start = (jnp.zeros(words.shape, words.dtype), jnp.zeros(scales.shape), error)
+        zeros = [jnp.zeros(x.shape, x.dtype) for x in (words, scales)]
 
         def compress_at(
             first: int | Array, length: int, carry: tuple[Array, Array, Array]
@@ -129,7 +132,7 @@ def compress(
                 put(error, new[2], first, 0),
             )
 
-        start = vary_as(start, value, error, momentum)
+        start = vary_as((*zeros, error), value, error, momentum, decay)
         return _by_chunks(compress_at, value.shape[0], unit, block_size, start)
 
     if size % block_size == 0:
@@ -161,7 +164,7 @@ def average_and_recompress(
         return total + unpack_signs(words[worker], scales[worker])
 
     # One worker after another: a sum over an axis would unpack all copies first.
-    zeros = vary_as(jnp.zeros((blocks, 32, width)), words, scales)
+    zeros = vary_as(jnp.zeros((blocks, ROWS, width), jnp.float32), words, scales)
     total = lax.fori_loop(0, n, add, zeros, unroll=min(n, _UNROLLED))
     y = total / n + error.astype(jnp.float32).reshape(total.shape)
     place = jnp.arange(32 * width, dtype=jnp.int32).reshape(1, 32, width)
