@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dense import exchange
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from jax.sharding import AxisType
 from workers import Workers, mesh_of
@@ -39,6 +39,7 @@ def server_error_of(state, size):
     st.sampled_from(["rms", "mean_abs"]),
     st.integers(0, 2**32 - 1),
 )
+@example(4, 6402, 128, jnp.bfloat16, jnp.float32, "mean_abs", 3)
 def test_equals_a_dense_simulation(
     workers, size, block_size, dtype, error_dtype, scale, seed
 ):
@@ -61,8 +62,10 @@ def test_equals_a_dense_simulation(
             block_size,
             scale,
         )
-        # A guard against a test of nothing: bfloat16 values cancel now and then.
-        assert undecided.mean() < 1e-2 + 2 / size
+        # A guard against a test of nothing. Without an error yet, a block's means are
+        # of 2**workers kinds at most: where one of these cancels, its values all do.
+        kind = min(block_size, size) / 2 ** (workers - 2) if workers > 1 else 0
+        assert undecided.mean() < 1e-3 + (2 + kind) / size
         decided = ~undecided
         largest = np.abs(expected).max()
         np.testing.assert_allclose(
