@@ -23,8 +23,8 @@ from pallas_kernels import compress
 from train.config import PretrainConfig
 from train.data import load
 from train.examples import element
+from train.mesh import AXIS
 from train.objective import init_params, training_loss
-from train.optimizer import AXIS
 
 STEPS = 100
 BLOCK_SIZES = (*(2**k for k in range(5, 15)), None)

@@ -31,8 +31,9 @@ from models import SIZES
 from train.config import PretrainConfig
 from train.data import Data, load
 from train.examples import element
+from train.mesh import AXIS
 from train.objective import init_params, training_loss
-from train.optimizer import AXIS, decays, learning_rate_schedule
+from train.optimizer import decays, learning_rate_schedule
 from train.program import compile_program, place
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ def small_config(corpus):
 
 def resume(folder, *flags):
     with PROMOTION:
-        pretrain(parse(["--resume", "--out", str(folder), *flags]))
+        pretrain(parse(["--resume", "--out", str(folder), *flags]).training)
 
 
 def steps_of(folder):

@@ -42,6 +42,7 @@ def tx():
         "onebit_adam",
         learning_rate_schedule(1e-3, 1, 10),
         freeze_rule("auto", 1, 40),
+        onebit_jax.sign_mean("data"),
         weight_decay=0.01,
         clip=1.0,
     )

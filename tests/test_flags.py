@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 
+import onebit_jax
 from models import SIZES
 from train import picture, record
 from train.config import PretrainConfig, check
@@ -146,6 +147,7 @@ def test_freezing_before_the_warm_up_ends_is_warned_of():
             "onebit_adam",
             learning_rate_schedule(1e-3, 6, 8),
             freeze_rule(4, 6, 8),
+            onebit_jax.sign_mean("data"),
             weight_decay=0.0,
             clip=0.0,
         )

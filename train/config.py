@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from models import SIZES
 from train.errors import InputError
+from train.exchange import Topology, Wire
 
 Optimizer = Literal["onebit_adam", "adam"]
 Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
@@ -66,7 +67,14 @@ class PretrainConfig:
     seq: int = 64
     """Tokens a sequence."""
     workers: int | None = None
-    """Devices to train on; default: all, or 8 virtual ones on a CPU."""
+    """Devices to train on, of all processes together; default: all, or 8 virtual ones
+    on the CPU of a process that is alone."""
+    wire: Wire = "signs"
+    """What 1-bit Adam sends: signs, there and back; or counts of them, summed by one
+    all-reduce."""
+    topology: Topology = "auto"
+    """Who compresses: each device (flat), or each host for its devices together
+    (hierarchical); auto: hierarchical where several processes have several devices."""
     seed: int = 0
     """Decides the parameters, the order of the text, its masks and the dropout."""
     learning_rate: float = 1.5e-3

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from tqdm import tqdm
 
 import onebit_jax
@@ -16,6 +17,7 @@ from models import SIZES
 from train import record
 from train.checkpoint import Checkpoint, Checkpoints, Progress
 from train.examples import stream
+from train.exchange import make_exchange
 from train.objective import abstract_params, init_params, training_loss
 from train.optimizer import freeze_rule, learning_rate_schedule, make_optimizer
 from train.program import compile_program, place
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from train.data import Data
     from train.program import Program
     from train.sent import Stage
+    from train.watchdog import Watchdog
 
 
 def is_main_process() -> bool:
@@ -55,6 +58,7 @@ def train(
     mesh: Mesh,
     until: int,
     begin: Callable[[], None],
+    watchdog: Watchdog,
 ) -> None:
     """Trains, from the newest checkpoint where there is one.
 
@@ -65,6 +69,7 @@ def train(
       mesh: The workers.
       until: Steps to have trained at the end.
       begin: Called once the newest checkpoint, if there is one, has been read whole.
+      watchdog: What is told of each wait for the other processes.
 
     Raises:
       InputError: The newest checkpoint is damaged or of another model, or there is
@@ -79,14 +84,17 @@ def train(
         optimizer,
         schedule,
         freeze_rule(config.freeze, config.warmup, config.steps),
+        make_exchange(mesh, config.wire, config.topology),
         weight_decay=config.weight_decay,
         clip=config.clip,
     )
-    run = onebit_jax.data_parallel(training_loss(model, config.seed), tx, mesh)
+    loss_fn = training_loss(model, config.seed, mesh.axis_names)
+    run = onebit_jax.data_parallel(loss_fn, tx, mesh)
     with (
         closing(Checkpoints(folder, model, optimizer)) as checkpoints,
         closing(stream(data.training)) as batches,
     ):
+        watchdog.expect("the start from a checkpoint")
         if checkpoints.exist() or record.read(folder):
             start, workers = checkpoints.restore(tx, abstract_params(model), mesh)
             if workers != mesh.size:
@@ -95,16 +103,23 @@ def train(
             if is_main_process():
                 record.truncate(folder, start.progress.sent.steps)
         else:
-            params, state = run.init(init_params(model, config.seed))
+            # From NumPy: of an array on one device, JAX 0.10 to 0.12 make a broken one
+            # where several processes have one device each.
+            params = jax.device_get(init_params(model, config.seed))
+            params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
+            params, state = run.init(params)
             start = Checkpoint(params, state, Progress(Sent(), batches.get_state()))
+            watchdog.expect("the checkpoint of step 0")
             checkpoints.save(start, mesh.size)
         begin()
+        watchdog.expect("")  # a compilation waits for nobody
         program = compile_program(run, model, start.params, start.state, data, mesh)
         say(f"{optimizer}: a worker sends {_spell_rates(program.rates)}")
         training = _Training(
-            config, optimizer, folder, mesh, schedule, program, checkpoints
+            config, optimizer, folder, mesh, schedule, program, checkpoints, watchdog
         )
         training.loop(start, batches, until)
+        watchdog.expect("")
 
 
 def _spell_rates(rates: Mapping[Stage, int]) -> str:
@@ -125,6 +140,7 @@ class _Training:
     schedule: optax.Schedule
     program: Program
     checkpoints: Checkpoints
+    watchdog: Watchdog
 
     @property
     def is_virtual(self) -> bool:
@@ -150,6 +166,7 @@ class _Training:
             disable=not is_main_process(),
         ) as bar:
             for step in range(sent.steps + 1, until + 1):
+                self.watchdog.expect(f"step {step}")
                 params, state, loss = self.program.step(
                     params, state, place(next(batches), self.mesh), np.uint32(step - 1)
                 )
@@ -174,8 +191,10 @@ class _Training:
                     logged, since = step, time.perf_counter()
                 paused = time.perf_counter()
                 if evaluate:
+                    self.watchdog.expect(f"the evaluation after step {step}")
                     self._append(EvalMetrics(step, self.program.evaluate(params)))
                 if save:
+                    self.watchdog.expect(f"the checkpoint of step {step}")
                     progress = Progress(sent, batches.get_state())
                     self.checkpoints.save(
                         Checkpoint(params, state, progress), self.mesh.size

@@ -10,7 +10,7 @@ from flax import nnx
 
 from models import BertForPreTraining, pretraining_losses
 from models.dropout import sequence_keys
-from train.optimizer import AXIS
+from train.mesh import AXIS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,7 @@ def abstract_params(config: BertConfig) -> Params:
 
 
 def training_loss(
-    config: BertConfig, seed: int
+    config: BertConfig, seed: int, axes: str | tuple[str, ...] = AXIS
 ) -> Callable[[Params, PreTrainingBatch, Int[Array, ""]], Float[Array, ""]]:
     """The loss of a worker's share of a batch, with dropout.
 
@@ -43,6 +43,7 @@ def training_loss(
       config: The model's sizes.
       seed: Decides the dropout, together with the step and the place of a sequence in
         the global batch: the number of workers does not matter to it.
+      axes: The mesh axes whose members are the workers.
 
     Returns:
       A function from parameters, the worker's share of a batch, and the number of
@@ -56,7 +57,7 @@ def training_loss(
         keys = None
         if config.dropout:
             share = batch.token_ids.shape[0]
-            first = jax.lax.axis_index(AXIS) * share
+            first = jax.lax.axis_index(axes) * share
             key = jax.random.fold_in(jax.random.key(seed), step)
             keys = sequence_keys(key, first + jnp.arange(share))
         model = nnx.merge(graph, params)

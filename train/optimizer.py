@@ -12,9 +12,6 @@ import onebit_jax
 if TYPE_CHECKING:
     from train.config import Optimizer
 
-AXIS = "data"
-"""The mesh axis whose members are the workers."""
-
 FLOOR = 0.1
 """Share of the peak that the learning rate falls to, and stays at."""
 
@@ -82,6 +79,7 @@ def make_optimizer(
     name: Optimizer,
     schedule: optax.Schedule,
     freeze: onebit_jax.FreezeRule,
+    exchange: onebit_jax.Exchange,
     *,
     weight_decay: float,
     clip: float,
@@ -92,25 +90,28 @@ def make_optimizer(
       name: Which.
       schedule: The learning rate.
       freeze: When 1-bit Adam freezes its variance; not looked at for plain Adam.
+      exchange: 1-bit Adam's of its compressed stage; plain Adam takes the exact mean
+        over the same workers.
       weight_decay: λ of decoupled weight decay.
       clip: Norm that gradients are clipped to; 0 for no clipping.
 
     Returns:
       A transformation for `onebit_jax.data_parallel`.
     """
+    axes = exchange.axes
     if name == "adam":
         tx = optax.chain(
-            onebit_jax.exact_mean(AXIS),
+            onebit_jax.exact_mean(axes),
             optax.adamw(schedule, weight_decay=weight_decay, mask=decays),
         )
     else:
         tx = onebit_jax.onebit_adamw(
             schedule,
-            onebit_jax.sign_mean(AXIS),
+            exchange,
             freeze,
             weight_decay=weight_decay,
             mask=decays,
         )
     if clip:
-        tx = optax.chain(onebit_jax.clip_by_worker_norm(clip, AXIS), tx)
-    return onebit_jax.skip_nonfinite(tx, AXIS)
+        tx = optax.chain(onebit_jax.clip_by_worker_norm(clip, axes), tx)
+    return onebit_jax.skip_nonfinite(tx, axes)

@@ -7,23 +7,28 @@ plain Adam's own are in the folder `adam` inside it.
 
 from __future__ import annotations
 
+import json
+import os
 import sys
-from dataclasses import replace
+import traceback
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import jax
 import tyro
-from jax.sharding import AxisType
 
 from train import picture, record, run_folder
 from train.checkpoint import latest_step
-from train.config import PretrainConfig, check, check_resumable
+from train.config import PretrainConfig, check, check_resumable, to_json
 from train.data import keep_vocabulary, load
-from train.errors import InputError
+from train.distributed import Cluster, check_agreed, start
+from train.errors import LOST_EXIT, InputError, LostError
 from train.loop import is_main_process, say, train
-from train.optimizer import AXIS
+from train.mesh import make_mesh
 from train.run_folder import Run
+from train.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,64 +39,62 @@ VIRTUAL_WORKERS = 8
 """Workers where there is only a CPU and nothing else is asked for."""
 
 
-def parse(arguments: Sequence[str]) -> PretrainConfig:
+@dataclass(frozen=True)
+class Command:
+    """Pre-trains BERT on text, by workers that exchange one bit a parameter."""
+
+    training: PretrainConfig = field(default_factory=PretrainConfig)
+    cluster: Cluster = field(default_factory=Cluster)
+
+
+def parse(arguments: Sequence[str]) -> Command:
     """Reads the flags; a run that goes on has its own for those not given."""
-    config = tyro.cli(PretrainConfig, args=arguments, prog="python -m train.pretrain")
+    given = _read_flags(arguments, Command())
+    config = given.training
     if not config.resume:
-        return config
+        return given
     stored = run_folder.read(config.out).config
-    config = tyro.cli(
-        PretrainConfig,
+    own = replace(stored, out=config.out, resume=True)
+    given = _read_flags(arguments, Command(own))
+    check_resumable(stored, given.training)
+    return given
+
+
+def _read_flags(arguments: Sequence[str], default: Command) -> Command:
+    return tyro.cli(
+        Command,
         args=arguments,
-        default=replace(stored, out=config.out, resume=True),
+        default=default,
         prog="python -m train.pretrain",
-    )
-    check_resumable(stored, config)
-    return config
-
-
-def make_mesh(config: PretrainConfig) -> Mesh:
-    """A mesh of the workers.
-
-    Args:
-      config: The flags.
-
-    Returns:
-      A mesh with the one axis that the optimizers exchange over.
-
-    Raises:
-      InputError: There are fewer devices than workers, or the batch cannot be shared
-        equally.
-    """
-    devices = jax.devices()
-    workers = config.workers or len(devices)
-    if workers > len(devices):
-        raise InputError(
-            f"--workers {workers} is more than the {len(devices)} devices here "
-            f"({devices[0].platform}); give fewer."
-        )
-    if config.batch % workers:
-        raise InputError(
-            f"--batch {config.batch} cannot be shared equally by {workers} workers; "
-            "make it a multiple, or give --workers."
-        )
-    return jax.make_mesh(
-        (workers,), (AXIS,), axis_types=(AxisType.Auto,), devices=devices[:workers]
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
     )
 
 
-def pretrain(config: PretrainConfig) -> None:
+def pretrain(config: PretrainConfig, timeout: float = Cluster.timeout) -> None:
     """Trains what the flags ask for and draws the picture.
 
     Args:
-      config: The flags.
+      config: The flags, the same in all processes.
+      timeout: Seconds that what needs the other processes may take.
 
     Raises:
       InputError: The flags, or what they name, cannot be used.
     """
     check(config)
+    watchdog = Watchdog(timeout)
+    mesh = make_mesh(config.workers)
+    if config.batch % mesh.size:
+        raise InputError(
+            f"--batch {config.batch} cannot be shared equally by {mesh.size} workers; "
+            "make it a multiple, or give --workers."
+        )
+    # A process that is alone has nobody to wait for.
+    with watchdog if jax.process_count() > 1 else nullcontext():
+        _pretrain(config, mesh, watchdog)
+
+
+def _pretrain(config: PretrainConfig, mesh: Mesh, watchdog: Watchdog) -> None:
     folder = config.out
-    mesh = make_mesh(config)
     if config.resume:
         run = run_folder.read(folder)
         # It may have been moved since it was written.
@@ -105,23 +108,34 @@ def pretrain(config: PretrainConfig) -> None:
             run_folder.check_free(arm.out)
         data = load(config, folder)
         run = Run(config, data.corpus, config.steps)
-        if is_main_process():
-            with run_folder.writable(folder):
-                folder.mkdir(parents=True, exist_ok=True)
-                keep_vocabulary(data, folder)
+    # The run's own number of steps is what its schedules were made for.
+    arms = _arms(replace(config, steps=run.config.steps))
+    watchdog.expect("the start of all processes")
+    # Nothing is written before all have seen the folder as it was.
+    check_agreed(
+        {
+            "corpus": data.corpus,
+            "vocabulary": "\n".join(data.vocabulary),
+            "set of flags": json.dumps(to_json(config)),
+            "newest checkpoint in --out": str([latest_step(arm.out) for arm in arms]),
+            "JAX": jax.__version__,
+        }
+    )
+    if is_main_process() and not config.resume:
+        with run_folder.writable(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            keep_vocabulary(data, folder)
     say(
         f"{folder}: BERT {config.model}, {len(data.vocabulary):,} word pieces, "
         f"{mesh.size} workers ({mesh.devices.flat[0].platform}), to step {run.until:,}"
     )
-    # The run's own number of steps is what its schedules were made for.
-    arms = _arms(replace(config, steps=run.config.steps))
     for arm, stored in zip(arms, _arms(run.config), strict=True):
         if latest_step(arm.out) < run.until:
             remember = partial(_remember, replace(run, config=stored))
             # A folder with a checkpoint in it must say whose it is.
             if not run_folder.exists(arm.out):
                 remember()
-            train(arm, data, mesh, run.until, begin=remember)
+            train(arm, data, mesh, run.until, remember, watchdog)
     if is_main_process():
         lines = {arm.optimizer: record.read(arm.out) for arm in arms}
         picture.draw(folder / picture.FILE, lines)
@@ -169,16 +183,38 @@ def _next_goal(run: Run, config: PretrainConfig) -> int:
 def main() -> None:
     """Runs the command line; a mistake in it ends in one sentence."""
     try:
-        config = parse(sys.argv[1:])
-        # Before anything looks at the devices. Where there are real ones it changes
-        # nothing.
-        jax.config.update("jax_num_cpu_devices", config.workers or VIRTUAL_WORKERS)
-        pretrain(config)
+        command = parse(sys.argv[1:])
+        check(command.training)
+        processes = start(command.cluster)
+        _set_cpu_devices(command.training.workers, processes)
+        pretrain(command.training, command.cluster.timeout)
     except InputError as error:
-        raise SystemExit(f"error: {error}") from error
+        _leave(f"error: {error}", 1)
+    except LostError as error:
+        _leave(f"error: {error}", LOST_EXIT)
     except KeyboardInterrupt:
-        print("\nstopped; --resume goes on from the last checkpoint", file=sys.stderr)
-        raise SystemExit(130) from None
+        _leave("\nstopped; --resume goes on from the last checkpoint", 130)
+    except Exception:
+        if not jax.distributed.is_initialized():
+            raise
+        _leave(traceback.format_exc().rstrip(), 1)
+
+
+def _set_cpu_devices(workers: int | None, processes: int | None) -> None:
+    """Before anything looks at the devices. Real ones are as many as they are."""
+    if workers and processes:
+        jax.config.update("jax_num_cpu_devices", max(1, workers // processes))
+    elif processes == 1 and "JAX_NUM_CPU_DEVICES" not in os.environ:
+        jax.config.update("jax_num_cpu_devices", VIRTUAL_WORKERS)
+
+
+def _leave(message: str, status: int) -> NoReturn:
+    print(message, file=sys.stderr, flush=True)
+    if jax.distributed.is_initialized():
+        # An orderly end waits for the other processes, which wait for this one.
+        sys.stdout.flush()
+        os._exit(status)
+    raise SystemExit(status)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import onebit_jax
 from train.examples import element
 from train.objective import evaluation_loss
-from train.optimizer import AXIS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +40,7 @@ class Program(NamedTuple):
 
 def place(batch: PreTrainingBatch, mesh: Mesh) -> PreTrainingBatch:
     """Puts a process's part of a batch on its devices, a part of the global batch."""
-    sharding = NamedSharding(mesh, PartitionSpec(AXIS))
+    sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     return jax.tree.map(
         lambda x: jax.make_array_from_process_local_data(sharding, x), batch
     )

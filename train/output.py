@@ -1,0 +1,158 @@
+"""What several processes print, line by line under their numbers, or in files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import selectors
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Self
+
+_SEGMENT = re.compile(rb"[^\r\n]*[\r\n]")
+
+
+class Output:
+    """The output of processes, relayed to the launcher's own or kept in files.
+
+    Args:
+      folder: Folder for a file for each process, `0.log` and so on; None to relay.
+      append: Whether to go on in files that are there.
+    """
+
+    def __init__(self, folder: Path | None, *, append: bool = False):
+        self._folder = folder
+        self._mode = "ab" if append else "wb"
+        self._pipes = selectors.DefaultSelector()
+        self._last: dict[int, bytes] = {}
+
+    def __enter__(self) -> Self:
+        """Makes the folder."""
+        if self._folder:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Closes what is still open."""
+        for key in list(self._pipes.get_map().values()):
+            self._close(key.fileobj)
+        self._pipes.close()
+
+    @contextlib.contextmanager
+    def targets(self, process: int):
+        """Where a process that is about to start is to write.
+
+        Args:
+          process: Its number.
+
+        Yields:
+          Its standard output and error, as `subprocess.Popen` takes them.
+        """
+        if self._folder is None:
+            yield subprocess.PIPE, subprocess.PIPE
+        else:
+            with self._path(process).open(self._mode) as file:
+                yield file, subprocess.STDOUT
+
+    def relay(self, process: int, started: subprocess.Popen[bytes]) -> None:
+        """Takes over the pipes of a process that has been started."""
+        for pipe, sink in (
+            (started.stdout, sys.stdout),
+            (started.stderr, sys.stderr),
+        ):
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
+                stream = _Stream(process, sink, is_error=sink is sys.stderr)
+                self._pipes.register(pipe, selectors.EVENT_READ, stream)
+
+    def pump(self, seconds: float) -> None:
+        """Passes on what comes, for a time, or until all is said.
+
+        Args:
+          seconds: The time; 0 for what is there already.
+        """
+        end = time.monotonic() + seconds
+        while True:
+            left = max(0.0, end - time.monotonic())
+            if not self._pipes.get_map():
+                time.sleep(left)
+                return
+            ready = self._pipes.select(left)
+            for key, _ in ready:
+                self._pass_on(key)
+            if not left and not ready:
+                return
+
+    def last_line(self, process: int) -> str:
+        """The last line that is not empty, of a process's standard error."""
+        if self._folder:
+            lines = self._path(process).read_bytes().splitlines()
+            last = next((line for line in reversed(lines) if line.strip()), b"")
+        else:
+            last = self._last.get(process, b"")
+        return last.decode(errors="replace").strip()
+
+    def _pass_on(self, key: selectors.SelectorKey) -> None:
+        data = os.read(key.fd, 1 << 16)
+        stream: _Stream = key.data
+        last = stream.feed(data) if data else stream.end()
+        if last and stream.is_error:
+            self._last[stream.process] = last
+        if not data:
+            self._close(key.fileobj)
+
+    def _close(self, pipe) -> None:
+        self._pipes.unregister(pipe)
+        pipe.close()
+
+    def _path(self, process: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{process}.log"
+
+
+class _Stream:
+    """One pipe of a process, cut into lines."""
+
+    def __init__(self, process: int, sink: TextIO, *, is_error: bool):
+        self.process = process
+        self.is_error = is_error
+        self._sink = sink
+        self._rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Prints whole lines; returns the last that is not empty."""
+        text, last = self._rest + data, b""
+        end = 0
+        for segment in _SEGMENT.finditer(text):
+            end = segment.end()
+            line, stop = segment[0][:-1], segment[0][-1:]
+            # A bar that is drawn again and again is for those who watch.
+            if stop == b"\n" or (line and self._sink.isatty()):
+                self._print(line, stop)
+            if stop == b"\n" and line.strip():
+                last = line
+        self._rest = text[end:]
+        return last
+
+    def end(self) -> bytes:
+        """Prints what is left."""
+        return self.feed(b"\n") if self._rest else b""
+
+    def _print(self, line: bytes, stop: bytes) -> None:
+        erase = b"\x1b[K" if self._sink.isatty() else b""
+        self._sink.flush()
+        out = self._sink.buffer
+        out.write(b"[%d] " % self.process + line + erase + stop)
+        out.flush()
