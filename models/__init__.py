@@ -3,6 +3,7 @@
 from models.bert import Bert
 from models.config import SIZES, BertConfig
 from models.pretraining import BertForPreTraining, PreTrainingBatch, pretraining_losses
+from models.stack import stack_layers, unstack_layers
 
 __all__ = [
     "SIZES",
@@ -11,4 +12,6 @@ __all__ = [
     "BertForPreTraining",
     "PreTrainingBatch",
     "pretraining_losses",
+    "stack_layers",
+    "unstack_layers",
 ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -220,10 +220,10 @@ class Bert(nnx.Module):
     def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
         self.rate = config.dropout
         self.max_positions = config.max_positions
+        self.remat = config.remat
         self.embeddings = Embeddings(config, rngs=rngs)
-        self.layers = nnx.List(
-            [Layer(config, rngs=rngs) for _ in range(config.num_layers)]
-        )
+        layers = [Layer(config, rngs=rngs) for _ in range(config.num_layers)]
+        self.layers = _stacked(layers) if config.scan else nnx.List(layers)
         self.pooler = linear(config, config.hidden_size, config.hidden_size, rngs)
 
     def __call__(
@@ -255,6 +255,36 @@ class Bert(nnx.Module):
             )
         x = self.embeddings(token_ids, token_types)
         x = dropout(x, self.rate, fold_in(keys, 0))
-        for i, layer in enumerate(self.layers):
-            x = layer(x, lengths, fold_in(keys, i + 1))
+        run = jax.checkpoint(_run, static_argnums=0) if self.remat else _run
+        if isinstance(self.layers, nnx.List):
+            for i, layer in enumerate(self.layers):
+                x = run(*nnx.split(layer), x, lengths, fold_in(keys, i + 1))
+        else:
+            graph, stack = nnx.split(self.layers)
+            count = jax.tree.leaves(stack)[0].shape[0]
+
+            def body(
+                x: Float[Array, "B T H"], layer: tuple[Any, Int[Array, ""]]
+            ) -> tuple[Float[Array, "B T H"], None]:
+                state, i = layer
+                return run(graph, state, x, lengths, fold_in(keys, i + 1)), None
+
+            x, _ = jax.lax.scan(body, x, (stack, jnp.arange(count)))
         return BertOutput(x, jnp.tanh(self.pooler(x[:, 0])))
+
+
+def _run(
+    graph: nnx.GraphDef[Layer],
+    state: Any,
+    x: Float[Array, "B T H"],
+    lengths: Int[Array, " B"],
+    keys: Key[Array, " B"] | None,
+) -> Float[Array, "B T H"]:
+    return nnx.merge(graph, state)(x, lengths, keys)
+
+
+def _stacked(layers: list[Layer]) -> Layer:
+    """One layer whose parameters are those of all, along a leading axis."""
+    states = [nnx.state(layer) for layer in layers]
+    stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+    return nnx.merge(nnx.graphdef(layers[0]), stack)

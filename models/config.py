@@ -22,6 +22,10 @@ class BertConfig:
       initializer_range: Standard deviation of the initial weights.
       dropout: Share of the activations dropped while training.
       dtype: Name of the dtype that is computed in; parameters are float32.
+      scan: Whether the layers are one loop over stacked parameters, which compiles in
+        the time of one layer; `models.stack_layers` converts.
+      remat: Whether the backward pass recomputes each layer, so that a layer's input
+        is all that is kept of it.
     """
 
     vocab_size: int = 30522
@@ -35,6 +39,8 @@ class BertConfig:
     initializer_range: float = 0.02
     dropout: float = 0.1
     dtype: str = "float32"
+    scan: bool = False
+    remat: bool = False
 
     def __post_init__(self) -> None:
         """Refuses sizes that cannot be built."""

@@ -31,7 +31,7 @@ def sequence_keys(
 
 
 def fold_in(
-    keys: Key[Array, " batch"] | None, data: int
+    keys: Key[Array, " batch"] | None, data: int | Int[Array, ""]
 ) -> Key[Array, " batch"] | None:
     """`jax.random.fold_in` over a batch of keys; `None` stays `None`."""
     if keys is None:
