@@ -6,6 +6,8 @@ from onebit_jax._alias import onebit_adam as onebit_adam
 from onebit_jax._alias import onebit_adamw as onebit_adamw
 from onebit_jax._clip import clip_by_worker_norm as clip_by_worker_norm
 from onebit_jax._collectives import Collective as Collective
+from onebit_jax._compressed import SignMeanState as SignMeanState
+from onebit_jax._count_mean import count_mean as count_mean
 from onebit_jax._data_parallel import DataParallel as DataParallel
 from onebit_jax._data_parallel import data_parallel as data_parallel
 from onebit_jax._deepspeed import DeepSpeedSignMeanState as DeepSpeedSignMeanState
@@ -29,7 +31,6 @@ from onebit_jax._replicas import (
     assert_replicas_identical as assert_replicas_identical,
 )
 from onebit_jax._replicas import replica_mismatches as replica_mismatches
-from onebit_jax._sign_mean import SignMeanState as SignMeanState
 from onebit_jax._sign_mean import sign_mean as sign_mean
 from onebit_jax._skip import SkipNonfiniteState as SkipNonfiniteState
 from onebit_jax._skip import skip_nonfinite as skip_nonfinite

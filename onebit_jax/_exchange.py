@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,9 @@ import optax
 from jax import lax
 
 from onebit_jax import _axes
+
+if TYPE_CHECKING:
+    from onebit_jax._wire import Wire
 
 
 class Exchange(optax.GradientTransformationExtraArgs):
@@ -24,10 +27,12 @@ class Exchange(optax.GradientTransformationExtraArgs):
     Attributes:
       axes: names of the mesh axes whose members are the workers.
       fused: `exchange_momentum` in one pass over memory, where the exchange has one.
+      wire: its wire format, where it compresses buckets of blocks.
     """
 
     axes: tuple[str, ...]
     fused: Callable[..., tuple[Any, Any]] | None
+    wire: Wire | None
 
     def __new__(
         cls,
@@ -35,15 +40,17 @@ class Exchange(optax.GradientTransformationExtraArgs):
         update: Callable[..., Any],
         axes: tuple[str, ...],
         fused: Callable[..., tuple[Any, Any]] | None = None,
+        wire: Wire | None = None,
     ) -> Self:
         """Makes an exchange of its functions and its axes."""
         self = super().__new__(cls, init, update)
         self.axes = axes
         self.fused = fused
+        self.wire = wire
         return self
 
-    def __getnewargs__(self):  # copies are made by __new__, which takes all four
-        return (*self, self.axes, self.fused)
+    def __getnewargs__(self):  # copies are made by __new__, which takes all five
+        return (*self, self.axes, self.fused, self.wire)
 
     def exchange_momentum(
         self, gradients: optax.Updates, momentum: optax.Params, decay: Any, state: Any

@@ -173,8 +173,10 @@ def scale_by_onebit_adam(
         def running_power() -> optax.Params:
             if as_published:
                 return state.power
-            squares = jax.tree.map(_mean_square, updates)
-            squares = jax.tree.map(lambda x: lax.pmean(x, exchange.axes), squares)
+            squares, treedef = jax.tree.flatten(jax.tree.map(_mean_square, updates))
+            if squares:  # in one all-reduce
+                squares = list(lax.pmean(jnp.stack(squares), exchange.axes))
+            squares = treedef.unflatten(squares)
             return optax.tree.update_moment(squares, state.power, decay2, 1)
 
         def ratio(

@@ -37,7 +37,7 @@ def state_specs(state: Any) -> Any:
       >>> import jax, jax.numpy as jnp, onebit_jax
       >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
       >>> state = onebit_jax.init(onebit_jax.sign_mean('data'), jnp.zeros(3), mesh)
-      >>> state_specs(state).server_error.value == jax.P('data')
+      >>> state_specs(state).worker_error.value == jax.P('data')
       True
     """
     _check_wrappers(state)
@@ -147,7 +147,7 @@ def resize(
       >>> tx = onebit_jax.sign_mean('data')
       >>> four = onebit_jax.SignMeanState(
       ...     onebit_jax.PerWorker(jnp.arange(4.0)[:, None], ('data',), 'each'),
-      ...     onebit_jax.PerWorker(jnp.zeros((4, 1, 1024)), ('data',), 'split'),
+      ...     onebit_jax.PerWorker(jnp.zeros((4, 0, 1024)), ('data',), 'split'),
       ... )
       >>> resize(four, tx, jnp.zeros(1), mesh).worker_error.value
       Array([[1.5]], dtype=float32)

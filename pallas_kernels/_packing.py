@@ -76,6 +76,25 @@ def unpack_signs(
     return lax.bitcast_convert_type(bits ^ sign, jnp.float32)
 
 
+def unpack_bits(words: UInt32[Array, "*blocks w"]) -> UInt32[Array, "*blocks 32 w"]:
+    """Unpacks words into their bits: 1 for a value of at least zero, else 0.
+
+    Args:
+      words: packed signs.
+
+    Returns:
+      The bits.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> unpack_bits(jnp.array([5], jnp.uint32))[:4, 0]
+      Array([1, 0, 1, 0], dtype=uint32)
+    """
+    shape = (*words.shape[:-1], ROWS, words.shape[-1])
+    rows = lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 2)
+    return (words[..., None, :] >> rows) & jnp.uint32(1)
+
+
 def to_blocks(x: Float[Array, " size"], block_size: int) -> Float[Array, "b 32 w"]:
     """Views a flat buffer as blocks of 32 rows, its tail padded with zeros."""
     blocks = -(-x.size // block_size)

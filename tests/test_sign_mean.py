@@ -45,7 +45,11 @@ def test_equals_a_dense_simulation(
 ):
     rng = np.random.default_rng(seed)
     tx = onebit_jax.sign_mean(
-        "data", block_size=block_size, scale=scale, error_dtype=error_dtype
+        "data",
+        block_size=block_size,
+        scale=scale,
+        error_dtype=error_dtype,
+        exact_below=0,
     )
     run = Workers(tx, jnp.zeros(size, dtype), mesh_of(workers))
     # Of the dtypes that results and errors are rounded to.
@@ -91,7 +95,7 @@ def test_equals_a_dense_simulation(
 @given(WORKERS, SIZES, BLOCKS, st.integers(0, 2**32 - 1))
 def test_what_was_not_sent_is_the_residual(workers, size, block_size, seed):
     rng = np.random.default_rng(seed)
-    tx = onebit_jax.sign_mean("data", block_size=block_size)
+    tx = onebit_jax.sign_mean("data", block_size=block_size, exact_below=0)
     run = Workers(tx, jnp.zeros(size), mesh_of(workers))
     owed, largest = np.zeros(size), 0.0
     for _ in range(50):
@@ -118,11 +122,13 @@ def test_leaves_do_not_share_scales_and_keep_their_places():
     }
     tree = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)
     params = jax.tree.map(lambda x: jnp.zeros(x.shape[1:]), tree)
-    together = Workers(onebit_jax.sign_mean("data", block_size=32), params, mesh_of(4))
+    together = Workers(
+        onebit_jax.sign_mean("data", block_size=32, exact_below=0), params, mesh_of(4)
+    )
     agreed = together.update(tree)
     for path, leaf in jax.tree.leaves_with_path(tree):
         alone = Workers(
-            onebit_jax.sign_mean("data", block_size=32),
+            onebit_jax.sign_mean("data", block_size=32, exact_below=0),
             jnp.zeros(leaf.shape[1:]),
             mesh_of(4),
         )

@@ -1,0 +1,85 @@
+"""Sums of signs in one word: a digit a value, in a base that no sum overflows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax.numpy as jnp
+
+if TYPE_CHECKING:
+    from jax import Array
+    from jaxtyping import Float32, UInt32
+
+WORD = 2**32
+
+
+def digits_of_word(terms: int) -> int:
+    """How many digits of base `terms` + 1 a word of 32 bits holds.
+
+    Example:
+      >>> [digits_of_word(n) for n in (1, 2, 3, 4, 8, 64)]
+      [32, 20, 16, 13, 10, 5]
+    """
+    digits = 1
+    while (terms + 1) ** (digits + 1) <= WORD:
+        digits += 1
+    return digits
+
+
+def pack_digits(
+    digits: UInt32[Array, "b block_size"], terms: int
+) -> UInt32[Array, "b w"]:
+    r"""Packs digits of 0 or 1 into words that can be added `terms` times.
+
+    Word j of a block is :math:`\sum_k d_{k W + j} (n + 1)^k` for n terms and W words
+    a block. A digit of the sum of n words is at most n, so that nothing carries.
+
+    Args:
+      digits: 0 or 1.
+      terms: n, how many words will be added.
+
+    Returns:
+      The words.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> pack_digits(jnp.array([[1, 0, 1]], jnp.uint32), terms=9)
+      Array([[101]], dtype=uint32)
+    """
+    places = digits_of_word(terms)
+    width = -(-digits.shape[1] // places)
+    padded = jnp.pad(digits, ((0, 0), (0, places * width - digits.shape[1])))
+    words = jnp.uint32(0)
+    for place in range(places):
+        digit = padded[:, place * width : (place + 1) * width]
+        words = words + digit * jnp.uint32((terms + 1) ** place)
+    return words
+
+
+def unpack_digits(
+    words: UInt32[Array, "b w"], terms: int, block_size: int
+) -> Float32[Array, "b block_size"]:
+    """Restores the digits of the sum of words that `pack_digits` made.
+
+    Args:
+      words: the sum.
+      terms: how many words were added.
+      block_size: digits a block.
+
+    Returns:
+      How many of the terms had a 1, exact in float32.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> ones = pack_digits(jnp.array([[1, 0, 1]], jnp.uint32), terms=2)
+      >>> unpack_digits(ones + ones, terms=2, block_size=3)
+      Array([[2., 0., 2.]], dtype=float32)
+    """
+    base = jnp.uint32(terms + 1)
+    digits = []
+    for _ in range(digits_of_word(terms)):
+        rest = words // base
+        # A digit is less than 2**16, which every backend converts as a signed number.
+        digits.append((words - rest * base).astype(jnp.int32).astype(jnp.float32))
+        words = rest
+    return jnp.concatenate(digits, axis=1)[:, :block_size]
