@@ -19,6 +19,7 @@ from onebit_jax._freeze import FreezeRule as FreezeRule
 from onebit_jax._freeze import freeze_at as freeze_at
 from onebit_jax._freeze import freeze_when_stable as freeze_when_stable
 from onebit_jax._gradients import local_value_and_grad as local_value_and_grad
+from onebit_jax._hierarchical import hierarchical as hierarchical
 from onebit_jax._metrics import metrics as metrics
 from onebit_jax._onebit_adam import ScaleByOnebitAdamState as ScaleByOnebitAdamState
 from onebit_jax._onebit_adam import scale_by_onebit_adam as scale_by_onebit_adam

@@ -66,7 +66,7 @@ def count_mean(
       scale: a worker's own: 'rms', or 'mean_abs' for the mean magnitude.
       error_dtype: dtype of the stored errors.
       exact_below: leaves of fewer values are averaged exactly, all in one all-reduce.
-        None for block_size / 32 + 1.
+        None for block_size / 32 + 2.
       bucket_size: the most values that one all-reduce sums.
 
     Returns:

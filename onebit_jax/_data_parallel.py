@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -87,10 +88,16 @@ def data_parallel(
     everywhere, split = PartitionSpec(), PartitionSpec(axes)
     workers = math.prod(mesh.shape[name] for name in axes)
 
-    def init(params: Any) -> tuple[Any, Any]:
+    def place(x: Any) -> Any:
         # A copy: step donates what it is given, and the caller keeps his own.
-        params = jax.tree.map(jnp.copy, params)
-        params = jax.device_put(params, NamedSharding(mesh, everywhere))
+        own = getattr(x, "sharding", None)
+        if isinstance(own, NamedSharding) and own.mesh == mesh:
+            return jnp.copy(x)  # also where it is sharded over other axes
+        # From the host, as a process's own array may be known to no other process.
+        return jax.device_put(np.asarray(x), NamedSharding(mesh, everywhere))
+
+    def init(params: Any) -> tuple[Any, Any]:
+        params = jax.tree.map(place, params)
         state = init_state(tx, params, mesh)
         _check_axes(state, axes)
         return params, state
@@ -164,7 +171,7 @@ def _check_workers(state: Any, mesh: Mesh) -> None:
     for node in jax.tree.leaves(state, is_leaf=is_per_worker):
         if not is_per_worker(node):
             continue
-        workers = math.prod(mesh.shape[name] for name in node.axes)
+        workers = math.prod(mesh.shape[name] for name in node.leading_axes())
         for leaf in jax.tree.leaves(node):
             if leaf.shape[0] != workers:
                 raise ValueError(

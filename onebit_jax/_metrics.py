@@ -63,7 +63,7 @@ def metrics(state: Any) -> dict[str, Array]:
                 [e for e in errors if e.role == "each"], momentum
             ),
             "server_error": _relative(
-                [e for e in errors if e.role == "split"], momentum
+                [e for e in errors if e.role != "each"], momentum
             ),
         }
     return found

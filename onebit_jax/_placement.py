@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -43,9 +44,12 @@ def state_specs(state: Any) -> Any:
     _check_wrappers(state)
 
     def specs(node: Any) -> Any:
-        axes = node.axes if is_per_worker(node) else None
-        spec = PartitionSpec() if axes is None else PartitionSpec(_compact(axes))
-        return jax.tree.map(lambda _: spec, node)
+        if not is_per_worker(node):
+            return PartitionSpec()
+        partitions = jax.tree.map(
+            lambda spec: _over(node.axes, spec), node.partitions(), is_leaf=_is_spec
+        )
+        return dataclasses.replace(node, value=partitions)
 
     return jax.tree.map(specs, state, is_leaf=is_per_worker)
 
@@ -76,13 +80,29 @@ def abstract_state(
     shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         state = jax.eval_shape(tx.init, shapes)
+    _check_wrappers(state)
+    own = {
+        path: (p.shape, p.sharding.spec)
+        for path, p in jax.tree.leaves_with_path(params)
+        if isinstance(getattr(p, "sharding", None), NamedSharding)
+        and _names(p.sharding.spec) <= set(mesh.axis_names)
+    }
 
     def place(x: jax.ShapeDtypeStruct, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
         # What has no elements leaves every jitted function replicated.
         sharding = NamedSharding(mesh, spec if x.size else PartitionSpec())
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-    return jax.tree.map(place, state, state_specs(state))
+    def place_node(path: Any, node: Any) -> Any:
+        if is_per_worker(node):
+            value = jax.tree.map(place, node.value, node.partitions())
+            return dataclasses.replace(node, value=value)
+        # What is kept for a parameter is placed as it is: moments, averages.
+        ends = (own[path[i:]] for i in range(len(path) + 1) if path[i:] in own)
+        specs = (spec for shape, spec in ends if shape == node.shape)
+        return place(node, next(specs, PartitionSpec()))
+
+    return jax.tree.map_with_path(place_node, state, is_leaf=is_per_worker)
 
 
 def init(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
@@ -117,7 +137,8 @@ def init(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
         out_specs=state_specs(abstract),
         axis_names=axes or set(mesh.axis_names),
     )
-    return jax.jit(local_init)(params)
+    shardings = jax.tree.map(lambda x: x.sharding, abstract)
+    return jax.jit(local_init, out_shardings=shardings)(params)
 
 
 def resize(
@@ -163,55 +184,99 @@ def resize(
     def convert(old: Any, new: Any) -> Any:
         if not is_per_worker(old):
             return jax.device_put(old, new.sharding)
-        change = _spread if old.role == "each" else _divide
-        return PerWorker(jax.tree.map(change, old.value, new.value), new.axes, new.role)
+        change = {"each": _spread, "split": _divide, "split_shards": _divide_shards}
+        value = jax.tree.map(change[old.role], old.value, new.value)
+        return dataclasses.replace(new, value=value)
 
     return jax.tree.map(convert, state, target, is_leaf=is_per_worker)
 
 
 def _mesh_of(state: Any) -> AbstractMesh:
-    """A mesh of as many workers as a state was made for."""
+    """A mesh of as many workers as a state was made for, as far as it tells."""
     nodes = [x for x in jax.tree.leaves(state, is_leaf=is_per_worker)]
     nodes = [x for x in nodes if is_per_worker(x) and jax.tree.leaves(x)]
     sizes: dict[str, int] = {}
     # Only the product of several axes is known, which is all that matters.
-    for node in sorted(nodes, key=lambda node: len(node.axes)):
-        first, *others = [x for x in node.axes if x not in sizes] or [node.axes[0]]
-        known = math.prod(sizes.get(x, 1) for x in node.axes if x != first)
+    for node in sorted(nodes, key=lambda node: len(node.leading_axes())):
+        leading = node.leading_axes()
+        first, *others = [x for x in leading if x not in sizes] or [leading[0]]
+        known = math.prod(sizes.get(x, 1) for x in leading if x != first)
         sizes[first] = jax.tree.leaves(node)[0].shape[0] // known
         sizes.update(dict.fromkeys(others, 1))
+        further = {name for spec in node.specs or () for name in _names(spec)}
+        sizes = dict.fromkeys(further, 1) | sizes
     return AbstractMesh(tuple(sizes.values()), tuple(sizes))
+
+
+def _names(spec: PartitionSpec) -> set[str]:
+    entries = ((e,) if isinstance(e, str) else e or () for e in spec)
+    return {name for entry in entries for name in entry}
 
 
 def _same_types(a: Any, b: Any) -> bool:
     if jax.tree.structure(a) != jax.tree.structure(b):
         return False
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return all(x.shape == y.shape and x.dtype == y.dtype for x, y in pairs)
+
+    def same(x: Any, y: Any) -> bool:
+        whole = not (is_per_worker(x) and x.specs)
+        pairs = zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True)
+        return all(
+            # How the other axes were divided, the state does not tell.
+            u.dtype == v.dtype
+            and (u.shape == v.shape if whole else u.shape[-1:] == v.shape[-1:])
+            for u, v in pairs
+        )
+
+    return jax.tree.all(jax.tree.map(same, a, b, is_leaf=is_per_worker))
 
 
 def _spread(old: jax.Array, new: jax.ShapeDtypeStruct) -> jax.Array:
-    if old.shape[0] == new.shape[0]:
+    if old.shape == new.shape:
         return jax.device_put(old, new.sharding)
-    mean = jnp.mean(old.astype(jnp.float32), axis=0)
-    if mean.shape != new.shape[1:]:  # padded to a multiple of the workers
-        mean = _fit(mean, new.shape[-1])
-    mean = jnp.broadcast_to(mean.astype(new.dtype), new.shape)
-    return jax.device_put(mean, new.sharding)
+    if old.shape[0] != new.shape[0]:
+        old = jnp.mean(old.astype(jnp.float32), axis=0, keepdims=True)
+    rows = old.reshape(old.shape[0], -1).astype(new.dtype)
+    # Padded to a multiple of the workers, or of what they have of it.
+    rows = _fit(rows, math.prod(new.shape[1:])).reshape(-1, *new.shape[1:])
+    return jax.device_put(jnp.broadcast_to(rows, new.shape), new.sharding)
 
 
 def _divide(old: jax.Array, new: jax.ShapeDtypeStruct) -> jax.Array:
-    flat = _fit(old.reshape(-1), new.size)
+    flat = _fit(old.reshape(1, -1), new.size)
     return jax.device_put(flat.reshape(new.shape), new.sharding)
 
 
-def _fit(flat: jax.Array, size: int) -> jax.Array:
+def _divide_shards(old: jax.Array, new: jax.ShapeDtypeStruct) -> jax.Array:
+    shards = new.shape[1]
+    if old.shape[1] != shards:
+        raise ValueError(
+            f"the state's parameters are divided into {old.shape[1]} shards and the "
+            f"mesh divides them into {shards}: resize changes the number of workers "
+            "alone, so keep the other axes as they are."
+        )
+    flat = _fit(jnp.swapaxes(old, 0, 1).reshape(shards, -1), new.size // shards)
+    divided = flat.reshape(shards, new.shape[0], *new.shape[2:])
+    return jax.device_put(jnp.swapaxes(divided, 0, 1), new.sharding)
+
+
+def _fit(rows: jax.Array, size: int) -> jax.Array:
     # Only padding is cut off, and only zeros are added.
-    return jnp.pad(flat[:size], (0, max(0, size - flat.size)))
+    rows = rows[:, :size]
+    return jnp.pad(rows, ((0, 0), (0, size - rows.shape[1])))
 
 
-def _compact(axes: tuple[str, ...]) -> str | tuple[str, ...]:
-    return axes[0] if len(axes) == 1 else axes
+def _is_spec(node: object) -> bool:
+    return isinstance(node, PartitionSpec)
+
+
+def _over(axes: tuple[str, ...], spec: PartitionSpec) -> PartitionSpec:
+    """What of a partition is over the workers; `shard_map` leaves the rest alone."""
+    kept = [
+        entry if _names(PartitionSpec(entry)) <= set(axes) else None for entry in spec
+    ]
+    while kept and kept[-1] is None:
+        kept.pop()
+    return PartitionSpec(*kept)
 
 
 def _check_wrappers(state: Any) -> None:

@@ -60,7 +60,7 @@ def sign_mean(
       error_dtype: dtype of the stored errors. bfloat16 halves their memory and
         loses what rounding drops.
       exact_below: leaves of fewer values are averaged exactly, all in one all-reduce.
-        None for block_size / 32 + 1: leaves for which that sends no more bytes.
+        None for block_size / 32 + 2: leaves for which that sends no more bytes.
       bucket_size: the most values that one pair of collectives exchanges. Those of
         one bucket can overlap with the computation of another.
       implementation: what compresses: 'xla', 'mosaic' (kernels for NVIDIA GPUs from

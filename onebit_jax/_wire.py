@@ -109,7 +109,7 @@ class Wire(abc.ABC):
             raise ValueError(f"error_dtype must be float32 or bfloat16, got {dtype}.")
         if exact_below is None:
             # A value costs 32 bits exactly, and a block as many as it has and a scale.
-            exact_below = block_size // 32 + 1
+            exact_below = block_size // 32 + 2
         bucket_size = operator.index(bucket_size)
         if bucket_size < 1:
             raise ValueError(f"bucket_size must be positive, got {bucket_size}.")
