@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,9 @@ ADDRESS, PROCESSES, PROCESS = (
     "JAX_PROCESS_ID",
 )
 """What `train.launch` sets for each process, and a cluster's own script may set."""
+
+# As gloo, NCCL and the coordination service tell of a peer that is gone.
+_LOSS = re.compile(r"Gloo|NCCL|nccl|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|coordination")
 
 
 @dataclass(frozen=True)
@@ -173,6 +177,24 @@ def check_agreed(what: dict[str, str]) -> None:
                 f"process {differing[0]} has another {name} than process 0; start "
                 "all processes with the same flags, files and versions."
             )
+
+
+def loss_in(error: BaseException) -> str | None:
+    """What an exception says of another process, or of the network between.
+
+    Args:
+      error: What a step, or anything else with collectives, raised.
+
+    Returns:
+      One line; None if the exception is of this process's own making.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        text = str(cause)
+        if isinstance(cause, jax.errors.JaxRuntimeError) and _LOSS.search(text):
+            return text.partition("\n")[0].rstrip(".")
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 def _check(cluster: Cluster) -> None:

@@ -115,9 +115,10 @@ def _failure(
     consequences = (LOST_EXIT, -signal.SIGABRT)
     first = min(failed, key=lambda i: started[i].returncode in consequences)
     status = started[first].returncode
-    reason = f"process {first} failed first, {_spell(status)}"
-    if status != -signal.SIGKILL and (line := output.last_line(first)):
-        reason += f": {line.rstrip('.')}"
+    verb = "gave up waiting" if status in consequences else "failed first"
+    reason = f"process {first} {verb}, {_spell(status)}"
+    if status != -signal.SIGKILL and (cause := output.cause(first)):
+        reason += f": {cause.rstrip('.')}"
     left = [i for i, process in enumerate(started) if process.returncode is None]
     if left:
         states = [f"process {i}{_state(started[i].pid)}" for i in left]

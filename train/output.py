@@ -8,15 +8,21 @@ import re
 import selectors
 import subprocess
 import sys
+import textwrap
 import time
+from collections import deque
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
     from types import TracebackType
     from typing import Self
 
 _SEGMENT = re.compile(rb"[^\r\n]*[\r\n]")
+_FATAL = re.compile(r"F\d{4} [\d:.]+ +\d+ \S+\] ")
+_TAIL = 60
+"""Lines of standard error that are kept for what they say at an end."""
 
 
 class Output:
@@ -31,7 +37,7 @@ class Output:
         self._folder = folder
         self._mode = "ab" if append else "wb"
         self._pipes = selectors.DefaultSelector()
-        self._last: dict[int, bytes] = {}
+        self._tails: dict[int, deque[bytes]] = {}
 
     def __enter__(self) -> Self:
         """Makes the folder."""
@@ -95,21 +101,21 @@ class Output:
             if not left and not ready:
                 return
 
-    def last_line(self, process: int) -> str:
-        """The last line that is not empty, of a process's standard error."""
+    def cause(self, process: int) -> str:
+        """What the end of a process's standard error says of why it ended."""
         if self._folder:
-            lines = self._path(process).read_bytes().splitlines()
-            last = next((line for line in reversed(lines) if line.strip()), b"")
+            lines = self._path(process).read_bytes().splitlines()[-_TAIL:]
         else:
-            last = self._last.get(process, b"")
-        return last.decode(errors="replace").strip()
+            lines = self._tails.get(process, ())
+        return cause_in([line.decode(errors="replace") for line in lines])
 
     def _pass_on(self, key: selectors.SelectorKey) -> None:
         data = os.read(key.fd, 1 << 16)
         stream: _Stream = key.data
-        last = stream.feed(data) if data else stream.end()
-        if last and stream.is_error:
-            self._last[stream.process] = last
+        lines = stream.feed(data) if data else stream.end()
+        if stream.is_error:
+            tail = self._tails.setdefault(stream.process, deque(maxlen=_TAIL))
+            tail.extend(lines)
         if not data:
             self._close(key.fileobj)
 
@@ -122,6 +128,32 @@ class Output:
         return self._folder / f"{process}.log"
 
 
+def cause_in(lines: Sequence[str]) -> str:
+    """The line that says why a process ended.
+
+    Args:
+      lines: The last of its standard error.
+
+    Returns:
+      What a fatal error of XLA's says, without the stack under it; else the last line
+      that is not empty.
+
+    Example:
+      >>> from train.output import cause_in
+      >>> cause_in(["Traceback (most recent call last):", "KeyError: 'a'", ""])
+      "KeyError: 'a'"
+    """
+    fatal = [i for i, line in enumerate(lines) if _FATAL.match(line)]
+    if fatal:
+        text = " ".join(lines[fatal[-1] :]).partition(" *** Check failure")[0]
+        text = (
+            _FATAL.sub("", text).rpartition("absl::Status: ")[2].partition(" RPC: ")[0]
+        )
+    else:
+        text = next((line for line in reversed(lines) if line.strip()), "")
+    return textwrap.shorten(text, 400, placeholder=" …")
+
+
 class _Stream:
     """One pipe of a process, cut into lines."""
 
@@ -131,24 +163,23 @@ class _Stream:
         self._sink = sink
         self._rest = b""
 
-    def feed(self, data: bytes) -> bytes:
-        """Prints whole lines; returns the last that is not empty."""
-        text, last = self._rest + data, b""
-        end = 0
+    def feed(self, data: bytes) -> list[bytes]:
+        """Prints whole lines and returns them."""
+        text, lines, end = self._rest + data, [], 0
         for segment in _SEGMENT.finditer(text):
             end = segment.end()
             line, stop = segment[0][:-1], segment[0][-1:]
             # A bar that is drawn again and again is for those who watch.
             if stop == b"\n" or (line and self._sink.isatty()):
                 self._print(line, stop)
-            if stop == b"\n" and line.strip():
-                last = line
+            if stop == b"\n":
+                lines.append(line)
         self._rest = text[end:]
-        return last
+        return lines
 
-    def end(self) -> bytes:
+    def end(self) -> list[bytes]:
         """Prints what is left."""
-        return self.feed(b"\n") if self._rest else b""
+        return self.feed(b"\n") if self._rest else []
 
     def _print(self, line: bytes, stop: bytes) -> None:
         erase = b"\x1b[K" if self._sink.isatty() else b""

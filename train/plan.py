@@ -15,7 +15,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import jax
 import tyro
@@ -27,6 +27,9 @@ from train.plan_model import Load, Model, bert_flops, dense_flops, load
 from train.plan_report import GIGABIT, make_plan, table, to_json, verdict
 from train.plan_targets import GPUS
 from train.plan_wire import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 GpuName = Literal["v100", "a100", "h100", "h200", "l40s", "rtx4090"]
 
@@ -211,10 +214,10 @@ def run(config: PlanConfig) -> None:
         config.json.write_text(json.dumps(answer, indent=1) + "\n")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line; a mistake in it ends in one sentence."""
     try:
-        run(tyro.cli(PlanConfig, prog="python -m train.plan"))
+        run(tyro.cli(PlanConfig, args=arguments, prog="python -m train.plan"))
     except InputError as error:
         raise SystemExit(f"error: {error}") from error
 

@@ -125,7 +125,7 @@ def all_to_all(
     return Phase(what, over, (n - 1) / n * size, host, inside, rounds)
 
 
-Signs = Literal["signs", "counts"]
+Wire = Literal["signs", "counts"]
 
 
 def digits_of_word(terms: int) -> int:
@@ -136,7 +136,7 @@ def digits_of_word(terms: int) -> int:
     return digits
 
 
-def block_bytes(wire: Signs, workers: int) -> int:
+def block_bytes(wire: Wire, workers: int) -> int:
     """Bytes of a block on the wire.
 
     Signs are 32 a word and a float32 scale; counts ⌊32 / log2(n + 1)⌋ a word and two
@@ -147,39 +147,34 @@ def block_bytes(wire: Signs, workers: int) -> int:
     return 4 * (-(-BLOCK // digits_of_word(workers)) + 2)
 
 
-class Compressible(NamedTuple):
+class Divided(NamedTuple):
     """How the leaves of a model go.
 
     Attributes:
       exact: Values of the leaves too small to be worth it.
-      buckets: Blocks of each bucket.
+      blocks: Blocks of all others; a leaf begins a block of its own.
+      buckets: How many collectives share them.
     """
 
     exact: int
-    buckets: tuple[int, ...]
+    blocks: int
+    buckets: int
 
 
-def compressible(sizes: tuple[int, ...]) -> Compressible:
-    """Divides leaves into those that go exactly and buckets of blocks.
+def divide(sizes: tuple[int, ...], parts: int) -> Divided:
+    """What `sign_mean` and `count_mean` make of leaves.
 
     Args:
       sizes: Values of each leaf.
+      parts: What the number of blocks is padded to a multiple of.
 
     Returns:
-      What `sign_mean` and `count_mean` make of them: a leaf begins a block, and a
-      bucket ends with the leaf that fills it.
+      Their division.
     """
-    buckets: list[int] = []
-    filled = BUCKET
-    for size in sizes:
-        if size < EXACT_BELOW:
-            continue
-        if filled >= BUCKET:
-            buckets.append(0)
-            filled = 0
-        buckets[-1] += -(-size // BLOCK)
-        filled += size
-    return Compressible(sum(s for s in sizes if s < EXACT_BELOW), tuple(buckets))
+    small = sum(size for size in sizes if size < EXACT_BELOW)
+    blocks = sum(-(-size // BLOCK) for size in sizes if size >= EXACT_BELOW)
+    blocks = -(-blocks // parts) * parts
+    return Divided(small, blocks, -(-blocks * BLOCK // BUCKET))
 
 
 def scalars(sizes: tuple[int, ...], cluster: Cluster) -> Phase:
@@ -203,7 +198,7 @@ def exact(sizes: tuple[int, ...], itemsize: int, cluster: Cluster) -> tuple[Phas
     return (ring("all-reduce", size, cluster, "all", passes=2, times=times),)
 
 
-def flat(sizes: tuple[int, ...], wire: Signs, cluster: Cluster) -> tuple[Phase, ...]:
+def flat(sizes: tuple[int, ...], wire: Wire, cluster: Cluster) -> tuple[Phase, ...]:
     """The compressed exchange with all GPUs as its workers.
 
     Args:
@@ -218,7 +213,7 @@ def flat(sizes: tuple[int, ...], wire: Signs, cluster: Cluster) -> tuple[Phase, 
 
 
 def hierarchical(
-    sizes: tuple[int, ...], wire: Signs, cluster: Cluster
+    sizes: tuple[int, ...], wire: Wire, cluster: Cluster
 ) -> tuple[Phase, ...]:
     """Exact inside the host, compressed between the hosts, each GPU its share.
 
@@ -232,10 +227,9 @@ def hierarchical(
       blocks between hosts, an all-gather of the packed result inside.
     """
     between = _compressed(sizes, wire, cluster, "host")
-    blocks = _padded(compressible(sizes).buckets, cluster)
-    packed = sum(blocks) * block_bytes(wire, cluster.hosts)
-    values = 4 * BLOCK * sum(blocks)
-    inside = len(blocks)
+    _, blocks, inside = divide(sizes, cluster.hosts * cluster.gpus)
+    packed = blocks * block_bytes(wire, cluster.hosts)
+    values = 4 * BLOCK * blocks
     return (
         ring("reduce-scatter", values, cluster, "device", passes=1, times=inside),
         *between,
@@ -244,11 +238,10 @@ def hierarchical(
 
 
 def _compressed(
-    sizes: tuple[int, ...], wire: Signs, cluster: Cluster, over: Over
+    sizes: tuple[int, ...], wire: Wire, cluster: Cluster, over: Over
 ) -> tuple[Phase, ...]:
-    small, _ = found = compressible(sizes)
-    blocks = _padded(found.buckets, cluster)
-    size, times = sum(blocks) * block_bytes(wire, cluster.size(over)), len(blocks)
+    small, blocks, times = divide(sizes, cluster.hosts * cluster.gpus)
+    size = blocks * block_bytes(wire, cluster.size(over))
     if over == "host":
         size /= cluster.gpus
     phases: list[Phase] = []
@@ -264,8 +257,3 @@ def _compressed(
             ring("all-gather", size, cluster, over, passes=1, times=times),
         ]
     return tuple(phases)
-
-
-def _padded(buckets: tuple[int, ...], cluster: Cluster) -> list[int]:
-    n = cluster.hosts * cluster.gpus
-    return [-(-blocks // n) * n for blocks in buckets]

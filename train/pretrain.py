@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import traceback
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
@@ -23,7 +22,7 @@ from train import picture, record, run_folder
 from train.checkpoint import latest_step
 from train.config import PretrainConfig, check, check_resumable, to_json
 from train.data import keep_vocabulary, load
-from train.distributed import Cluster, check_agreed, start
+from train.distributed import Cluster, check_agreed, loss_in, start
 from train.errors import LOST_EXIT, InputError, LostError
 from train.loop import is_main_process, say, train
 from train.mesh import make_mesh
@@ -79,6 +78,7 @@ def pretrain(config: PretrainConfig, timeout: float = Cluster.timeout) -> None:
 
     Raises:
       InputError: The flags, or what they name, cannot be used.
+      LostError: Another process is gone.
     """
     check(config)
     watchdog = Watchdog(timeout)
@@ -88,9 +88,20 @@ def pretrain(config: PretrainConfig, timeout: float = Cluster.timeout) -> None:
             f"--batch {config.batch} cannot be shared equally by {mesh.size} workers; "
             "make it a multiple, or give --workers."
         )
-    # A process that is alone has nobody to wait for.
-    with watchdog if jax.process_count() > 1 else nullcontext():
-        _pretrain(config, mesh, watchdog)
+    if jax.process_count() == 1:  # it has nobody to wait for
+        return _pretrain(config, mesh, watchdog)
+    with watchdog:
+        try:
+            return _pretrain(config, mesh, watchdog)
+        except Exception as error:
+            reason = loss_in(error)
+            if reason is None:
+                raise
+            raise LostError(
+                "another process was lost, or the link to it, in "
+                f"{watchdog.expected or 'the compilation'} ({reason}); start again "
+                "with --resume to go on from the newest checkpoint."
+            ) from error
 
 
 def _pretrain(config: PretrainConfig, mesh: Mesh, watchdog: Watchdog) -> None:
