@@ -1,0 +1,100 @@
+"""A loop over stacked layers, recomputed or not, is the same model."""
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from models import (
+    SIZES,
+    BertForPreTraining,
+    PreTrainingBatch,
+    pretraining_losses,
+    stack_layers,
+    unstack_layers,
+)
+from models.dropout import sequence_keys
+
+CONFIG = dataclasses.replace(
+    SIZES["tiny"],
+    vocab_size=101,
+    hidden_size=32,
+    num_layers=3,
+    intermediate_size=48,
+    max_positions=16,
+)
+
+
+def model(config):
+    return BertForPreTraining(config, rngs=nnx.Rngs(5))
+
+
+def parameters(config):
+    return nnx.to_pure_dict(nnx.state(model(config), nnx.Param))
+
+
+def batch():
+    random = np.random.default_rng(3)
+    tokens = random.integers(0, 101, (2, 8), dtype=np.int32)
+    return jax.tree.map(
+        jnp.asarray,
+        PreTrainingBatch(
+            token_ids=tokens,
+            token_types=(tokens % 2).astype(np.int32),
+            lengths=np.array([8, 5], np.int32),
+            masked_positions=np.array([[1, 4], [2, 0]], np.int32),
+            masked_labels=tokens[:, :2],
+            masked_weights=np.array([[1, 1], [1, 0]], np.float32),
+            next_sentence_labels=np.array([0, 1], np.int32),
+        ),
+    )
+
+
+def loss_and_gradients(config, params):
+    graph = nnx.graphdef(nnx.eval_shape(lambda: model(config)))
+
+    def loss(params):
+        keys = sequence_keys(jax.random.key(7), jnp.arange(2))
+        return sum(
+            pretraining_losses(*nnx.merge(graph, params)(batch(), keys), batch())
+        )
+
+    compiled = jax.jit(jax.value_and_grad(loss)).lower(params).compile()
+    return *compiled(params), compiled.memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize("mode", ["graph", "tree"])
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("remat", [False, True])
+def test_is_the_same_model(mode, scan, remat):
+    with nnx.set_graph_mode(mode == "graph"):
+        params = parameters(CONFIG)
+        loss, gradients, _ = loss_and_gradients(CONFIG, params)
+        config = dataclasses.replace(CONFIG, scan=scan, remat=remat)
+        own = parameters(config)
+        if scan:
+            chex.assert_trees_all_equal(own, stack_layers(params))
+        own_loss, own_gradients, _ = loss_and_gradients(config, own)
+    if scan:
+        own_gradients = unstack_layers(own_gradients)
+    assert own_loss == pytest.approx(float(loss), rel=1e-6)
+    chex.assert_trees_all_close(own_gradients, gradients, rtol=2e-5, atol=2e-6)
+
+
+def test_stacking_can_be_undone():
+    params = parameters(CONFIG)
+    chex.assert_trees_all_equal(unstack_layers(stack_layers(params)), params)
+    assert len(jax.tree.leaves(stack_layers(params)["bert"]["layers"])) == 12
+
+
+def test_recomputing_holds_less():
+    deep = dataclasses.replace(CONFIG, num_layers=8, scan=True)
+    kept, recomputed = (
+        loss_and_gradients(c, parameters(c))[2]
+        for c in (deep, dataclasses.replace(deep, remat=True))
+    )
+    assert recomputed < 0.7 * kept
