@@ -72,7 +72,7 @@ def saved(trained, tmp_path_factory):
             progress = dataclasses.replace(
                 PROGRESS, sent=dataclasses.replace(PROGRESS.sent, steps=steps)
             )
-            checkpoints.save(trained._replace(progress=progress), workers=4)
+            checkpoints.save(trained._replace(progress=progress), make_mesh(4))
     return folder
 
 

@@ -89,12 +89,12 @@ class Checkpoints:
         """Ends what Orbax has running."""
         self._manager.close()
 
-    def save(self, checkpoint: Checkpoint, workers: int) -> None:
+    def save(self, checkpoint: Checkpoint, mesh: Mesh) -> None:
         """Writes a checkpoint under the number of steps run."""
         progress = checkpoint.progress
         about = {
             "model": self._model,
-            "workers": workers,
+            "mesh": dict(mesh.shape),
             "sent": asdict(progress.sent),
             "data": progress.data,
         }
@@ -146,31 +146,42 @@ class Checkpoints:
             about = self._manager.restore(
                 step, args=ocp.args.Composite(about=ocp.args.JsonRestore())
             )["about"]
-            stored, workers = about["model"], about["workers"]
+            stored, shape = about["model"], about["mesh"]
             sent, data = Sent(**about["sent"]), about["data"]
         self._check_model(step, stored)
 
-        same = workers == mesh.size
-        replicated = NamedSharding(mesh, PartitionSpec())
-        state = onebit_jax.abstract_state(
-            tx, params, mesh if same else _mesh_of(workers, mesh)
-        )
+        saved_on = _mesh_like(mesh, shape)
+        same = saved_on.shape == mesh.shape
+        state = onebit_jax.abstract_state(tx, params, mesh if same else saved_on)
         if not same:
-            state = _place(state, replicated)
+            # A part of each worker's errors on each device: together they may be too
+            # large for one.
+            state = jax.tree.map(lambda x: _place(x, _divided(x, mesh)), state)
+        replicated = NamedSharding(mesh, PartitionSpec())
         with self._whole(step):
             _read_through(self._folder / str(step) / "arrays")
             arrays = self._manager.restore(
                 step,
                 args=ocp.args.Composite(
                     arrays=ocp.args.StandardRestore(
-                        {"params": _place(params, replicated), "state": state}
+                        {
+                            "params": jax.tree.map(
+                                lambda x: _place(x, replicated), params
+                            ),
+                            "state": state,
+                        }
                     )
                 ),
             )["arrays"]
         state = arrays["state"]
         if not same:
-            state = onebit_jax.resize(state, tx, params, mesh)
-        return Checkpoint(arrays["params"], state, Progress(sent, data)), workers
+            target = onebit_jax.abstract_state(tx, params, mesh)
+            state = jax.jit(
+                lambda state: onebit_jax.resize(state, tx, params, mesh),
+                out_shardings=jax.tree.map(lambda x: x.sharding, target),
+            )(state)
+        progress = Progress(sent, data)
+        return Checkpoint(arrays["params"], state, progress), saved_on.size
 
     @contextlib.contextmanager
     def _whole(self, step: int) -> Iterator[None]:
@@ -209,12 +220,17 @@ def _read_through(arrays: Path) -> None:
         store.read(key).result()
 
 
-def _mesh_of(workers: int, mesh: Mesh) -> AbstractMesh:
+def _mesh_like(mesh: Mesh, shape: dict[str, int]) -> AbstractMesh:
     """A mesh like another, of devices that need not exist: for shapes alone."""
-    return AbstractMesh((workers,), mesh.axis_names, mesh.axis_types)
+    return AbstractMesh(tuple(shape.values()), tuple(shape), mesh.axis_types)
 
 
-def _place(tree: Any, sharding: NamedSharding) -> Any:
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
-    )
+def _divided(x: jax.ShapeDtypeStruct, mesh: Mesh) -> NamedSharding:
+    """Another axis than the first over all devices, where one can be."""
+    axes = [i for i, n in enumerate(x.shape) if i and n and n % mesh.size == 0]
+    spec = [None] * axes[0] + [mesh.axis_names] if axes else []
+    return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+def _place(x: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from models import SIZES
 from train.errors import InputError
-from train.exchange import Topology, Wire
+from train.exchange import Wire
+from train.mesh import Topology
 
 Optimizer = Literal["onebit_adam", "adam"]
 Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
@@ -70,11 +71,12 @@ class PretrainConfig:
     """Devices to train on, of all processes together; default: all, or 8 virtual ones
     on the CPU of a process that is alone."""
     wire: Wire = "signs"
-    """What 1-bit Adam sends: signs, there and back; or counts of them, summed by one
+    """What 1-bit Adam sends: signs there and back, or counts of them in one
     all-reduce."""
     topology: Topology = "auto"
     """Who compresses: each device (flat), or each host for its devices together
-    (hierarchical); auto: hierarchical where several processes have several devices."""
+    (hierarchical); auto: hierarchical where several processes have several devices
+    each. A run that goes on keeps its own."""
     seed: int = 0
     """Decides the parameters, the order of the text, its masks and the dropout."""
     learning_rate: float = 1.5e-3

@@ -5,26 +5,37 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 import onebit_jax
+from train.mesh import DEVICE, HOST
 
 if TYPE_CHECKING:
-    from jax.sharding import Mesh
+    from jax.sharding import AbstractMesh, Mesh
+
+    from train.mesh import Topology
 
 Wire = Literal["signs", "counts"]
-Topology = Literal["auto", "flat", "hierarchical"]
 
 
 def make_exchange(
-    mesh: Mesh, wire: Wire = "signs", topology: Topology = "auto"
+    mesh: Mesh | AbstractMesh, wire: Wire = "signs", topology: Topology = "auto"
 ) -> onebit_jax.Exchange:
     """The exchange of 1-bit Adam's compressed stage.
 
     Args:
-      mesh: The workers.
-      wire: What is sent.
-      topology: Who sends to whom.
+      mesh: The workers, from `train.mesh.make_mesh`.
+      wire: What is sent: signs there and back, or counts of them in one all-reduce.
+      topology: Who compresses: 'flat', each device; else, on a mesh of hosts, each
+        host for its devices together.
 
     Returns:
       An exchange over all axes of the mesh.
+
+    Example:
+      >>> from train.exchange import make_exchange
+      >>> from train.mesh import make_mesh
+      >>> make_exchange(make_mesh(1)).axes
+      ('data',)
     """
-    del wire, topology
-    return onebit_jax.sign_mean(mesh.axis_names)
+    exchange = {"signs": onebit_jax.sign_mean, "counts": onebit_jax.count_mean}[wire]
+    if HOST in mesh.axis_names and topology != "flat":
+        return onebit_jax.hierarchical(exchange(HOST), within=DEVICE)
+    return exchange(mesh.axis_names)

@@ -110,7 +110,7 @@ def train(
             params, state = run.init(params)
             start = Checkpoint(params, state, Progress(Sent(), batches.get_state()))
             watchdog.expect("the checkpoint of step 0")
-            checkpoints.save(start, mesh.size)
+            checkpoints.save(start, mesh)
         begin()
         watchdog.expect("")  # a compilation waits for nobody
         program = compile_program(run, model, start.params, start.state, data, mesh)
@@ -197,7 +197,7 @@ class _Training:
                     self.watchdog.expect(f"the checkpoint of step {step}")
                     progress = Progress(sent, batches.get_state())
                     self.checkpoints.save(
-                        Checkpoint(params, state, progress), self.mesh.size
+                        Checkpoint(params, state, progress), self.mesh
                     )
                 since += time.perf_counter() - paused
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
@@ -15,16 +17,21 @@ HOST, DEVICE = "host", "device"
 """The axes of a mesh of several processes that have several devices each."""
 
 
-def make_mesh(workers: int | None = None) -> Mesh:
+Topology = Literal["auto", "flat", "hierarchical"]
+
+
+def make_mesh(workers: int | None = None, topology: Topology = "auto") -> Mesh:
     """A mesh of the workers, all axes of which are theirs.
 
     Args:
       workers: Devices to train on, of all processes together, the same number of
         each; None for all.
+      topology: 'flat' for the one axis `data`, 'hierarchical' for the axes `host`
+        (the processes) and `device`, 'auto' for these where several processes have
+        several devices each.
 
     Returns:
-      A mesh of axes `host` and `device` where several processes have several devices
-      each, else of the axis `data`; a process's devices stand side by side.
+      The mesh; a process's devices stand side by side in it.
 
     Raises:
       InputError: There are fewer devices, or the processes cannot share them equally.
@@ -55,8 +62,10 @@ def make_mesh(workers: int | None = None) -> Mesh:
             f"{jax.local_device_count()} devices; give --workers a multiple of "
             f"{processes}."
         )
-    shape, names = (workers,), (AXIS,)
-    if processes > 1 and each > 1:
-        shape, names = (processes, each), (HOST, DEVICE)
-    grid = np.array(chosen).reshape(shape)
-    return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(shape))
+    if topology == "auto":
+        several = processes > 1 and each > 1
+        topology = "hierarchical" if several else "flat"
+    if topology == "flat":
+        return Mesh(np.array(chosen), (AXIS,), axis_types=(AxisType.Auto,))
+    hosts = np.array(chosen).reshape(processes, each)
+    return Mesh(hosts, (HOST, DEVICE), axis_types=(AxisType.Auto,) * 2)

@@ -25,7 +25,7 @@ from train.data import keep_vocabulary, load
 from train.distributed import Cluster, check_agreed, loss_in, start
 from train.errors import LOST_EXIT, InputError, LostError
 from train.loop import is_main_process, say, train
-from train.mesh import make_mesh
+from train.mesh import HOST, make_mesh
 from train.run_folder import Run
 from train.watchdog import Watchdog
 
@@ -55,6 +55,9 @@ def parse(arguments: Sequence[str]) -> Command:
     stored = run_folder.read(config.out).config
     own = replace(stored, out=config.out, resume=True)
     given = _read_flags(arguments, Command(own))
+    if given.training.topology == "auto":  # it has been decided
+        own_topology = replace(given.training, topology=stored.topology)
+        given = replace(given, training=own_topology)
     check_resumable(stored, given.training)
     return given
 
@@ -82,7 +85,7 @@ def pretrain(config: PretrainConfig, timeout: float = Cluster.timeout) -> None:
     """
     check(config)
     watchdog = Watchdog(timeout)
-    mesh = make_mesh(config.workers)
+    mesh = make_mesh(config.workers, config.topology)
     if config.batch % mesh.size:
         raise InputError(
             f"--batch {config.batch} cannot be shared equally by {mesh.size} workers; "
@@ -112,13 +115,14 @@ def _pretrain(config: PretrainConfig, mesh: Mesh, watchdog: Watchdog) -> None:
         run = replace(run, config=replace(run.config, out=folder))
         for arm in _arms(run.config):
             run_folder.check_own(replace(run, config=arm))
+        run = replace(run, config=_decided(run.config, mesh))
         run = replace(run, until=_next_goal(run, config))
         data = load(run.config, folder, run.corpus)
     else:
         for arm in _arms(config):
             run_folder.check_free(arm.out)
         data = load(config, folder)
-        run = Run(config, data.corpus, config.steps)
+        run = Run(_decided(config, mesh), data.corpus, config.steps)
     # The run's own number of steps is what its schedules were made for.
     arms = _arms(replace(config, steps=run.config.steps))
     watchdog.expect("the start of all processes")
@@ -163,8 +167,16 @@ def _arms(config: PretrainConfig) -> list[PretrainConfig]:
         freeze_step=None,
         compare=False,
         out=config.out / "adam",
+        wire="signs",
+        topology="auto",
     )
     return [config, adam]
+
+
+def _decided(config: PretrainConfig, mesh: Mesh) -> PretrainConfig:
+    """The flags with a topology that stays when the run goes on elsewhere."""
+    topology = "hierarchical" if HOST in mesh.axis_names else "flat"
+    return replace(config, topology=topology)
 
 
 def _remember(run: Run) -> None:
