@@ -83,6 +83,19 @@ def test_flat_bytes_are_those_of_a_compiled_step(hosts, wire):
     assert traffic.sent_bytes("compressed") == pytest.approx(sent(predicted), abs=8)
 
 
+@pytest.mark.parametrize("wire", WIRES)
+def test_hierarchical_bytes_are_those_of_a_compiled_step(wire):
+    mesh, at = mesh_of(4, 2), cluster(4, 2)
+    exchange = onebit_jax.hierarchical(WIRES[wire]("host"), "device")
+    traffic = compiled_traffic(mesh, onebit(exchange))
+    phases = plan_wire.hierarchical(SIZES, wire, at)
+    # What crosses both axes at once is counted for each of them.
+    both = sent((plan_wire.scalars(SIZES, at), *phases), "all")
+    for axis in ("host", "device"):
+        found = traffic.sent_bytes("compressed", axis)
+        assert found == pytest.approx(sent(phases, axis) + both, abs=8)
+
+
 def test_exact_bytes_are_those_of_a_compiled_step():
     mesh, at = mesh_of(4, 2), cluster(4, 2)
     with jax.numpy_dtype_promotion("standard"):

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Literal
 import jax
 import tyro
 
-from models import SIZES
 from train.errors import InputError
 from train.objective import abstract_params
+from train.plan_compile import check_compiler, compile_step, describe
 from train.plan_model import Load, Model, bert_flops, dense_flops, load
 from train.plan_report import GIGABIT, make_plan, table, to_json, verdict
+from train.plan_sizes import SIZES
 from train.plan_targets import GPUS
 from train.plan_wire import Cluster
 
@@ -46,7 +47,8 @@ class PlanConfig:
     rate_is: Literal["measured", "nominal"] = "nominal"
     """Whether --rate was measured (iperf between two hosts) or is the nominal one."""
     model: str = "large"
-    """A BERT by name (tiny to large), or a number of parameters, as 7e9."""
+    """A BERT by name (tiny, mini, small, medium, base, large, 7b), or a number of
+    parameters, as 1.5e9."""
     hosts: int = 8
     """Hosts."""
     gpus: int = 8
@@ -77,6 +79,16 @@ class PlanConfig:
     """Share of the steps before the freeze."""
     warmup_gradients: Literal["float32", "bfloat16"] = "float32"
     """What 1-bit Adam's warm-up exchanges; train.pretrain's is float32."""
+    compile: bool = False
+    """Compile the whole training step for these GPUs, without any, and say what it
+    holds and sends."""
+    topology: Literal["auto", "flat", "hierarchical"] = "auto"
+    """What is compiled: hierarchical where hosts have several GPUs, else flat."""
+    wire: Literal["signs", "counts"] = "signs"
+    """What is compiled: the exchange of signs or of counts."""
+    fsdp: bool = False
+    """What is compiled: parameters, moments and errors sharded over the GPUs of a host,
+    each shard compressed between hosts."""
     json: Path | None = None
     """Where all numbers go."""
 
@@ -97,6 +109,8 @@ def check(config: PlanConfig) -> None:
             raise InputError(f"--{flag} must be a positive number, not {value}.")
     if not 0 <= config.latency_us < math.inf:
         raise InputError(f"--latency-us must not be negative, got {config.latency_us}.")
+    if config.compile:
+        check_compiler(config)
     for name in ("warmup", "overlap"):
         if not 0 <= getattr(config, name) <= 1:
             raise InputError(f"--{name} is a share, from 0 to 1.")
@@ -209,8 +223,11 @@ def run(config: PlanConfig) -> None:
     )
     print(heading(config, model, cluster, work))
     print(f"\n{table(plan)}\n\n{verdict(plan)}")
+    answer = to_json(plan) | {"rate_is": config.rate_is, "gpu": config.gpu}
+    if config.compile:
+        answer["compiled"] = compile_step(config)
+        print(f"\n{describe(answer['compiled'], config)}")
     if config.json is not None:
-        answer = to_json(plan) | {"rate_is": config.rate_is, "gpu": config.gpu}
         config.json.write_text(json.dumps(answer, indent=1) + "\n")
 
 

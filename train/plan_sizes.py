@@ -1,0 +1,22 @@
+"""The models that a cluster is planned for: BERT's sizes, and the same much larger."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+
+import models
+
+SIZES = MappingProxyType(
+    {
+        **models.SIZES,
+        "7b": replace(
+            models.SIZES["large"],
+            hidden_size=4096,
+            num_layers=34,
+            num_heads=32,
+            intermediate_size=16384,
+        ),
+    }
+)
+"""By the names that `--model` takes."""
