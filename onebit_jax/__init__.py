@@ -23,6 +23,7 @@ from onebit_jax._hierarchical import hierarchical as hierarchical
 from onebit_jax._metrics import metrics as metrics
 from onebit_jax._onebit_adam import ScaleByOnebitAdamState as ScaleByOnebitAdamState
 from onebit_jax._onebit_adam import scale_by_onebit_adam as scale_by_onebit_adam
+from onebit_jax._per_shard import per_shard as per_shard
 from onebit_jax._per_worker import PerWorker as PerWorker
 from onebit_jax._placement import abstract_state as abstract_state
 from onebit_jax._placement import init as init

@@ -37,7 +37,7 @@ class SignMeanState(NamedTuple):
     """
 
     worker_error: PerWorker
-    server_error: PerWorker
+    server_error: Any
 
 
 class Leaves(NamedTuple):

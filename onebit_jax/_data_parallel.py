@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
@@ -16,8 +15,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from onebit_jax import _axes
 from onebit_jax._gradients import local_value_and_grad
 from onebit_jax._per_worker import is_per_worker
+from onebit_jax._placement import abstract_state, state_specs
 from onebit_jax._placement import init as init_state
-from onebit_jax._placement import state_specs
 
 
 class DataParallel(NamedTuple):
@@ -40,6 +39,7 @@ def data_parallel(
     mesh: Mesh,
     *,
     axis: _axes.AxisNames | None = None,
+    specs: Any = None,
     has_aux: bool = False,
 ) -> DataParallel:
     """Turns a loss function and an optimizer with an exchange into a training step.
@@ -55,6 +55,9 @@ def data_parallel(
       tx: an optimizer that exchanges gradients or momentum by itself.
       mesh: the mesh.
       axis: names of the mesh axes whose members are the workers; None for all.
+      specs: where parameters are sharded inside each worker: a tree of their
+        structure with a `PartitionSpec` over the mesh's other axes for each, the one
+        that `per_shard` is given; None for parameters that are sharded over none.
       has_aux: whether `loss_fn` returns auxiliary values.
 
     Returns:
@@ -84,20 +87,47 @@ def data_parallel(
         raise ValueError(
             f"the mesh has no axis {missing[0]!r}: its axes are {mesh.axis_names}."
         )
+    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    explicit = {name for name in types if types[name] == AxisType.Explicit}
+    if specs is not None and explicit - set(axes):
+        raise ValueError(
+            f"parameters can be sharded over automatic axes alone, and the mesh's "
+            f"{tuple(sorted(explicit - set(axes)))} is explicit, where jax.shard_map "
+            "over the other axes would gather them: make the mesh with AxisType.Auto."
+        )
     tx = optax.with_extra_args_support(tx)
     everywhere, split = PartitionSpec(), PartitionSpec(axes)
     workers = math.prod(mesh.shape[name] for name in axes)
 
-    def place(x: Any) -> Any:
-        # A copy: step donates what it is given, and the caller keeps his own.
-        own = getattr(x, "sharding", None)
-        if isinstance(own, NamedSharding) and own.mesh == mesh:
-            return jnp.copy(x)  # also where it is sharded over other axes
-        # From the host, as a process's own array may be known to no other process.
-        return jax.device_put(np.asarray(x), NamedSharding(mesh, everywhere))
+    def placed(params: Any) -> Any:
+        if specs is None:
+            return jax.tree.map(lambda _: NamedSharding(mesh, everywhere), params)
+        return jax.tree.map(lambda _, spec: NamedSharding(mesh, spec), params, specs)
+
+    def keep_placed(params: Any, state: Any) -> tuple[Any, Any]:
+        # What is sharded inside workers is not the compiler's to move.
+        if specs is None:
+            return params, state
+        shardings = placed(params)
+        shapes = jax.tree.map(
+            lambda p, s: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=s),
+            params,
+            shardings,
+        )
+        made = abstract_state(tx, shapes, mesh)
+        constrain = jax.lax.with_sharding_constraint
+        return constrain(params, shardings), jax.tree.map(
+            lambda x, shape: constrain(x, shape.sharding), state, made
+        )
 
     def init(params: Any) -> tuple[Any, Any]:
-        params = jax.tree.map(place, params)
+        # From the host, as a process's own array may be known to no other process;
+        # and a copy: step donates what it is given, and the caller keeps his own.
+        params = jax.tree.map(
+            lambda x, sharding: jax.device_put(np.asarray(x), sharding),
+            params,
+            placed(params),
+        )
         state = init_state(tx, params, mesh)
         _check_axes(state, axes)
         return params, state
@@ -119,16 +149,17 @@ def data_parallel(
             mean = jax.tree.map(lambda x: lax.pmean(x, axes), value)
             return params, state, *(mean if has_aux else (mean,))
 
-        if AxisType.Explicit in mesh.axis_types:
+        if explicit & set(axes):
             batch = jax.reshard(batch, NamedSharding(mesh, split))
-        specs = state_specs(state)
-        return jax.shard_map(
+        own = state_specs(state)
+        params, state, *rest = jax.shard_map(
             local_step,
             mesh=mesh,
-            in_specs=(everywhere, specs, split, *(everywhere for _ in args)),
-            out_specs=(everywhere, specs, everywhere, *[everywhere] * has_aux),
+            in_specs=(everywhere, own, split, *(everywhere for _ in args)),
+            out_specs=(everywhere, own, everywhere, *[everywhere] * has_aux),
             axis_names=set(axes),
         )(params, state, batch, *args)
+        return *keep_placed(params, state), *rest
 
     return DataParallel(
         init, jax.jit(step, donate_argnums=(0, 1), static_argnames="stage")

@@ -1,0 +1,230 @@
+"""An exchange between workers whose parameters are sharded inside each worker."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec
+
+from onebit_jax import _axes
+from onebit_jax._compressed import SignMeanState, check_floats, divide
+from onebit_jax._exchange import Exchange
+from onebit_jax._per_worker import PerWorker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jax import Array
+
+
+class _Group(NamedTuple):
+    """Leaves that are sharded over the same mesh axes, in any of their dimensions."""
+
+    names: tuple[str, ...]
+    leaves: tuple[int, ...]
+
+
+def per_shard(exchange: Exchange, specs: Any) -> Exchange:
+    r"""Exchanges each shard of the parameters by itself, over the workers alone.
+
+    For parameters that are sharded inside a worker over further mesh axes (fully
+    sharded, tensor parallel), which `jax.jit` handles by itself: each device
+    compresses its own shard and exchanges it with the same shard of the other
+    workers. Nothing is gathered over the further axes, and what is sharded over none
+    of them is exchanged as always, once by each of their devices.
+
+    Args:
+      exchange: between workers: `sign_mean` or `count_mean`.
+      specs: a tree of the parameters' structure with the `PartitionSpec` of each over
+        the further axes.
+
+    Returns:
+      An exchange over the axes of `exchange`. It is used inside a `shard_map` over
+      these alone, as `data_parallel` has with `axis` given: the further axes stay
+      automatic or explicit. Its state is a `SignMeanState` with one server error for
+      each set of axes that parameters are sharded over, of shape (workers, shards,
+      blocks served, block_size).
+
+    Raises:
+      TypeError: if `exchange` has no wire format of its own, or works in two levels.
+      ValueError: if a spec names a worker axis, or, from `init`, if a dimension
+        cannot be divided equally.
+
+    Example:
+      >>> import onebit_jax
+      >>> from jax.sharding import PartitionSpec as P
+      >>> specs = {'kernel': P(None, 'model'), 'bias': P()}
+      >>> per_shard(onebit_jax.sign_mean('data'), specs).axes
+      ('data',)
+    """
+    wire = getattr(exchange, "wire", None)
+    if wire is None:
+        raise TypeError(
+            "per_shard needs an exchange with a wire format, such as "
+            f"sign_mean('data'), got {exchange!r}."
+        )
+    axes = wire.axes
+    all_specs = jax.tree.leaves(specs, is_leaf=_is_spec)
+    for spec in all_specs:
+        if not _is_spec(spec) or set(axes) & set(_names(spec)):
+            raise ValueError(
+                f"per_shard needs PartitionSpecs over other axes than the workers' "
+                f"{axes}, got {spec!r}."
+            )
+    groups = _groups(all_specs)
+    first = axes[0] if len(axes) == 1 else axes
+
+    def state_of(worker: Any, servers: Sequence[Array]) -> SignMeanState:
+        worker_specs = tuple(PartitionSpec(first, *spec) for spec in all_specs)
+        return SignMeanState(
+            worker_error=PerWorker(worker, axes, "each", worker_specs),
+            server_error=tuple(
+                PerWorker(
+                    server,
+                    axes,
+                    "split_shards",
+                    (PartitionSpec(first, group.names or None),),
+                )
+                for group, server in zip(groups, servers, strict=True)
+            ),
+        )
+
+    def server_shape(
+        group: _Group, shapes: Sequence[tuple[int, ...]], workers: int, shards: int
+    ) -> tuple[int, ...]:
+        local = [_local_shape(shapes[i], all_specs[i]) for i in group.leaves if shapes]
+        _, _, layout = divide(local, wire, workers)
+        served = layout.served_blocks if wire.has_server else 0
+        return (shards, served, wire.block_size)
+
+    def init_fn(params: optax.Params) -> SignMeanState:
+        workers, held = _axes.worker_count(axes)
+        check_floats(params, wire)
+        shapes = [p.shape for p in jax.tree.leaves(params)]
+        worker = jax.tree.map(
+            lambda p: jnp.zeros((held, *p.shape), wire.error_dtype), params
+        )
+        shards = [_size(group.names) for group in groups]
+        servers = [
+            jnp.zeros((held, *server_shape(g, shapes, workers, n)), wire.error_dtype)
+            for g, n in zip(groups, shards, strict=True)
+        ]
+        return state_of(worker, servers)
+
+    def update_fn(
+        updates: optax.Updates,
+        state: SignMeanState,
+        params: optax.Params | None = None,
+        **extra_args: object,
+    ) -> tuple[optax.Updates, SignMeanState]:
+        del params, extra_args
+        momentum = jax.tree.map(lambda _: None, updates)
+        return exchange_tree(updates, momentum, None, state)
+
+    def exchange_tree(
+        updates: optax.Updates, momentum: Any, decay: Any, state: SignMeanState
+    ) -> tuple[optax.Updates, SignMeanState]:
+        workers = _axes.bound_workers(axes)
+        _axes.check_local(updates, axes, f"per_shard {wire.who}")
+        values, treedef = jax.tree.flatten(updates)
+        if len(values) != len(all_specs):
+            raise ValueError(
+                f"per_shard has specs of {len(all_specs)} parameters and is given "
+                f"{len(values)}: give a tree of the parameters' own structure."
+            )
+        momenta = treedef.flatten_up_to(momentum)
+        errors = treedef.flatten_up_to(state.worker_error.value)
+        servers = [owed.value for owed in state.server_error]
+        shapes = [x.shape for x in values]
+        wanted = [server_shape(g, shapes, workers, _size(g.names)) for g in groups]
+        fits = [e.shape for e in (*errors, *servers)] == [
+            (1, *shape) for shape in (*shapes, *wanted)
+        ]
+        _axes.check_workers(fits, f"per_shard {wire.who}", workers, axes)
+
+        def local(
+            values: list[Array], momenta: list[Any], errors: list[Array], servers: Any
+        ) -> tuple[list[Any], list[Array], list[Array]]:
+            means, errors, servers = list(values), list(errors), list(servers)
+            for number, (_, places) in enumerate(groups):
+                owed = SignMeanState(
+                    PerWorker([errors[i] for i in places], axes, "each"),
+                    PerWorker(servers[number][:, 0], axes, "split"),
+                )
+                own = [values[i] for i in places]
+                held = [momenta[i] for i in places]
+                if decay is None:
+                    agreed, owed = exchange.update(own, owed)
+                else:
+                    agreed, owed = exchange.exchange_momentum(own, held, decay, owed)
+                servers[number] = owed.server_error.value[:, None]
+                for i, mean, error in zip(
+                    places, agreed, owed.worker_error.value, strict=True
+                ):
+                    means[i], errors[i] = mean, error
+            return means, errors, servers
+
+        # Manual over all further axes, so that nothing of it is partitioned anew.
+        further = set(jax.sharding.get_abstract_mesh().axis_names) - set(axes)
+        held = [PartitionSpec(None, *spec) for spec in all_specs]
+        served = [PartitionSpec(None, group.names or None) for group in groups]
+        run = local
+        if further:
+            run = jax.shard_map(
+                local,
+                in_specs=(all_specs, all_specs, held, served),
+                out_specs=(all_specs, held, served),
+                axis_names=further,
+            )
+        means, errors, servers = run(values, momenta, errors, servers)
+        return treedef.unflatten(means), state_of(treedef.unflatten(errors), servers)
+
+    return Exchange(init_fn, update_fn, axes, fused=exchange_tree)
+
+
+def _groups(specs: list[PartitionSpec]) -> tuple[_Group, ...]:
+    found: dict[tuple[str, ...], list[int]] = {}
+    for i, spec in enumerate(specs):
+        found.setdefault(tuple(sorted(_names(spec))), []).append(i)
+    return tuple(_Group(names, tuple(leaves)) for names, leaves in found.items())
+
+
+def _is_spec(node: object) -> bool:
+    return isinstance(node, PartitionSpec)
+
+
+def _entry_names(entry: Any) -> tuple[str, ...]:
+    return (entry,) if isinstance(entry, str) else tuple(entry or ())
+
+
+def _names(spec: PartitionSpec) -> list[str]:
+    return [name for entry in spec for name in _entry_names(entry)]
+
+
+def _size(names: tuple[str, ...]) -> int:
+    shape = jax.sharding.get_abstract_mesh().shape
+    missing = [name for name in names if name not in shape]
+    if missing:
+        raise ValueError(
+            f"the mesh has no axis {missing[0]!r}, which per_shard's specs name: its "
+            f"axes are {tuple(shape)}."
+        )
+    return math.prod(shape[name] for name in names)
+
+
+def _local_shape(shape: tuple[int, ...], spec: PartitionSpec) -> tuple[int, ...]:
+    """The shape of one shard."""
+    parts = [_size(_entry_names(entry)) for entry in spec]
+    if len(parts) > len(shape) or any(
+        size % n for size, n in zip(shape, parts, strict=False)
+    ):
+        raise ValueError(
+            f"a parameter of shape {shape} cannot be divided equally by {spec}: give "
+            "it a spec whose axes divide its dimensions."
+        )
+    rest = len(shape) - len(parts)
+    return tuple(s // n for s, n in zip(shape, [*parts, *[1] * rest], strict=True))
