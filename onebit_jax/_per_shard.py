@@ -151,16 +151,18 @@ def per_shard(exchange: Exchange, specs: Any) -> Exchange:
         ) -> tuple[list[Any], list[Array], list[Array]]:
             means, errors, servers = list(values), list(errors), list(servers)
             for number, (_, places) in enumerate(groups):
-                owed = SignMeanState(
+                owed: Any = SignMeanState(
                     PerWorker([errors[i] for i in places], axes, "each"),
                     PerWorker(servers[number][:, 0], axes, "split"),
                 )
                 own = [values[i] for i in places]
                 held = [momenta[i] for i in places]
-                if decay is None:
-                    agreed, owed = exchange.update(own, owed)
-                else:
-                    agreed, owed = exchange.exchange_momentum(own, held, decay, owed)
+                result: Any = (
+                    exchange.update(own, owed)
+                    if decay is None
+                    else exchange.exchange_momentum(own, held, decay, owed)
+                )
+                agreed, owed = result
                 servers[number] = owed.server_error.value[:, None]
                 for i, mean, error in zip(
                     places, agreed, owed.worker_error.value, strict=True

@@ -1,5 +1,6 @@
 """The 1-bit exchange against a dense simulation, and the properties it promises."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -214,3 +215,64 @@ def test_bfloat16_errors_take_half_the_memory():
         for dtype in ("float32", "bfloat16")
     }
     assert sizes["float32"] == 2 * sizes["bfloat16"]
+
+
+@pytest.mark.parametrize("bucket_size", [1, 5000, 2**14])
+def test_buckets_change_nothing_but_the_number_of_collectives(bucket_size):
+    rng, mesh = np.random.default_rng(0), mesh_of(4)
+    tree = {"a": values(rng, 4, 9000, jnp.float32), "b": jnp.ones((4, 2000))}
+    params = jax.tree.map(lambda x: x[0], tree)
+    one = Workers(onebit_jax.sign_mean("data", block_size=256), params, mesh)
+    tx = onebit_jax.sign_mean("data", block_size=256, bucket_size=bucket_size)
+    several = Workers(tx, params, mesh)
+    for _ in range(2):
+        chex.assert_trees_all_equal(several.update(tree), one.update(tree))
+    chex.assert_trees_all_equal(several.state, one.state)
+    compiled = several.compiled.lower(tree, several.state, None).compile()
+    found = onebit_jax.traffic(compiled, mesh).collectives
+    number = sum(c.times for c in found if c.op == "all-to-all")
+    served = -(-(36 + 8) // 4)
+    assert number == min(served, -(-served * 4 * 256 // bucket_size))
+
+
+@pytest.mark.parametrize("decay", [None, 0.9])
+def test_leaves_too_small_for_a_block_go_exactly_and_together(decay):
+    rng, mesh = np.random.default_rng(0), mesh_of(4)
+    sizes = {"a": 33, "b": 5, "large": 3000, "limit": 34}
+    tree = {
+        k: jnp.asarray(rng.normal(size=(4, n)), jnp.float32) for k, n in sizes.items()
+    }
+    params = {k: jnp.full(n, 0.5) for k, n in sizes.items()}
+    exchange = onebit_jax.sign_mean("data", block_size=1024)
+    state = onebit_jax.init(exchange, params, mesh)
+    specs = onebit_jax.state_specs(state)
+
+    def update(tree, state, momentum):
+        own = jax.tree.map(lambda x: x[0], tree)
+        if decay is None:
+            return exchange.update(own, state)
+        return exchange.exchange_momentum(own, momentum, decay, state)
+
+    split = jax.P("data")
+    compiled = (
+        jax.jit(
+            jax.shard_map(
+                update,
+                mesh=mesh,
+                in_specs=(split, specs, jax.P()),
+                out_specs=(jax.P(), specs),
+            )
+        )
+        .lower(tree, state, params)
+        .compile()
+    )
+    agreed, state = jax.block_until_ready(compiled(tree, state, params))
+    for name, x in tree.items():
+        mean = np.mean(x, axis=0)
+        if decay is not None:
+            mean = decay * 0.5 + (1 - decay) * mean
+        exact = np.allclose(agreed[name], mean, rtol=1e-5, atol=1e-6)
+        assert exact == (sizes[name] <= 33), name
+        assert np.any(state.worker_error.value[name]) != exact
+    ops = [c.op for c in onebit_jax.traffic(compiled, mesh).collectives]
+    assert sorted(ops) == ["all-gather", "all-reduce", "all-to-all"]
