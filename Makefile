@@ -1,7 +1,9 @@
 # make pretrain   train a small BERT with 1-bit Adam beside plain Adam
 # make test       what every change must pass (under ten minutes on two cores)
 # make test-all   the long tests as well
-# make test-aot   the GPU kernels, compiled for an H200 without one (a download of 700 MB)
+# make test-aot   the GPU kernels and whole clusters' steps, compiled for H200s without
+#                 one (a download of 700 MB)
+# make drills     workers killed, links cut, disks filled, in real processes
 #
 # PYTHON=python3.12 chooses another interpreter; ARGS="--resume" is passed on.
 
@@ -11,7 +13,7 @@ BIN := $(ENV)/bin
 CUDA := $(ENV)-cuda
 ROOMS := onebit_jax pallas_kernels models train benchmarks tests
 
-.PHONY: pretrain test test-all test-aot lint clean
+.PHONY: pretrain test test-all test-aot drills lint clean
 
 # pip is run from outside the environment, so that Debian's separate python3-venv
 # (which carries ensurepip) is not needed.
@@ -34,10 +36,14 @@ lint: $(ENV)/.test
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow' $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow' --ignore tests/drills $(ARGS)
 
 test-all: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --hypothesis-profile thorough $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --hypothesis-profile thorough --ignore tests/drills \
+	  $(ARGS)
+
+drills: $(ENV)/.test
+	$(BIN)/python -m pytest tests/drills $(ARGS)
 
 # The compiler for GPUs alone, beside the environment: with the plugin inside, every
 # other test would look for a GPU.
