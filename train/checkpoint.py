@@ -7,6 +7,8 @@ process killed while it writes leaves the one before.
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +18,7 @@ import tensorstore
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 import onebit_jax
+from train.distributed import loss_in
 from train.errors import InputError
 from train.sent import Sent
 
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 FOLDER = "checkpoints"
 _KEPT = 2
+_TENSORSTORE_CODE = re.compile(r"os_error_code='(\d+)'")
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,8 @@ class Checkpoints:
             self._folder,
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=_KEPT,
+                # What was being written when a process was killed.
+                cleanup_tmp_directories=True,
                 # The step donates its arguments: write before they are gone.
                 enable_async_checkpointing=False,
             ),
@@ -90,7 +96,15 @@ class Checkpoints:
         self._manager.close()
 
     def save(self, checkpoint: Checkpoint, mesh: Mesh) -> None:
-        """Writes a checkpoint under the number of steps run."""
+        """Writes a checkpoint under the number of steps run.
+
+        Args:
+          checkpoint: What to write.
+          mesh: What it is placed on.
+
+        Raises:
+          InputError: It cannot be written; the ones before are as they were.
+        """
         progress = checkpoint.progress
         about = {
             "model": self._model,
@@ -99,12 +113,24 @@ class Checkpoints:
             "data": progress.data,
         }
         arrays = {"params": checkpoint.params, "state": checkpoint.state}
-        self._manager.save(
-            progress.sent.steps,
-            args=ocp.args.Composite(
-                arrays=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(about)
-            ),
-        )
+        before = self._manager.latest_step()
+        try:
+            self._manager.save(
+                progress.sent.steps,
+                args=ocp.args.Composite(
+                    arrays=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(about)
+                ),
+            )
+        except Exception as error:
+            reason = _system_error_in(error)
+            if reason is None:
+                raise
+            start = "the start" if before is None else f"that of step {before}"
+            raise InputError(
+                f"the checkpoint of step {progress.sent.steps} cannot be written to "
+                f"{self._folder} ({reason}); make room for {_KEPT + 1} of them, "
+                f"and go on from {start} by --resume."
+            ) from error
 
     def exist(self) -> bool:
         """Whether there is a checkpoint."""
@@ -190,6 +216,8 @@ class Checkpoints:
         try:
             yield
         except Exception as error:
+            if jax.process_count() > 1 and loss_in(error):
+                raise
             raise InputError(
                 f"the checkpoint {self._folder / str(step)} is damaged; delete that "
                 "folder to go on from the one before."
@@ -218,6 +246,18 @@ def _read_through(arrays: Path) -> None:
     store = tensorstore.KvStore.open(spec).result()
     for key in store.list().result():
         store.read(key).result()
+
+
+def _system_error_in(error: BaseException) -> str | None:
+    """What the operating system said, where it is the cause of an exception."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        if code := _TENSORSTORE_CODE.search(str(cause)):
+            return os.strerror(int(code[1]))
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 def _mesh_like(mesh: Mesh, shape: dict[str, int]) -> AbstractMesh:

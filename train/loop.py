@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 import onebit_jax
 from models import SIZES
-from train import record
+from train import record, run_folder
 from train.checkpoint import Checkpoint, Checkpoints, Progress
 from train.examples import stream
 from train.exchange import make_exchange
@@ -101,7 +101,8 @@ def train(
                 say(f"{folder}: converted from {workers} workers to {mesh.size}")
             batches.set_state(start.progress.data)
             if is_main_process():
-                record.truncate(folder, start.progress.sent.steps)
+                with run_folder.writable(folder):
+                    record.truncate(folder, start.progress.sent.steps)
         else:
             # From NumPy: of an array on one device, JAX 0.10 to 0.12 make a broken one
             # where several processes have one device each.
@@ -237,4 +238,5 @@ class _Training:
 
     def _append(self, metrics: StepMetrics | EvalMetrics) -> None:
         if is_main_process():
-            record.append(self.folder, metrics)
+            with run_folder.writable(self.folder):
+                record.append(self.folder, metrics)

@@ -39,6 +39,9 @@ INSTALL = (
 
 FREEZE_STEP = 23_000
 
+SHARDED_FROM = 256
+"""Shortest axis that is divided between the GPUs of a host; not that of the layers."""
+
 
 def check_compiler(config: PlanConfig) -> None:
     """Refuses what cannot be compiled.
@@ -245,13 +248,13 @@ def trace(config: PlanConfig, mesh: Mesh) -> Any:
 
 
 def _sharded(shape: tuple[int, ...], devices: int) -> PartitionSpec:
-    """Fully sharded inside the host: a matrix's last axis that can be divided."""
+    """Fully sharded inside the host: the first long axis that can be divided."""
     from jax.sharding import PartitionSpec
 
     from train.mesh import DEVICE
 
-    for axis in reversed(range(len(shape))):
-        if len(shape) > 1 and shape[axis] % devices == 0 and shape[axis] >= 512:
+    for axis, size in enumerate(shape):
+        if size >= SHARDED_FROM and size % devices == 0:
             return PartitionSpec(*[None] * axis, DEVICE)
     return PartitionSpec()
 
@@ -265,8 +268,6 @@ def describe(found: dict[str, Any], config: PlanConfig) -> str:
     }
     apart = (memory["outputs"] - memory["in_place"]) / 1e9
     axes = " x ".join(f"{size} {name}" for name, size in found["mesh"].items())
-    flying = found["in_flight"]
-    overlapped = [c for c in flying if c["asynchronous"]]
     lines = [
         f"compiled for {axes} of {GPUS[config.gpu].label} by jax {found['jax']} in "
         f"{seconds['compile']:.0f} s (traced in {seconds['trace']:.0f} s)",
@@ -274,14 +275,18 @@ def describe(found: dict[str, Any], config: PlanConfig) -> str:
         f"{gigabytes['temporaries']} GB of temporaries, {apart:.1f} GB of outputs that "
         f"are not in place: {gigabytes['together']} of {gigabytes['gpu']} GB, which "
         f"{'fits' if memory['fits'] else 'does not fit'}",
+        "",
         found["table"],
-        f"{len(overlapped)} of {len(flying)} collectives are asynchronous, with "
-        "kernels between their start and their end:",
-        *(
-            f"  {c['op']} to {c['result']}: {c['work'] or 'no'} kernels meanwhile"
-            for c in flying
-        ),
+        "",
+        "in the schedule, kernels between a collective's start and its end:",
     ]
+    kernels: dict[tuple[str, str], list[int]] = {}
+    for c in found["in_flight"]:
+        kernels.setdefault((c["op"], c["result"]), []).append(c["work"])
+    for (op, result), work in kernels.items():
+        times = f"{len(work)} x " if len(work) > 1 else ""
+        counts = " ".join(map(str, work)) if any(work) else "none (synchronous)"
+        lines.append(f"  {times}{op} to {result}: {counts}")
     return "\n".join(lines)
 
 

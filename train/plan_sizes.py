@@ -12,9 +12,9 @@ SIZES = MappingProxyType(
         **models.SIZES,
         "7b": replace(
             models.SIZES["large"],
-            hidden_size=4096,
-            num_layers=34,
-            num_heads=32,
+            hidden_size=5120,
+            num_layers=25,
+            num_heads=40,
             intermediate_size=16384,
         ),
     }
