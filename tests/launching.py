@@ -1,0 +1,126 @@
+"""Running `python -m train.launch` beside a test, and looking at what is left of it."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from train import record
+
+ROOT = Path(__file__).parents[1]
+SMALL_PRETRAIN = str(ROOT / "tests" / "small_pretrain.py")
+
+
+class Launched:
+    """A launcher that runs, its output read as it comes.
+
+    As a context: whatever happens in a test, nothing is left after it.
+    """
+
+    def __init__(self, *arguments, processes=2, command=(), env=None, prefix=()):
+        own = ["--processes", str(processes), *map(str, arguments)]
+        self.process = subprocess.Popen(
+            [
+                *prefix,
+                *(sys.executable, "-m", "train.launch"),
+                *(*own, "--", *map(str, command)),
+            ],
+            cwd=ROOT,
+            env={**os.environ, **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.lines = []
+        self.workers = {}
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(30)
+        for pid in [self.process.pid, *self.workers.values()]:
+            if is_running(pid):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(10)
+        self.reader.join(10)
+        self.process.stdout.close()
+
+    def _read(self):
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip())
+
+    @property
+    def said(self):
+        return "\n".join(self.lines)
+
+    def until(self, condition, seconds=120.0):
+        """Waits for a condition; the launcher must still run then."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, self.said
+            assert time.monotonic() < deadline, self.said
+            time.sleep(0.002)
+
+    def pids(self, processes=2):
+        """The processes that the launcher has started, by their number."""
+        self.until(lambda: len(_children(self.process.pid)) == processes)
+        self.workers = _children(self.process.pid)
+        return self.workers
+
+    def end(self, seconds=120.0):
+        """Waits for the end; returns the exit status."""
+        status = self.process.wait(seconds)
+        self.reader.join(10)
+        return status
+
+    def assert_nothing_is_left(self):
+        deadline = time.monotonic() + 5
+        while left := [pid for pid in self.workers.values() if is_running(pid)]:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.01)
+
+
+def is_running(pid):
+    try:
+        return _stat(pid)[0] != "Z"
+    except OSError:
+        return False
+
+
+def _stat(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _children(parent):
+    children = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if _stat(folder.name)[1] != str(parent):
+                continue
+            lines = (folder / "environ").read_text().split("\0")
+            for line in lines:
+                name, _, value = line.partition("=")
+                if name == "JAX_PROCESS_ID":
+                    children[int(value)] = int(folder.name)
+    return children
+
+
+def steps_written(folder):
+    return [line for line in record.read(folder) if "stage" in line]
+
+
+def without_speed(lines):
+    return [
+        {name: value for name, value in line.items() if name != "examples_per_second"}
+        for line in lines
+    ]

@@ -1,0 +1,451 @@
+"""The launcher: several processes that start, speak and end together."""
+
+import os
+import signal
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+from launching import Launched, is_running
+
+import onebit_jax
+from train import distributed
+from train.distributed import Cluster, detect, loss_in, start
+from train.errors import InputError, LostError
+from train.exchange import make_exchange
+from train.launch import Launch, check, environments, run_folder_of
+from train.mesh import make_mesh
+from train.output import cause_in
+
+NEEDS_PROC = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="reads /proc"
+)
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A command that runs a text as Python, with what it is likely to need."""
+
+    def make(text, *arguments):
+        file = tmp_path / "script.py"
+        file.write_text(
+            "import os, pathlib, signal, subprocess, sys, time\n"
+            "process = int(os.environ['JAX_PROCESS_ID'])\n"
+            f"{text}\n"
+        )
+        return [file, *arguments]
+
+    return make
+
+
+def run(*arguments, command, processes=2):
+    with Launched(*arguments, command=command, processes=processes) as launched:
+        return launched.end(30), launched.said
+
+
+def test_each_process_is_told_its_place_and_speaks_under_its_number(script):
+    status, said = run(
+        "--devices-per-process",
+        "2",
+        command=script(
+            "print(os.environ['JAX_NUM_PROCESSES'], os.environ['JAX_NUM_CPU_DEVICES'],"
+            "os.environ['JAX_LOCAL_DEVICE_IDS'], sys.argv[1:])\n"
+            "print('warned', file=sys.stderr)",
+            "--out",
+            "x",
+        ),
+        processes=3,
+    )
+    assert status == 0
+    assert sorted(said.splitlines()) == [
+        "[0] 3 2 0,1 ['--out', 'x']",
+        "[0] warned",
+        "[1] 3 2 2,3 ['--out', 'x']",
+        "[1] warned",
+        "[2] 3 2 4,5 ['--out', 'x']",
+        "[2] warned",
+    ]
+
+
+def test_all_processes_have_the_same_coordinator_of_this_machine():
+    first, second = environments(2, 1, 1234)
+    assert first["JAX_COORDINATOR_ADDRESS"] == "127.0.0.1:1234"
+    assert {k for k in first if first[k] != second[k]} == {
+        "JAX_PROCESS_ID",
+        "JAX_LOCAL_DEVICE_IDS",
+    }
+
+
+def test_a_bar_is_not_drawn_again_and_again_into_a_file(script):
+    text = "sys.stderr.write('\\r10%\\r20%\\r30%\\n')"
+    status, said = run(command=script(text), processes=1)
+    assert (status, said) == (0, "[0] 30%")
+
+
+def test_output_is_filed_by_process(script, tmp_path):
+    logs = tmp_path / "logs"
+    text = "print('hello', process); sys.exit('went wrong' if process else 0)"
+    status, said = run("--log-dir", logs, command=script(text))
+    assert (logs / "0.log").read_text() == "hello 0\n"
+    assert (logs / "1.log").read_text() == "hello 1\nwent wrong\n"
+    assert status == 1
+    assert said == ("[launch] process 1 failed first, with exit status 1: went wrong.")
+
+
+@NEEDS_PROC
+def test_a_failure_ends_all_and_is_named(script):
+    text = (
+        "if process == 1: pathlib.Path(sys.argv[1]).touch()\n"
+        "while not pathlib.Path(sys.argv[2]).exists(): time.sleep(0.01)\n"
+        "if process == 1: print('a sentence', file=sys.stderr); sys.exit(3)\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    )
+    command = script(text)
+    ready, go = (command[0].with_name(name) for name in ("ready", "go"))
+    with Launched("--grace", "0.5", command=[*command, ready, go]) as launched:
+        launched.until(ready.exists)
+        launched.pids()
+        go.touch()
+        assert launched.end(20) == 3
+        launched.assert_nothing_is_left()
+    assert launched.lines == [
+        "[1] a sentence",
+        "[launch] process 1 failed first, with exit status 3: a sentence; still "
+        "running then: process 0.",
+    ]
+
+
+@pytest.mark.parametrize("exit_status", [75, -signal.SIGABRT])
+def test_who_ends_for_another_is_not_the_first(script, exit_status):
+    ending = (
+        f"sys.exit({exit_status})"
+        if exit_status > 0
+        else "os.kill(os.getpid(), signal.SIGABRT)"
+    )
+    text = (
+        f"if process == 0: {ending}\n"
+        "time.sleep(0.3); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    status, said = run(command=script(text))
+    assert status == 128 + signal.SIGKILL
+    assert said == (
+        "[launch] process 1 failed first, killed by SIGKILL, as a system sends when "
+        "memory runs out."
+    )
+
+
+@NEEDS_PROC
+def test_a_process_that_hangs_is_named(script):
+    text = (
+        "if process == 1: os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "time.sleep(0.5); print('error: waited', file=sys.stderr); sys.exit(75)"
+    )
+    status, said = run("--grace", "0.5", command=script(text))
+    assert status == 75
+    assert said.splitlines()[-1] == (
+        "[launch] process 0 gave up waiting, with exit status 75: error: waited; still "
+        "running then: process 1 (stopped)."
+    )
+
+
+@NEEDS_PROC
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_nothing_outlives_the_launcher(script, number, tmp_path):
+    text = (
+        "child = subprocess.Popen(['sleep', '60'])\n"
+        "pathlib.Path(sys.argv[1], str(process)).write_text(str(child.pid))\n"
+        "time.sleep(60)"
+    )
+    with Launched(command=script(text, tmp_path)) as launched:
+        launched.until(lambda: all((tmp_path / name).exists() for name in "01"))
+        launched.pids()
+        grandchildren = [int((tmp_path / name).read_text()) for name in "01"]
+        launched.process.send_signal(number)
+        status = launched.end(20)
+        launched.assert_nothing_is_left()
+    if number == signal.SIGKILL:
+        for pid in grandchildren:  # they are the killed processes' own to end
+            if is_running(pid):
+                os.kill(pid, signal.SIGKILL)
+    else:
+        assert status == 128 + number
+        assert launched.said == f"[launch] ended by {number.name}."
+        time.sleep(0.05)
+        assert not any(map(is_running, grandchildren))
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_restart_goes_on_with_a_run_that_has_begun(script, tmp_path, begun):
+    out = tmp_path / "run"
+    out.mkdir()
+    text = (
+        "print(process, *sys.argv[1:], flush=True)\n"
+        "out = pathlib.Path(sys.argv[2])\n"
+        f"if {begun}: (out / 'config.json').touch()\n"
+        "mark = out / 'failed'\n"
+        "time.sleep(0.2)\n"
+        "if process == 1 and not mark.exists(): mark.touch(); sys.exit(1)"
+    )
+    status, said = run("--restarts", "2", command=script(text, "--out", out))
+    assert status == 0
+    resume = " --resume" if begun else ""
+    assert said.count(f"[0] 0 --out {out}\n") == (1 if begun else 2)
+    assert said.count(f"[1] 1 --out {out}{resume}") >= 1
+    assert f"restart 1 of 2: python {tmp_path}/script.py --out {out}{resume}" in said
+    assert "restart 2" not in said
+
+
+def test_restarts_come_to_an_end(script, tmp_path):
+    status, said = run(
+        "--restarts", "2", command=script("sys.exit(4)", f"--out={tmp_path}")
+    )
+    assert status == 4
+    assert said.count("failed first, with exit status 4") == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "command", "message"),
+    [
+        (Launch(0), ["x.py"], "--processes must be at least 1"),
+        (Launch(1, 0), ["x.py"], "--devices-per-process must be at least 1"),
+        (Launch(1, restarts=-1), ["x.py"], "must not be negative"),
+        (Launch(1), [], "there is no command; give one after --"),
+        (Launch(1, restarts=1), ["x.py"], "--restarts needs the run's folder"),
+    ],
+)
+def test_flags_that_cannot_be_used_are_refused(flags, command, message):
+    with pytest.raises(InputError, match=message):
+        check(flags, command)
+
+
+def test_the_runs_folder_is_read_off_the_command():
+    assert str(run_folder_of(["x.py", "--out", "a/b"])) == "a/b"
+    assert str(run_folder_of(["x.py", "--out=a/b", "--y"])) == "a/b"
+    assert run_folder_of(["x.py", "--out"]) is None
+
+
+def test_xlas_fatal_errors_are_told_without_the_stack():
+    lines = [
+        "E1120 14:45:23.347117    3324 agent.cc:289] Polled an error.",
+        "F1120 14:45:23.347257    3324 client.h:80] Terminating process because the "
+        "service detected fatal errors. absl::Status: UNAVAILABLE: unhealthy tasks:",
+        "1",
+        "The tasks have crashed.",
+        "",
+        "RPC: /xla.Service/Poll [type='']",
+        "*** Check failure stack trace: ***",
+        "    @     0x7fdfc8240634  absl::LogMessage::SendToLog()",
+    ]
+    assert cause_in(lines) == (
+        "UNAVAILABLE: unhealthy tasks: 1 The tasks have crashed."
+    )
+    assert cause_in([*lines[:1], ""]) == lines[0].replace("    ", " ")
+    assert cause_in([]) == ""
+
+
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_NODELIST": "node[1-4]",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "0",
+    "SLURM_NTASKS": "4",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NUM_NODES": "4",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "3"}
+LAUNCHED = environments(4, 1, 1234)[3]
+
+
+@pytest.fixture
+def initialized(monkeypatch):
+    """What `jax.distributed.initialize` is called with."""
+    calls = []
+
+    def initialize(*arguments, **options):
+        calls.append((arguments, options))
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    for name in [*SLURM, *OPEN_MPI, *KUBERNETES, *LAUNCHED]:
+        monkeypatch.delenv(name, raising=False)
+    before = jax.config.jax_enable_preemption_service
+    yield calls
+    jax.config.update("jax_enable_preemption_service", before)
+
+
+def set_all(monkeypatch, environment):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        # A script of a Slurm job that does not call srun, and a step of one task.
+        {k: v for k, v in SLURM.items() if k != "SLURM_STEP_NODELIST"},
+        SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+        OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
+        {"KUBERNETES_SERVICE_HOST": "10.0.0.1"},
+        environments(1, 1, 1234)[0],
+    ],
+)
+def test_a_process_that_is_alone_starts_nothing(initialized, monkeypatch, environment):
+    set_all(monkeypatch, environment)
+    assert start(Cluster()) == 1
+    assert not initialized
+
+
+@pytest.mark.parametrize(
+    ("environment", "cluster", "arguments", "options"),
+    [
+        (
+            LAUNCHED,
+            Cluster(),
+            ("127.0.0.1:1234", 4, 3),
+            {"cluster_detection_method": "deactivate", "local_device_ids": None},
+        ),
+        (
+            SLURM,
+            Cluster("host:1", 2, 1),
+            ("host:1", 2, 1),
+            {"cluster_detection_method": "deactivate"},
+        ),
+        # One process for all GPUs of a node; JAX would give it the first alone.
+        (
+            SLURM,
+            Cluster(),
+            (None, None, None),
+            {"cluster_detection_method": None, "local_device_ids": []},
+        ),
+        (
+            SLURM | {"SLURM_STEP_NUM_NODES": "2"},
+            Cluster(),
+            (None, None, None),
+            {"local_device_ids": None},
+        ),
+        (OPEN_MPI, Cluster(), (None, None, None), {"local_device_ids": None}),
+        # Open MPI 5 does not tell an address, but the rest.
+        (OPEN_MPI, Cluster("host:1"), ("host:1", 4, 3), {}),
+        (KUBERNETES, Cluster(), (None, None, None), {}),
+        (
+            {},
+            Cluster("host:1", 2, 0, start_timeout=5, heartbeat_timeout=7),
+            ("host:1", 2, 0),
+            {"initialization_timeout": 5, "heartbeat_timeout_seconds": 7},
+        ),
+    ],
+)
+def test_jax_is_told_what_is_known_and_no_more(
+    initialized, monkeypatch, environment, cluster, arguments, options
+):
+    set_all(monkeypatch, environment)
+    start(cluster)
+    ((given, given_options),) = initialized
+    assert given == arguments
+    assert given_options.items() >= options.items()
+    # A SIGTERM ends the process.
+    assert not jax.config.jax_enable_preemption_service
+
+
+@pytest.mark.parametrize(
+    ("cluster", "message"),
+    [
+        (Cluster(processes=2), "--processes and --process belong together"),
+        (Cluster(processes=2, process=0), "needs --coordinator HOST:PORT"),
+        (Cluster("host:1", 2, 2), "--process 2 must be from 0 to 1"),
+        (Cluster("host", 2, 1), "--coordinator host has no port"),
+        (Cluster("host:1"), "--coordinator host:1 alone does not say which process"),
+        (Cluster(timeout=0), "--timeout must be at least 1 second"),
+    ],
+)
+def test_contradictions_about_the_processes_are_refused(initialized, cluster, message):
+    with pytest.raises(InputError, match=message):
+        start(cluster)
+    assert not initialized
+
+
+def test_processes_that_do_not_meet_are_told_in_a_sentence(initialized, monkeypatch):
+    def initialize(*_, **__):
+        raise RuntimeError("DEADLINE_EXCEEDED: Barrier timed out.\nmore")
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    with pytest.raises(InputError) as caught:
+        start(Cluster("host:1", 2, 1, start_timeout=5))
+    assert str(caught.value).startswith(
+        "the 2 processes did not meet at host:1 within 5 s (DEADLINE_EXCEEDED: Barrier "
+        "timed out); see that all"
+    )
+
+
+def test_a_cluster_is_told_by_its_own_variables():
+    assert (detect(SLURM).name, detect(SLURM).processes) == ("Slurm", 4)
+    assert detect(OPEN_MPI).process == 3
+    assert detect(KUBERNETES).processes is None
+    assert not detect({}).name
+
+
+@pytest.mark.parametrize(
+    ("workers", "topology", "shape"),
+    [
+        (None, "auto", {"data": 8}),
+        (4, "auto", {"data": 4}),
+        (4, "flat", {"data": 4}),
+        (4, "hierarchical", {"host": 1, "device": 4}),
+    ],
+)
+def test_the_mesh_of_one_process(workers, topology, shape):
+    assert dict(make_mesh(workers, topology).shape) == shape
+
+
+def test_workers_that_processes_cannot_share_are_refused(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 3)
+    with pytest.raises(InputError, match="8 workers cannot be shared equally by 3"):
+        make_mesh()
+
+
+@pytest.mark.parametrize("wire", ["signs", "counts"])
+def test_hosts_compress_together_where_there_are_hosts(wire):
+    hosts = make_mesh(4, "hierarchical")
+    assert make_exchange(hosts, wire).axes == ("host", "device")
+    flat = make_exchange(hosts, wire, "flat")
+    assert flat.axes == ("host", "device")
+    assert make_exchange(make_mesh(4), wire).axes == ("data",)
+    # Hosts hold one error together, devices one each.
+    params = {"w": jax.numpy.ones(4096)}
+    sizes = [
+        onebit_jax.abstract_state(exchange, params, hosts).worker_error.value
+        for exchange in (make_exchange(hosts, wire), flat)
+    ]
+    together, each = (sum(x.size for x in jax.tree.leaves(s)) for s in sizes)
+    assert (together, each) == (4096, 4 * 4096)
+
+
+def test_what_differs_between_processes_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+
+    def gather(own):
+        other = own.copy()
+        other[1, 0] ^= 1
+        return np.stack([own, other])
+
+    monkeypatch.setattr(distributed.multihost_utils, "process_allgather", gather)
+    with pytest.raises(InputError, match="process 1 has another vocabulary than"):
+        distributed.check_agreed({"corpus": "a", "vocabulary": "b"})
+
+
+def test_a_lost_process_is_told_from_an_error_of_ones_own():
+    lost = jax.errors.JaxRuntimeError("UNKNOWN: Gloo all-reduce failed: reset.\nmore")
+    assert loss_in(lost) == "UNKNOWN: Gloo all-reduce failed: reset"
+    outer = ValueError("cannot save")
+    outer.__cause__ = lost
+    assert loss_in(outer) == loss_in(lost)
+    assert loss_in(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: memory")) is None
+    assert loss_in(ValueError("Gloo")) is None
+    assert issubclass(LostError, RuntimeError)
