@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec
 
 from models.dropout import dropout, fold_in
 
@@ -221,6 +222,7 @@ class Bert(nnx.Module):
         self.rate = config.dropout
         self.max_positions = config.max_positions
         self.remat = config.remat
+        self.batch_axis = config.batch_axis
         self.embeddings = Embeddings(config, rngs=rngs)
         layers = [Layer(config, rngs=rngs) for _ in range(config.num_layers)]
         self.layers = _stacked(layers) if config.scan else nnx.List(layers)
@@ -254,11 +256,12 @@ class Bert(nnx.Module):
                 "positions of this model; shorten them or raise max_positions."
             )
         x = self.embeddings(token_ids, token_types)
-        x = dropout(x, self.rate, fold_in(keys, 0))
+        x = self._divided(dropout(x, self.rate, fold_in(keys, 0)))
         run = jax.checkpoint(_run, static_argnums=0) if self.remat else _run
         if isinstance(self.layers, nnx.List):
             for i, layer in enumerate(self.layers):
                 x = run(*nnx.split(layer), x, lengths, fold_in(keys, i + 1))
+                x = self._divided(x)
         else:
             graph, stack = nnx.split(self.layers)
             count = jax.tree.leaves(stack)[0].shape[0]
@@ -267,10 +270,16 @@ class Bert(nnx.Module):
                 x: Float[Array, "B T H"], layer: tuple[Any, Int[Array, ""]]
             ) -> tuple[Float[Array, "B T H"], None]:
                 state, i = layer
-                return run(graph, state, x, lengths, fold_in(keys, i + 1)), None
+                x = run(graph, state, x, lengths, fold_in(keys, i + 1))
+                return self._divided(x), None
 
             x, _ = jax.lax.scan(body, x, (stack, jnp.arange(count)))
         return BertOutput(x, jnp.tanh(self.pooler(x[:, 0])))
+
+    def _divided(self, x: Float[Array, "B T H"]) -> Float[Array, "B T H"]:
+        if self.batch_axis is None:
+            return x
+        return jax.lax.with_sharding_constraint(x, PartitionSpec(self.batch_axis))
 
 
 def _run(

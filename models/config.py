@@ -26,6 +26,9 @@ class BertConfig:
         the time of one layer; `models.stack_layers` converts.
       remat: Whether the backward pass recomputes each layer, so that a layer's input
         is all that is kept of it.
+      batch_axis: Mesh axis inside a worker that divides the batch, where parameters are
+        sharded over it too: activations stay divided by sequences, so that the
+        compiler gathers a layer's weights instead; None leaves it to the compiler.
     """
 
     vocab_size: int = 30522
@@ -41,6 +44,7 @@ class BertConfig:
     dtype: str = "float32"
     scan: bool = False
     remat: bool = False
+    batch_axis: str | None = None
 
     def __post_init__(self) -> None:
         """Refuses sizes that cannot be built."""

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from models import (
     SIZES,
@@ -81,6 +83,26 @@ def test_is_the_same_model(mode, scan, remat):
         own_loss, own_gradients, _ = loss_and_gradients(config, own)
     if scan:
         own_gradients = unstack_layers(own_gradients)
+    assert own_loss == pytest.approx(float(loss), rel=1e-6)
+    chex.assert_trees_all_close(own_gradients, gradients, rtol=2e-5, atol=2e-6)
+
+
+def test_with_sharded_parameters_it_is_the_same_model():
+    mesh = jax.make_mesh((2,), ("device",), axis_types=(AxisType.Auto,))
+    config = dataclasses.replace(CONFIG, scan=True, remat=True)
+    params = parameters(config)
+    loss, gradients, _ = loss_and_gradients(config, params)
+    pinned = dataclasses.replace(config, batch_axis="device")
+
+    def placed(x):
+        # The first axis that is not that of the layers.
+        axis = next((i for i, n in enumerate(x.shape) if n >= 32 and n % 2 == 0), None)
+        spec = P() if axis is None else P(*[None] * axis, "device")
+        return jax.device_put(x, NamedSharding(mesh, spec))
+
+    with jax.set_mesh(mesh):
+        own = jax.tree.map(placed, params)
+        own_loss, own_gradients, _ = loss_and_gradients(pinned, own)
     assert own_loss == pytest.approx(float(loss), rel=1e-6)
     chex.assert_trees_all_close(own_gradients, gradients, rtol=2e-5, atol=2e-6)
 

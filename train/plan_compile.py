@@ -98,11 +98,14 @@ def compile_step(config: PlanConfig) -> dict[str, Any]:
 
 def shapes(config: PlanConfig) -> BertConfig:
     """The model as it is compiled: bfloat16, a loop over the layers."""
+    from train.mesh import DEVICE
+
     return dataclasses.replace(
         SIZES[config.model],
         dtype="bfloat16",
         scan=True,
         remat=config.remat,
+        batch_axis=DEVICE if config.fsdp else None,
     )
 
 
