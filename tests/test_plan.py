@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh
 
 import onebit_jax
-from train import plan, plan_paper, plan_wire
+from train import plan, plan_compile, plan_paper, plan_wire
 from train.errors import InputError
 from train.plan_model import Load, Model, arms
 from train.plan_report import GIGABIT, PAYS, break_even_rate, make_plan, verdict
+from train.plan_schedule import InFlight, in_flight
 from train.plan_wire import Cluster
 
 # Whole blocks, parts of one, many, and two leaves that are exchanged exactly.
@@ -304,6 +305,9 @@ def test_what_was_measured_replaces_what_is_predicted(capsys, tmp_path):
         ("--rate 1 --seq 1024", "--seq must be at most 512"),
         ("--rate 1 --warmup 1.5", "--warmup is a share"),
         ("--rate 1 --latency-us -1", "--latency-us must not be negative"),
+        ("--rate 1 --compile --gpu v100", "--compile knows the GPUs a100, h100, h200"),
+        ("--rate 1 --compile --model 7e9", "--compile needs the shapes of one of"),
+        ("--rate 1 --compile --fsdp --hosts 1", "--fsdp needs several hosts"),
     ],
 )
 def test_a_mistake_ends_in_a_sentence(arguments, message):
@@ -311,3 +315,37 @@ def test_a_mistake_ends_in_a_sentence(arguments, message):
         plan.main(arguments.split())
     assert message in str(raised.value)
     assert isinstance(raised.value.__cause__, InputError)
+
+
+def test_says_what_to_install_to_compile(monkeypatch):
+    monkeypatch.setattr(plan_compile.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as raised:
+        plan.main(["--rate", "1", "--compile"])
+    assert f"jax-cuda13-plugin=={jax.__version__} " in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+SCHEDULE = """
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  %a2a = ((u32[4,3]{1,0}), u32[4,3]{1,0}) all-to-all-start(%p), channel_id=1
+  %get = f32[8]{0} get-tuple-element(%p), index=0
+  %a2a-done = u32[4,3]{1,0} all-to-all-done(%a2a), metadata={}
+  %gather = (f32[1]{0}, f32[8]{0}) all-gather-start(%fusion.1), channel_id=2
+  %wrapped = ((f32[8]{0}), f32[2]{0}) async-start(%p), calls=%reduce-scatter.3
+  %fusion.2 = f32[8]{0} fusion(%p), kind=kLoop, calls=%fused
+  %wrapped-done = f32[2]{0} async-done(%wrapped)
+  %loop = (f32[8]{0}) while(%fusion.2), condition=%c, body=%b
+  %gather-done = f32[8]{0} all-gather-done(%gather), metadata={}
+  ROOT %sum = f32[8]{0} all-reduce(%gather-done), to_apply=%add
+}
+"""
+
+
+def test_reads_what_runs_while_a_collective_is_in_flight():
+    assert in_flight(SCHEDULE) == [
+        InFlight("all-to-all", "u32[4,3]", False, 0),
+        InFlight("reduce-scatter", "f32[2]", True, 1),
+        InFlight("all-gather", "f32[8]", True, 2),
+        InFlight("all-reduce", "f32[8]", False, 0),
+    ]
