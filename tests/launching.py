@@ -9,6 +9,10 @@ import threading
 import time
 from pathlib import Path
 
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
 from train import record
 
 ROOT = Path(__file__).parents[1]
@@ -124,3 +128,16 @@ def without_speed(lines):
         {name: value for name, value in line.items() if name != "examples_per_second"}
         for line in lines
     ]
+
+
+def arrays_of(folder, step):
+    """All arrays of a checkpoint, by their paths, whoever wrote them."""
+    path = (folder / "checkpoints" / str(step) / "arrays").resolve()
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        tree = checkpointer.metadata(path).item_metadata.tree
+        options = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        arrays = checkpointer.restore(path, restore_args=options)
+    return {
+        jax.tree_util.keystr(place): np.asarray(x)
+        for place, x in jax.tree.leaves_with_path(arrays)
+    }

@@ -1,0 +1,100 @@
+"""Drills: faults in real runs of several processes; minutes long, by `make drills`."""
+
+import pytest
+from launching import SMALL_PRETRAIN, Launched, arrays_of, without_speed
+from runs import write_corpus
+
+from train import record
+
+STEPS, FREEZE, EVERY = 40, 12, 5
+
+FORMS = {
+    "flat": (1, "signs"),
+    "counts": (1, "counts"),
+    "hierarchical": (2, "signs"),
+}
+"""Devices of each of two processes, and the wire format."""
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "drills" in item.path.parts:
+            item.add_marker(pytest.mark.slow)
+
+
+class Drill:
+    """Runs of one form, in folders of their own, and the one that had no fault."""
+
+    def __init__(self, base, form="flat"):
+        self.base = base
+        self.devices, self.wire = FORMS[form]
+        self.environment = {"JAX_COMPILATION_CACHE_DIR": str(base.parent / "compiled")}
+        self.whole = base / "whole"
+        self.corpus = base / "corpus"
+        self.corpus.mkdir()
+        write_corpus(self.corpus)
+
+    def run(self, out, *flags, launcher=(), processes=2, prefix=()):
+        settings = {
+            "--corpus": self.corpus,
+            "--vocab-size": 100,
+            "--steps": STEPS,
+            "--batch": 8,
+            "--seq": 16,
+            "--warmup-steps": 2,
+            "--freeze-step": FREEZE,
+            "--checkpoint-every": EVERY,
+            "--eval-every": STEPS,
+            "--log-every": 1,
+            "--wire": self.wire,
+            "--out": out,
+        }
+        given = [text for setting in settings.items() for text in setting]
+        return self._launch([*given, *flags], launcher, processes, prefix)
+
+    def resume(self, out, *flags, processes=2):
+        return self._launch(["--resume", "--out", out, *flags], (), processes, ())
+
+    def _launch(self, flags, launcher, processes, prefix):
+        return Launched(
+            *("--devices-per-process", self.devices, "--grace", 3, *launcher),
+            command=[SMALL_PRETRAIN, *flags],
+            processes=processes,
+            env=self.environment,
+            prefix=prefix,
+        )
+
+    def finish(self, launched):
+        with launched:
+            assert launched.end(300) == 0, launched.said
+
+    def assert_nothing_was_lost(self, out):
+        """The run ended as if nothing had happened, to the last bit."""
+        ours, theirs = (arrays_of(folder, STEPS) for folder in (out, self.whole))
+        assert ours.keys() == theirs.keys()
+        differing = [k for k in ours if ours[k].tobytes() != theirs[k].tobytes()]
+        assert not differing
+        assert any("worker_error" in k and ours[k].any() for k in ours)
+        lines = (without_speed(record.read(folder)) for folder in (out, self.whole))
+        assert next(lines) == next(lines)
+        names = {path.name for path in (out / "checkpoints").iterdir()}
+        assert names == {str(STEPS - EVERY), str(STEPS)}
+
+
+@pytest.fixture(scope="session")
+def drills(tmp_path_factory):
+    """The drill of each form; its run without a fault is made when first asked for."""
+    made = {}
+
+    def of(form):
+        if form not in made:
+            made[form] = Drill(tmp_path_factory.mktemp(form), form)
+            made[form].finish(made[form].run(made[form].whole))
+        return made[form]
+
+    return of
+
+
+@pytest.fixture
+def drill(drills):
+    return drills("flat")
