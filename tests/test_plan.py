@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh
 
 import onebit_jax
+from benchmarks import plan_network
+from benchmarks.network_report import Results, Row, write_json
 from train import plan, plan_compile, plan_paper, plan_wire
 from train.errors import InputError
 from train.plan_model import Load, Model, arms
@@ -349,3 +351,45 @@ def test_reads_what_runs_while_a_collective_is_in_flight():
         InFlight("all-gather", "f32[8]", True, 2),
         InFlight("all-reduce", "f32[8]", False, 0),
     ]
+
+
+def test_stands_beside_what_the_testbed_writes(tmp_path, capsys):
+    """At a rate that leaves nothing but the wire, as the testbed counts it."""
+    sent = 2 * 3 / 4 * 4 * 1_000_000
+    rows = [
+        Row(
+            hosts=4,
+            rate="100mbit",
+            kind=kind,
+            name=name,
+            stage=stage,
+            seconds=[2.0],
+            unlimited_seconds=0.4,
+            computation_seconds=0.3,
+            sent_bytes=round(sent),
+            tx_bytes=sent,
+            packet_bytes=sent,
+        )
+        for kind, name, stage in [
+            ("step", "adam", None),
+            ("step", "onebit_adam", "warmup"),
+            ("step", "onebit_adam", "compressed"),
+            ("step", "onebit_adam, counts", "compressed"),
+            ("exchange", "pmean", None),
+            ("exchange", "sign_mean", None),
+        ]
+    ]
+    settings = {"model": "tiny", "size": 1e6, "devices": 1, "topology": "auto"}
+    file = tmp_path / "network.json"
+    write_json(file, Results(settings, {}, "a CPU", rows))
+    plan_network.main(file)
+    assert len(capsys.readouterr().out.splitlines()) == 2 + len(rows)
+    found = plan_network.compare(json.loads(file.read_text()))
+    adam, warmup, compressed, counts, mean, sign = found
+    assert mean.host_bytes == pytest.approx(sent)
+    wire = sent * 8 / 100e6 / plan_network.PAYLOAD
+    assert mean.seconds == pytest.approx(0.3 + wire, rel=0.01)
+    assert sign.host_bytes == pytest.approx(sent / 31, rel=0.01)
+    assert adam.host_bytes == pytest.approx(1.5 * 4 * 4_433_468)
+    assert warmup.host_bytes > adam.host_bytes > 30 * compressed.host_bytes
+    assert 2 * compressed.host_bytes < counts.host_bytes < 3 * compressed.host_bytes

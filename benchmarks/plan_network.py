@@ -1,0 +1,144 @@
+"""The planner's model beside what `benchmarks.network` measured.
+
+    python -m benchmarks.plan_network docs/network.json
+
+prints a Markdown table. What goes in for a training step: the link's rate, less the
+headers of its packets, and one measured number, the computation of Adam's step on as
+many hosts; a 1-bit step is predicted with the same computation, so that what
+compression itself costs a CPU is in the difference. What goes in for an exchange by
+itself: the rate, and the exchange's own computation.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import tyro
+
+from benchmarks.network_hosts import bits_per_second
+from models import SIZES
+from train.objective import abstract_params
+from train.plan_wire import Cluster, Phase, exact, flat, hierarchical, scalars
+
+PAYLOAD = 1448 / 1514
+"""Share of an Ethernet frame on the wire that is TCP's payload."""
+LATENCY = 100e-6
+"""Seconds of a message through the bridge between two hosts."""
+INSIDE_RATE = 5e9
+"""Bytes a second between virtual devices of a process."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A row of the testbed, and what the planner says of it.
+
+    Attributes:
+      row: As it was written.
+      host_bytes: That leave a host.
+      seconds: Of the whole.
+    """
+
+    row: dict[str, Any]
+    host_bytes: float
+    seconds: float
+
+
+def phases_of(
+    row: dict[str, Any], settings: dict[str, Any], cluster: Cluster
+) -> tuple[Phase, ...]:
+    """The collectives of a row.
+
+    Args:
+      row: Of the testbed.
+      settings: Its flags.
+      cluster: Its hosts.
+
+    Returns:
+      What the planner takes them for.
+    """
+    several = cluster.hosts > 1 and cluster.gpus > 1
+    form = hierarchical if several and settings["topology"] != "flat" else flat
+    if row["kind"] == "exchange":
+        sizes = (int(settings["size"]),)
+        if row["name"] == "pmean":
+            return exact(sizes, 4, cluster)
+        wire = "counts" if row["name"] == "count_mean" else "signs"
+        return form(sizes, wire, cluster)
+    leaves = jax.tree.leaves(abstract_params(SIZES[settings["model"]]))
+    sizes = tuple(leaf.size for leaf in leaves)
+    if row["stage"] == "compressed":
+        wire = "counts" if "counts" in row["name"] else "signs"
+        return (*form(sizes, wire, cluster), scalars(sizes, cluster))
+    if row["stage"] == "warmup":
+        return (*exact(sizes, 4, cluster), scalars(sizes, cluster))
+    return exact(sizes, 4, cluster)
+
+
+def compare(measured: dict[str, Any]) -> list[Compared]:
+    """Predicts every row of a measurement.
+
+    Args:
+      measured: What `benchmarks.network` wrote.
+
+    Returns:
+      The rows, in their order.
+    """
+    settings, rows = measured["settings"], measured["rows"]
+    adams = {
+        (row["hosts"], row["rate"]): row["computation_seconds"]
+        for row in rows
+        if row["name"] == "adam"
+    }
+    found = []
+    for row in rows:
+        rate = bits_per_second(row["rate"]) / 8 * PAYLOAD
+        at = Cluster(row["hosts"], settings["devices"], rate, INSIDE_RATE, LATENCY)
+        phases = phases_of(row, settings, at)
+        computation = row["computation_seconds"]
+        if row["kind"] == "step":
+            computation = adams.get((row["hosts"], row["rate"]), computation)
+        seconds = computation + sum(phase.seconds(at) for phase in phases)
+        sent = sum(phase.host_bytes for phase in phases)
+        found.append(Compared(row, sent, seconds))
+    return found
+
+
+def table(compared: list[Compared]) -> str:
+    """A line a row, as Markdown."""
+    lines = [
+        "| hosts | rate | | stage | MB a host, compiled | predicted | seconds, "
+        "measured | predicted | ratio |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for found in compared:
+        row = found.row
+        cells = (
+            str(row["hosts"]),
+            row["rate"],
+            row["name"],
+            row["stage"] or "",
+            f"{row['sent_bytes'] / 1e6:.2f}",
+            f"{found.host_bytes / 1e6:.2f}",
+            f"{row['median']:.3f}",
+            f"{found.seconds:.3f}",
+            f"{found.seconds / row['median']:.2f}",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main(file: Annotated[Path, tyro.conf.Positional]) -> None:
+    """Compares a measurement.
+
+    Args:
+      file: What `python -m benchmarks.network --json FILE` wrote.
+    """
+    print(table(compare(json.loads(file.read_text()))))
+
+
+if __name__ == "__main__":
+    tyro.cli(main, prog="python -m benchmarks.plan_network")
