@@ -4,7 +4,8 @@
 
 prints the tables of `docs/plan.md`. What goes in: the sizes of BERT-Large, one link
 rate a network, and one GPU's computation, that of the single host's row. What is
-predicted: every other row.
+predicted: every other row. "Gbit/s it takes" is the rate of a host's link, or of a
+GPU's inside a host, at which the predicted bytes take the measured time.
 
 References:
   Tang et al., `1-bit Adam <https://arxiv.org/abs/2102.02888>`_, 2021: the profile of
@@ -194,16 +195,19 @@ def main() -> None:
     rates = {"Ethernet": ETHERNET_RATE, "InfiniBand": INFINIBAND_RATE}
     print(
         "| network | hosts x V100 | batch x accumulation | all-reduce, ms: measured | "
-        "predicted | ratio | step, ms: measured | predicted | ratio |\n"
-        "|---|---|---|---|---|---|---|---|---|"
+        "predicted | ratio | Gbit/s it takes | step, ms: measured | predicted | "
+        "ratio |\n"
+        "|---|---|---|---|---|---|---|---|---|---|"
     )
     for row in ROWS:
         step = predicted(row, model, rates[row.network]).compressed
         exchange, whole = 1e3 * step.exchange, 1e3 * step.seconds
+        implied = (step.host_bytes or step.gpu_bytes) / row.allreduce * 1e3 / GIGABIT
         print(
             f"| {row.network} | {row.hosts} x {row.gpus} | {row.batch} x "
             f"{row.accumulate} | {row.allreduce:,.0f} | {exchange:,.0f} | "
-            f"{exchange / row.allreduce:.2f} | {row.step:,.0f} | {whole:,.0f} | "
+            f"{exchange / row.allreduce:.2f} | {implied:.3g} | {row.step:,.0f} | "
+            f"{whole:,.0f} | "
             f"{whole / row.step:.2f} |"
         )
     print("\n| | published | predicted | ratio | given |\n|---|---|---|---|---|")
