@@ -1,7 +1,15 @@
 """Flax NNX models: BERT and its heads."""
 
-from models.bert import Bert
+from models.bert import Bert, Encoder
 from models.config import SIZES, BertConfig
+from models.errors import WeightsError
+from models.fine_tuning import (
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    SpanBatch,
+    classification_loss,
+    span_loss,
+)
 from models.pretraining import BertForPreTraining, PreTrainingBatch, pretraining_losses
 from models.stack import stack_layers, unstack_layers
 
@@ -10,8 +18,15 @@ __all__ = [
     "Bert",
     "BertConfig",
     "BertForPreTraining",
+    "BertForQuestionAnswering",
+    "BertForSequenceClassification",
+    "Encoder",
     "PreTrainingBatch",
+    "SpanBatch",
+    "WeightsError",
+    "classification_loss",
     "pretraining_losses",
+    "span_loss",
     "stack_layers",
     "unstack_layers",
 ]

@@ -182,20 +182,8 @@ class Layer(nnx.Module):
         return self.feed_forward_norm(x + y)
 
 
-class BertOutput(NamedTuple):
-    """What the encoder computes.
-
-    Attributes:
-      hidden: The last layer's states, (B, T, H).
-      pooled: The first token's state through the pooler, (B, H).
-    """
-
-    hidden: Float[Array, "B T H"]
-    pooled: Float[Array, "B H"]
-
-
-class Bert(nnx.Module):
-    """Embeddings, encoder and pooler.
+class Encoder(nnx.Module):
+    """Embeddings and layers: what every head stands on.
 
     Written for both of NNX's modes: no shared references, no state but parameters;
     dropout's keys are given with each call.
@@ -203,19 +191,6 @@ class Bert(nnx.Module):
     Args:
       config: The model's sizes.
       rngs: Source of the initial parameters.
-
-    Example:
-      >>> from flax import nnx
-      >>> import jax.numpy as jnp
-      >>> from models import SIZES, Bert
-      >>> bert = Bert(SIZES["tiny"], rngs=nnx.Rngs(0))
-      >>> tokens = jnp.zeros((2, 16), jnp.int32)
-      >>> bert(tokens, tokens, jnp.array([16, 9])).pooled.shape
-      (2, 128)
-
-    References:
-      Devlin et al., `BERT: Pre-training of Deep Bidirectional Transformers for Language
-      Understanding <https://arxiv.org/abs/1810.04805>`_, 2018
     """
 
     def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
@@ -226,16 +201,15 @@ class Bert(nnx.Module):
         self.embeddings = Embeddings(config, rngs=rngs)
         layers = [Layer(config, rngs=rngs) for _ in range(config.num_layers)]
         self.layers = _stacked(layers) if config.scan else nnx.List(layers)
-        self.pooler = linear(config, config.hidden_size, config.hidden_size, rngs)
 
-    def __call__(
+    def encode(
         self,
         token_ids: Int[Array, "B T"],
         token_types: Int[Array, "B T"],
         lengths: Int[Array, " B"],
         keys: Key[Array, " B"] | None = None,
-    ) -> BertOutput:
-        """Encodes a batch.
+    ) -> Float[Array, "B T H"]:
+        """Computes the hidden states of a batch.
 
         Args:
           token_ids: Word pieces.
@@ -244,7 +218,7 @@ class Bert(nnx.Module):
           keys: A dropout key a sequence; without, the result is deterministic.
 
         Returns:
-          The hidden states and the pooled state, in the compute dtype.
+          The last layer's states, in the compute dtype.
 
         Raises:
           ValueError: The sequences are longer than the position embedding.
@@ -274,12 +248,65 @@ class Bert(nnx.Module):
                 return self._divided(x), None
 
             x, _ = jax.lax.scan(body, x, (stack, jnp.arange(count)))
-        return BertOutput(x, jnp.tanh(self.pooler(x[:, 0])))
+        return x
 
     def _divided(self, x: Float[Array, "B T H"]) -> Float[Array, "B T H"]:
         if self.batch_axis is None:
             return x
         return jax.lax.with_sharding_constraint(x, PartitionSpec(self.batch_axis))
+
+
+class BertOutput(NamedTuple):
+    """What the encoder computes.
+
+    Attributes:
+      hidden: The last layer's states, (B, T, H).
+      pooled: The first token's state through the pooler, (B, H).
+    """
+
+    hidden: Float[Array, "B T H"]
+    pooled: Float[Array, "B H"]
+
+
+class Bert(Encoder):
+    """Embeddings, encoder and pooler.
+
+    Args:
+      config: The model's sizes.
+      rngs: Source of the initial parameters.
+
+    Example:
+      >>> from flax import nnx
+      >>> import jax.numpy as jnp
+      >>> from models import SIZES, Bert
+      >>> bert = Bert(SIZES["tiny"], rngs=nnx.Rngs(0))
+      >>> tokens = jnp.zeros((2, 16), jnp.int32)
+      >>> bert(tokens, tokens, jnp.array([16, 9])).pooled.shape
+      (2, 128)
+
+    References:
+      Devlin et al., `BERT: Pre-training of Deep Bidirectional Transformers for Language
+      Understanding <https://arxiv.org/abs/1810.04805>`_, 2018
+    """
+
+    def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
+        super().__init__(config, rngs=rngs)
+        self.pooler = linear(config, config.hidden_size, config.hidden_size, rngs)
+
+    def __call__(
+        self,
+        token_ids: Int[Array, "B T"],
+        token_types: Int[Array, "B T"],
+        lengths: Int[Array, " B"],
+        keys: Key[Array, " B"] | None = None,
+    ) -> BertOutput:
+        """Encodes a batch; arguments and errors are those of `encode`.
+
+        Returns:
+          The hidden states and the pooled state, in the compute dtype.
+        """
+        hidden = self.encode(token_ids, token_types, lengths, keys)
+        return BertOutput(hidden, jnp.tanh(self.pooler(hidden[:, 0])))
 
 
 def _run(

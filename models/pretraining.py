@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from models.bert import Bert, LayerNorm, gelu, linear
+from models.losses import cross_entropy
 
 if TYPE_CHECKING:
     from typing import Any
@@ -116,14 +116,7 @@ def pretraining_losses(
       The masked-language-model loss a prediction and the next-sentence loss a
       sequence, in nats.
     """
-    masked = _cross_entropy(masked, batch.masked_labels)
+    masked = cross_entropy(masked, batch.masked_labels)
     weights = batch.masked_weights
     masked = jnp.sum(masked * weights) / jnp.maximum(jnp.sum(weights), 1.0)
-    return masked, jnp.mean(_cross_entropy(next_sentence, batch.next_sentence_labels))
-
-
-def _cross_entropy(
-    logits: Float[Array, "... classes"], labels: Int[Array, " ..."]
-) -> Float[Array, " ..."]:
-    chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    return jax.nn.logsumexp(logits, axis=-1) - chosen
+    return masked, jnp.mean(cross_entropy(next_sentence, batch.next_sentence_labels))
