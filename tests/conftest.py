@@ -6,7 +6,6 @@ import pathlib
 import hypothesis
 import jax
 import numpy as np
-import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -46,8 +45,7 @@ def pytest_generate_tests(metafunc):
     if "deepspeed_file" in metafunc.fixturenames:
         files = deepspeed_files(metafunc.config)
         metafunc.parametrize("deepspeed_file", files, ids=lambda f: f.stem)
-
-
-@pytest.fixture(scope="session")
-def golden_dir(request):
-    return request.config.getoption("golden_dir")
+    if "hf_bert_file" in metafunc.fixturenames:
+        folder = metafunc.config.getoption("golden_dir")
+        files = sorted(folder.glob("hf_bert_*_expected.npz"))
+        metafunc.parametrize("hf_bert_file", files, ids=lambda f: f.stem)

@@ -1,0 +1,286 @@
+"""Weights from and for Hugging Face: a folder of `config.json`, `model.safetensors`.
+
+The names are those of transformers' `BertModel` and its heads; files of older releases
+(`gamma` and `beta`, no `bert.` prefix, a copy of the tied decoder) are read as well.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from models.errors import WeightsError
+from models.huggingface_config import config_json, config_of
+from models.huggingface_names import (
+    abstract_params,
+    leaf_at,
+    parameter_names,
+    tensors_of,
+    turned,
+)
+from models.stack import stack_layers
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Iterable, Mapping
+
+    from models.config import BertConfig
+    from models.huggingface_names import Architecture, Known, Path
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+
+_WORD = "embeddings.word_embeddings.weight"
+_RENAMED = {
+    ".LayerNorm.gamma": ".LayerNorm.weight",
+    ".LayerNorm.beta": ".LayerNorm.bias",
+}
+_TIED = {
+    "cls.predictions.decoder.weight": f"bert.{_WORD}",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+_BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
+_HEADS = ("cls.", "qa_outputs.", "classifier.", "bert.pooler.")
+_NAMED = 4
+
+
+def read(
+    folder: pathlib.Path, architecture: Architecture
+) -> tuple[BertConfig, dict[str, Any]]:
+    """Reads a model.
+
+    Args:
+      folder: Where `config.json` and `model.safetensors` are.
+      architecture: The model; the weights must be exactly its own.
+
+    Returns:
+      The model's sizes and its parameters, nested dictionaries of float32 arrays.
+
+    Raises:
+      WeightsError: A file cannot be read, or is not of this model.
+    """
+    config = read_config(folder / CONFIG)
+    return config, to_params(read_tensors(folder / WEIGHTS), config, architecture)
+
+
+def read_encoder(folder: pathlib.Path) -> tuple[BertConfig, dict[str, Any]]:
+    """Reads what fine-tuning for spans starts from: any BERT without its heads.
+
+    Args:
+      folder: Where `config.json` and `model.safetensors` are.
+
+    Returns:
+      The model's sizes and the parameters of an `Encoder`.
+
+    Raises:
+      WeightsError: A file cannot be read, or is not of a BERT.
+    """
+    config = read_config(folder / CONFIG)
+    tensors = {
+        name: tensor
+        for name, tensor in _canonical(read_tensors(folder / WEIGHTS)).items()
+        if not name.startswith(_HEADS)
+    }
+    return config, to_params(tensors, config, "Encoder")
+
+
+def write(
+    folder: pathlib.Path,
+    config: BertConfig,
+    params: Any,
+    architecture: Architecture,
+) -> None:
+    """Writes what `read` reads, and transformers' `from_pretrained` too.
+
+    Args:
+      folder: Where to; it is made if need be.
+      config: The model's sizes.
+      params: Its parameters.
+      architecture: The model.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = tensors_of(params, config, architecture)
+    values = config_json(config, architecture)
+    if architecture == "BertForSequenceClassification":
+        labels = [f"LABEL_{i}" for i in range(len(tensors["classifier.bias"]))]
+        values["id2label"] = dict(enumerate(labels))
+        values["label2id"] = {label: i for i, label in enumerate(labels)}
+    text = json.dumps(values, indent=2) + "\n"
+    (folder / CONFIG).write_text(text, encoding="utf-8")
+    # transformers reads only files that say whose layout they have.
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def read_config(path: pathlib.Path) -> BertConfig:
+    """Reads a `config.json`.
+
+    Args:
+      path: The file.
+
+    Returns:
+      The model's sizes.
+
+    Raises:
+      WeightsError: It cannot be read, or is not of a BERT.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise WeightsError(
+            f"{path} cannot be read ({error.strerror}); give a folder with "
+            f"{CONFIG} and {WEIGHTS}."
+        ) from error
+    except ValueError as error:
+        raise WeightsError(f"{path} is not JSON ({error}); get it anew.") from error
+    if not isinstance(values, dict):
+        raise WeightsError(f"{path} holds no settings of a model; get it anew.")
+    return config_of(values)
+
+
+def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """Reads a safetensors file.
+
+    Args:
+      path: The file.
+
+    Returns:
+      Its tensors by name.
+
+    Raises:
+      WeightsError: It cannot be read, or is damaged.
+    """
+    try:
+        return load_file(path)
+    except OSError as error:
+        raise WeightsError(
+            f"{path} cannot be read ({error}); give a folder with {CONFIG} and "
+            f"{WEIGHTS}."
+        ) from error
+    except SafetensorError as error:
+        raise WeightsError(
+            f"{path} is no safetensors file, or damaged ({error}); get it anew."
+        ) from error
+
+
+def to_params(
+    tensors: Mapping[str, np.ndarray],
+    config: BertConfig,
+    architecture: Known,
+) -> dict[str, Any]:
+    """Makes a model's parameters of Hugging Face's tensors.
+
+    Args:
+      tensors: Tensors by name; any floating-point dtype of at most 32 bits.
+      config: The model's sizes.
+      architecture: The model; the tensors must be exactly its own.
+
+    Returns:
+      Nested dictionaries of float32 arrays, in the form that `config.scan` asks for.
+
+    Raises:
+      WeightsError: Tensors are missing, unknown, or of another shape or dtype.
+    """
+    tensors = _canonical(tensors)
+    if architecture in ("BertModel", "Encoder"):
+        tensors = {name.removeprefix("bert."): x for name, x in tensors.items()}
+    names = parameter_names(config, architecture)
+    _check_names(
+        tensors.keys(), [n for own in names.values() for n in own], architecture
+    )
+    classes = tensors["classifier.bias"].size if "classifier.bias" in tensors else 1
+    abstract = abstract_params(config, architecture, classes)
+    params: dict[Any, Any] = {}
+    for path, own in names.items():
+        shape = leaf_at(abstract, path).shape
+        shape = (*shape[:-1], shape[-1] // len(own))
+        parts = [_checked(name, tensors[name], path, shape) for name in own]
+        *branch, last = path
+        tree = params
+        for key in branch:
+            tree = tree.setdefault(key, {})
+        tree[last] = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+    return stack_layers(params) if config.scan else params
+
+
+def _canonical(
+    tensors: Mapping[str, np.ndarray],
+) -> dict[str, np.ndarray]:
+    """Today's names, with the prefix, without buffers and copies of tied tensors."""
+    named: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        new = name
+        for old, today in _RENAMED.items():
+            if name.endswith(old):
+                new = name.removesuffix(old) + today
+        if new.startswith(("embeddings.", "encoder.", "pooler.")):
+            new = f"bert.{new}"
+        if new in named:
+            raise WeightsError(
+                f"the weights have {new} twice, once as {name}; remove either."
+            )
+        named[new] = tensor
+    for name in _BUFFERS:
+        named.pop(name, None)
+    for copy, name in _TIED.items():
+        if copy not in named:
+            continue
+        value = named.pop(copy)
+        if not np.array_equal(named.setdefault(name, value), value):
+            raise WeightsError(
+                f"{copy} is not equal to {name}, and this model has one tensor for "
+                "both; give weights whose decoder is tied."
+            )
+    return named
+
+
+def _check_names(
+    found: Iterable[str], expected: Iterable[str], architecture: str
+) -> None:
+    known, there = set(expected), set(found)
+    missing = [name for name in sorted(known) if name not in there]
+    unknown = [name for name in sorted(there) if name not in known]
+    wrong = [
+        f"{what} {_some(names)}"
+        for what, names in (("lack", missing), ("have the unknown", unknown))
+        if names
+    ]
+    if wrong:
+        raise WeightsError(
+            f"the weights are not a {architecture} of the sizes in {CONFIG}: they "
+            f"{' and '.join(wrong)}; give the weights and {CONFIG} of one."
+        )
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:_NAMED])
+    return shown + (f", {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+
+
+def _checked(
+    name: str,
+    tensor: np.ndarray,
+    path: Path,
+    shape: tuple[int, ...],
+) -> np.ndarray:
+    if not (jnp.issubdtype(tensor.dtype, jnp.floating) and tensor.itemsize <= 4):
+        raise WeightsError(
+            f"{name} is {tensor.dtype}; weights must be float32, bfloat16 or float16."
+        )
+    expected = shape[::-1] if path[-1] == "kernel" else shape
+    if tensor.shape == expected:
+        return turned(tensor.astype(np.float32, copy=False), path)
+    if name.endswith(_WORD) and tensor.shape[1:] == expected[1:]:
+        raise WeightsError(
+            f"the weights have a vocabulary of {tensor.shape[0]:,} word pieces "
+            f"({name} is {tensor.shape}) and {CONFIG} one of {expected[0]:,}; "
+            f"give the weights and {CONFIG} of one model."
+        )
+    raise WeightsError(
+        f"{name} is {tensor.shape}, and {expected} by {CONFIG}; give the weights and "
+        f"{CONFIG} of one model."
+    )

@@ -1,0 +1,170 @@
+"""Which of Hugging Face's tensors each of this model's parameters is.
+
+A parameter is one tensor, or several that are joined along its last axis (queries,
+keys and values); kernels are stored transposed. One table serves both directions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from flax import nnx
+
+from models.bert import Bert, Encoder
+from models.fine_tuning import (
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+)
+from models.pretraining import BertForPreTraining
+from models.stack import unstack_layers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from models.config import BertConfig
+
+Architecture = Literal[
+    "BertModel",
+    "BertForPreTraining",
+    "BertForQuestionAnswering",
+    "BertForSequenceClassification",
+]
+"""Hugging Face's names of the models that there are here."""
+
+Known = Architecture | Literal["Encoder"]
+"""An `Encoder` is a `BertModel` without its pooler, which all but the head of
+question answering have."""
+
+Path = tuple[str | int, ...]
+Names = tuple[str, ...]
+
+
+def parameter_names(config: BertConfig, architecture: Known) -> dict[Path, Names]:
+    """The tensors of each parameter, under Hugging Face's names.
+
+    Args:
+      config: The model's sizes.
+      architecture: The model.
+
+    Returns:
+      A parameter's path in the tree of parameters, to the names of its tensors.
+    """
+    return dict(_parameters(config.num_layers, architecture))
+
+
+def abstract_params(
+    config: BertConfig, architecture: Known, num_classes: int
+) -> dict[str, Any]:
+    """The shapes of a model's parameters, as a plain tree, a layer each.
+
+    Args:
+      config: The model's sizes; its `scan` is not looked at.
+      architecture: The model.
+      num_classes: Classes of a sequence classification; of no matter to others.
+
+    Returns:
+      Nested dictionaries of `jax.ShapeDtypeStruct`.
+    """
+    config = replace(config, scan=False)
+
+    def build() -> nnx.Module:
+        rngs = nnx.Rngs(0)
+        match architecture:
+            case "Encoder":
+                return Encoder(config, rngs=rngs)
+            case "BertModel":
+                return Bert(config, rngs=rngs)
+            case "BertForPreTraining":
+                return BertForPreTraining(config, rngs=rngs)
+            case "BertForQuestionAnswering":
+                return BertForQuestionAnswering(config, rngs=rngs)
+            case "BertForSequenceClassification":
+                return BertForSequenceClassification(config, num_classes, rngs=rngs)
+
+    return nnx.to_pure_dict(nnx.state(nnx.eval_shape(build), nnx.Param))
+
+
+def tensors_of(
+    params: Any, config: BertConfig, architecture: Known
+) -> dict[str, np.ndarray]:
+    """A tree of parameters under Hugging Face's names.
+
+    Args:
+      params: The parameters, or their gradients; a layer each, or stacked.
+      config: The model's sizes.
+      architecture: The model.
+
+    Returns:
+      Tensors by name, the tied decoder left out.
+    """
+    if config.scan:
+        params = unstack_layers(params)
+    tensors = {}
+    for path, names in parameter_names(config, architecture).items():
+        value = np.asarray(leaf_at(params, path))
+        for name, part in zip(names, np.split(value, len(names), axis=-1), strict=True):
+            # Contiguous: safetensors writes the memory that a view is of.
+            tensors[name] = np.ascontiguousarray(turned(part, path))
+    return tensors
+
+
+def leaf_at(tree: Any, path: Path) -> Any:
+    """What a nested dictionary holds at a path."""
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
+def turned(value: np.ndarray, path: Path) -> np.ndarray:
+    """A parameter in Hugging Face's orientation, or back."""
+    return value.T if path[-1] == "kernel" else value
+
+
+def _parameters(num_layers: int, architecture: Known) -> Iterator[tuple[Path, Names]]:
+    prefix = () if architecture in ("BertModel", "Encoder") else ("bert",)
+    pooler = architecture not in ("BertForQuestionAnswering", "Encoder")
+    for path, names in _bert(num_layers, pooler):
+        yield (*prefix, *path), tuple(".".join((*prefix, name)) for name in names)
+    match architecture:
+        case "BertForPreTraining":
+            head = "cls.predictions"
+            yield from _dense(("masked", "dense"), f"{head}.transform.dense")
+            yield from _norm(("masked", "norm"), f"{head}.transform.LayerNorm")
+            yield ("masked", "bias"), (f"{head}.bias",)
+            yield from _dense(("next_sentence",), "cls.seq_relationship")
+        case "BertForQuestionAnswering":
+            yield from _dense(("span",), "qa_outputs")
+        case "BertForSequenceClassification":
+            yield from _dense(("classifier",), "classifier")
+
+
+def _bert(num_layers: int, pooler: bool) -> Iterator[tuple[Path, Names]]:
+    for table in ("word", "position", "token_type"):
+        path = ("embeddings", table, "embedding")
+        yield path, (f"embeddings.{table}_embeddings.weight",)
+    yield from _norm(("embeddings", "norm"), "embeddings.LayerNorm")
+    for i in range(num_layers):
+        path, name = ("layers", i), f"encoder.layer.{i}"
+        attention, own = (*path, "attention"), f"{name}.attention"
+        qkv = (f"{own}.self.{part}" for part in ("query", "key", "value"))
+        yield from _dense((*attention, "qkv"), *qkv)
+        yield from _dense((*attention, "out"), f"{own}.output.dense")
+        yield from _norm((*path, "attention_norm"), f"{own}.output.LayerNorm")
+        feed_forward = (*path, "feed_forward")
+        yield from _dense((*feed_forward, "up"), f"{name}.intermediate.dense")
+        yield from _dense((*feed_forward, "down"), f"{name}.output.dense")
+        yield from _norm((*path, "feed_forward_norm"), f"{name}.output.LayerNorm")
+    if pooler:
+        yield from _dense(("pooler",), "pooler.dense")
+
+
+def _dense(path: Path, *names: str) -> Iterator[tuple[Path, Names]]:
+    yield (*path, "kernel"), tuple(f"{name}.weight" for name in names)
+    yield (*path, "bias"), tuple(f"{name}.bias" for name in names)
+
+
+def _norm(path: Path, name: str) -> Iterator[tuple[Path, Names]]:
+    yield (*path, "scale"), (f"{name}.weight",)
+    yield (*path, "bias"), (f"{name}.bias",)

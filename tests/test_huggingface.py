@@ -1,0 +1,232 @@
+"""What is read as a BERT of Hugging Face's, and what is refused by name."""
+
+import dataclasses
+import json
+import struct
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from models import SIZES, BertForSequenceClassification, WeightsError, huggingface
+from models.huggingface_config import config_json, config_of
+from models.huggingface_names import abstract_params, tensors_of
+
+CONFIG = dataclasses.replace(
+    SIZES["tiny"],
+    vocab_size=30,
+    hidden_size=8,
+    intermediate_size=12,
+    max_positions=16,
+)
+ARCHITECTURES = (
+    "BertModel",
+    "BertForPreTraining",
+    "BertForQuestionAnswering",
+    "BertForSequenceClassification",
+)
+
+
+def random_params(architecture, num_classes=3):
+    random = np.random.default_rng(5)
+    return jax.tree.map(
+        lambda x: random.normal(size=x.shape).astype(np.float32),
+        abstract_params(CONFIG, architecture, num_classes),
+    )
+
+
+@pytest.fixture
+def tensors():
+    return tensors_of(random_params("BertForPreTraining"), CONFIG, "BertForPreTraining")
+
+
+def pretraining(tensors, config=CONFIG):
+    return huggingface.to_params(tensors, config, "BertForPreTraining")
+
+
+def assert_same(ours, theirs):
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_model_is_read_as_it_was_written(architecture, tmp_path):
+    params = random_params(architecture)
+    huggingface.write(tmp_path / "new", CONFIG, params, architecture)
+    config, own = huggingface.read(tmp_path / "new", architecture)
+    assert config == CONFIG
+    assert_same(own, params)
+    _, encoder = huggingface.read_encoder(tmp_path / "new")
+    bert = params.get("bert", params)
+    assert_same(encoder, {key: bert[key] for key in ("embeddings", "layers")})
+
+
+def test_names_and_orientation(tensors):
+    params = pretraining(tensors)
+    layer = params["bert"]["layers"][1]
+    name = "bert.encoder.layer.1"
+    np.testing.assert_array_equal(
+        layer["feed_forward"]["up"]["kernel"],
+        tensors[f"{name}.intermediate.dense.weight"].T,
+    )
+    qkv = layer["attention"]["qkv"]["kernel"]
+    for i, part in enumerate(("query", "key", "value")):
+        np.testing.assert_array_equal(
+            qkv[:, 8 * i : 8 * i + 8],
+            tensors[f"{name}.attention.self.{part}.weight"].T,
+        )
+    np.testing.assert_array_equal(
+        layer["attention_norm"]["scale"],
+        tensors[f"{name}.attention.output.LayerNorm.weight"],
+    )
+
+
+def test_older_names_are_read(tensors):
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): value
+        for name, value in tensors.items()
+    }
+    assert old.keys() != tensors.keys()
+    old["bert.embeddings.position_ids"] = np.arange(16)[None]
+    old["cls.predictions.decoder.weight"] = tensors[
+        "bert.embeddings.word_embeddings.weight"
+    ]
+    old["cls.predictions.decoder.bias"] = old.pop("cls.predictions.bias")
+    assert_same(pretraining(old), pretraining(tensors))
+
+
+def test_the_prefix_may_be_there_or_not(tensors):
+    bert = {name: value for name, value in tensors.items() if name.startswith("bert.")}
+    bare = {name.removeprefix("bert."): value for name, value in bert.items()}
+    expected = pretraining(tensors)["bert"]
+    for given in (bert, bare):
+        assert_same(huggingface.to_params(given, CONFIG, "BertModel"), expected)
+    heads = {name: tensors[name] for name in tensors.keys() - bert.keys()}
+    assert_same(pretraining({**bare, **heads}), pretraining(tensors))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_smaller_dtypes_are_widened(tensors, dtype, tmp_path):
+    small = {name: value.astype(dtype) for name, value in tensors.items()}
+    huggingface.save_file(small, tmp_path / "model.safetensors")
+    params = pretraining(huggingface.read_tensors(tmp_path / "model.safetensors"))
+    bias = params["masked"]["bias"]
+    assert bias.dtype == np.float32
+    np.testing.assert_array_equal(
+        bias, small["cls.predictions.bias"].astype(np.float32)
+    )
+
+
+def refused(match):
+    return pytest.raises(WeightsError, match=match)
+
+
+def test_missing_and_unknown_tensors_are_named(tensors):
+    value = tensors.pop("bert.encoder.layer.1.output.dense.bias")
+    with refused(r"they lack bert\.encoder\.layer\.1\.output\.dense\.bias; give"):
+        pretraining(tensors)
+    tensors["bert.encoder.layer.2.output.dense.bias"] = value
+    with refused(r"lack .*layer\.1\.\S+ and have the unknown bert\.encoder\.layer\.2"):
+        pretraining(tensors)
+
+
+def test_another_architecture_is_refused(tensors):
+    other = {
+        name.replace("bert.", "distilbert."): value for name, value in tensors.items()
+    }
+    with refused("not a BertForPreTraining .* unknown distilbert.embeddings"):
+        pretraining(other)
+    with refused(r"not a BertForQuestionAnswering .* lack qa_outputs\.bias"):
+        huggingface.to_params(tensors, CONFIG, "BertForQuestionAnswering")
+    with refused("config.json has model_type 'roberta'"):
+        config_of({"model_type": "roberta"})
+
+
+def test_other_shapes_are_refused(tensors):
+    name = "bert.pooler.dense.weight"
+    wrong = {**tensors, name: tensors[name][:-1]}
+    with refused(rf"{name} is \(7, 8\), and \(8, 8\) by config.json"):
+        pretraining(wrong)
+    # Wrong as it is stored, though right when it is turned.
+    name = "bert.encoder.layer.0.output.dense.weight"
+    wrong = {**tensors, name: tensors[name].T}
+    with refused(rf"{name} is \(12, 8\), and \(8, 12\)"):
+        pretraining(wrong)
+    with refused("vocabulary of 30 word pieces .* and config.json one of 31"):
+        pretraining(tensors, dataclasses.replace(CONFIG, vocab_size=31))
+
+
+def test_what_is_no_weight_is_refused(tensors):
+    name = "cls.predictions.bias"
+    for dtype in (np.int32, np.float64):
+        with refused(f"{name} is {np.dtype(dtype)}; weights must be float32"):
+            pretraining({**tensors, name: tensors[name].astype(dtype)})
+    tensors["cls.predictions.decoder.bias"] = tensors[name] + 1
+    with refused(f"decoder.bias is not equal to {name}"):
+        pretraining(tensors)
+
+
+def test_a_name_in_both_forms_is_refused(tensors):
+    norm = "bert.embeddings.LayerNorm"
+    tensors[f"{norm}.gamma"] = tensors[f"{norm}.weight"]
+    with refused(rf"have {norm}\.weight twice, once as {norm}\.gamma"):
+        pretraining(tensors)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"hidden_act": "relu"}, "hidden_act 'relu' and this BERT has 'gelu'"),
+        ({"position_embedding_type": "relative_key"}, "has 'absolute'"),
+        ({"is_decoder": True}, "is_decoder True"),
+        ({"vocab_size": "many"}, "vocab_size 'many'; it must be a whole number"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers 0; it must be .* at least 1"),
+        ({"layer_norm_eps": float("nan")}, "layer_norm_eps nan"),
+        ({"num_attention_heads": 7}, "describes no BERT: 7 heads do not divide"),
+        ({"hidden_dropout_prob": 1.5}, "describes no BERT: dropout must be"),
+    ],
+)
+def test_configurations_that_make_no_bert_are_refused(values, message):
+    with refused(message):
+        config_of(values)
+
+
+def test_configuration_survives_the_round_trip():
+    config = dataclasses.replace(CONFIG, layer_norm_epsilon=1e-7, dropout=0.2)
+    values = json.loads(json.dumps(config_json(config, "BertModel")))
+    assert config_of(values) == config
+    assert config_of({}) == SIZES["base"]
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path):
+    with refused("config.json cannot be read"):
+        huggingface.read(tmp_path, "BertModel")
+    (tmp_path / "config.json").write_text("{")
+    with refused("config.json is not JSON"):
+        huggingface.read(tmp_path, "BertModel")
+    (tmp_path / "config.json").write_text("[]")
+    with refused("holds no settings"):
+        huggingface.read(tmp_path, "BertModel")
+    (tmp_path / "config.json").write_text("{}")
+    with refused("model.safetensors cannot be read"):
+        huggingface.read(tmp_path, "BertModel")
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 99) + b"{}")
+    with refused("no safetensors file, or damaged"):
+        huggingface.read(tmp_path, "BertModel")
+
+
+def test_a_classifiers_classes_are_those_of_its_weights(tmp_path):
+    architecture = "BertForSequenceClassification"
+    params = random_params(architecture, num_classes=5)
+    huggingface.write(tmp_path, CONFIG, params, architecture)
+    values = json.loads((tmp_path / "config.json").read_text())
+    assert values["id2label"]["4"] == "LABEL_4"
+    assert values["label2id"]["LABEL_4"] == 4
+    _, own = huggingface.read(tmp_path, architecture)
+    model = BertForSequenceClassification(CONFIG, 5, rngs=nnx.Rngs(0))
+    model = nnx.merge(nnx.graphdef(model), jax.tree.map(jnp.asarray, own))
+    tokens = jnp.zeros((2, 4), jnp.int32)
+    assert model(tokens, tokens, jnp.array([4, 2])).shape == (2, 5)
