@@ -26,6 +26,11 @@ def pytest_addoption(parser):
         default=pathlib.Path(__file__).parent / "golden",
         help="folder of other implementations' numbers",
     )
+    parser.addoption(
+        "--data-dir",
+        type=pathlib.Path,
+        help="folder of real texts and questions, for tests that can do without",
+    )
 
 
 def deepspeed_files(config):
