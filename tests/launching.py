@@ -25,11 +25,10 @@ class Launched:
     As a context: whatever happens in a test, nothing is left after it.
     """
 
-    def __init__(self, *arguments, processes=2, command=(), env=None, prefix=()):
+    def __init__(self, *arguments, processes=2, command=(), env=None):
         own = ["--processes", str(processes), *map(str, arguments)]
         self.process = subprocess.Popen(
             [
-                *prefix,
                 *(sys.executable, "-m", "train.launch"),
                 *(*own, "--", *map(str, command)),
             ],
@@ -137,7 +136,11 @@ def arrays_of(folder, step):
         tree = checkpointer.metadata(path).item_metadata.tree
         options = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
         arrays = checkpointer.restore(path, restore_args=options)
+    return by_path(arrays)
+
+
+def by_path(tree):
     return {
-        jax.tree_util.keystr(place): np.asarray(x)
-        for place, x in jax.tree.leaves_with_path(arrays)
+        jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(x)
+        for path, x in jax.tree.leaves_with_path(tree)
     }

@@ -116,6 +116,8 @@ def train(
         watchdog.expect("")  # a compilation waits for nobody
         program = compile_program(run, model, start.params, start.state, data, mesh)
         say(f"{optimizer}: a worker sends {_spell_rates(program.rates)}")
+        if program.host_rates:
+            say(f"{optimizer}: between hosts {_spell_rates(program.host_rates)}")
         training = _Training(
             config, optimizer, folder, mesh, schedule, program, checkpoints, watchdog
         )

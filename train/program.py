@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import onebit_jax
 from train.examples import element
+from train.mesh import HOST
 from train.objective import evaluation_loss
 
 if TYPE_CHECKING:
@@ -31,11 +32,13 @@ class Program(NamedTuple):
         parameters, new state and loss; the old ones are donated.
       evaluate: From parameters to the held-out loss.
       rates: Bytes that a worker sends in a step of each stage.
+      host_rates: How many of them in collectives over the hosts, where there are any.
     """
 
     step: Callable[[Any, Any, PreTrainingBatch, np.uint32], tuple[Any, Any, jax.Array]]
     evaluate: Callable[[Any], float]
     rates: dict[Stage, int]
+    host_rates: dict[Stage, int] | None
 
 
 def place(batch: PreTrainingBatch, mesh: Mesh) -> PreTrainingBatch:
@@ -80,11 +83,11 @@ def compile_program(
         # threads that another's collective waits for.
         return float(np.mean([loss_fn(params, part).item() for part in held_out]))
 
-    return Program(
-        step,
-        evaluate,
-        {
-            "warmup": traffic.sent_bytes("warmup"),
-            "compressed": traffic.sent_bytes("compressed"),
-        },
-    )
+    def rates(axis: str | None) -> dict[Stage, int]:
+        return {
+            "warmup": traffic.sent_bytes("warmup", axis),
+            "compressed": traffic.sent_bytes("compressed", axis),
+        }
+
+    has_hosts = HOST in mesh.axis_names
+    return Program(step, evaluate, rates(None), rates(HOST) if has_hosts else None)

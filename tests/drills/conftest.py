@@ -34,7 +34,7 @@ class Drill:
         self.corpus.mkdir()
         write_corpus(self.corpus)
 
-    def run(self, out, *flags, launcher=(), processes=2, prefix=()):
+    def flags(self, out):
         settings = {
             "--corpus": self.corpus,
             "--vocab-size": 100,
@@ -49,19 +49,20 @@ class Drill:
             "--wire": self.wire,
             "--out": out,
         }
-        given = [text for setting in settings.items() for text in setting]
-        return self._launch([*given, *flags], launcher, processes, prefix)
+        return [text for setting in settings.items() for text in setting]
+
+    def run(self, out, *flags, launcher=()):
+        return self._launch([*self.flags(out), *flags], launcher)
 
     def resume(self, out, *flags, processes=2):
-        return self._launch(["--resume", "--out", out, *flags], (), processes, ())
+        return self._launch(["--resume", "--out", out, *flags], (), processes)
 
-    def _launch(self, flags, launcher, processes, prefix):
+    def _launch(self, flags, launcher, processes=2):
         return Launched(
             *("--devices-per-process", self.devices, "--grace", 3, *launcher),
             command=[SMALL_PRETRAIN, *flags],
             processes=processes,
             env=self.environment,
-            prefix=prefix,
         )
 
     def finish(self, launched):

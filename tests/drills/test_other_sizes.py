@@ -1,0 +1,102 @@
+"""After a fault, going on with fewer or more workers: what is owed stays owed."""
+
+import os
+import shutil
+import signal
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from launching import arrays_of, by_path, steps_written
+from small_pretrain import SMALL
+
+from train.checkpoint import Checkpoints, latest_step
+from train.exchange import make_exchange
+from train.mesh import make_mesh
+from train.objective import abstract_params
+from train.optimizer import freeze_rule, learning_rate_schedule, make_optimizer
+
+STEPS = 40
+
+
+@pytest.fixture(scope="session")
+def killed(drills, tmp_path_factory):
+    """A run of each form, left behind by a killed worker in the compressed stage."""
+    made = {}
+
+    def of(form):
+        if form not in made:
+            out = tmp_path_factory.mktemp(form) / "run"
+            with drills(form).run(out) as launched:
+                victim = launched.pids()[1]
+                launched.until(lambda: len(steps_written(out)) >= 22)
+                os.kill(victim, signal.SIGKILL)
+                assert launched.end(30) == 128 + signal.SIGKILL
+            made[form] = out
+        return made[form]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("form", "processes"),
+    [("flat", 1), ("flat", 4), ("hierarchical", 1), ("hierarchical", 4)],
+)
+def test_a_run_goes_on_with_other_processes(drills, killed, tmp_path, form, processes):
+    drill, out = drills(form), tmp_path / "run"
+    shutil.copytree(killed(form), out)
+    lost_from = latest_step(out)
+    launched = drill.resume(out, processes=processes)
+    drill.finish(launched)
+    devices = 2 if form == "hierarchical" else 1
+    assert f"converted from {2 * devices} workers to {processes * devices}" in (
+        launched.said
+    )
+    ours, theirs = steps_written(out), steps_written(drill.whole)
+    assert [line["step"] for line in ours] == list(range(1, STEPS + 1))
+    for one, other in zip(ours, theirs, strict=True):
+        if one["step"] <= lost_from:
+            assert one["loss"] == other["loss"]
+        assert one["stage"] == other["stage"]
+        # The same samples, the errors of other workers.
+        assert one["loss"] == pytest.approx(other["loss"], abs=0.2)
+    assert ours[-1]["loss"] < ours[0]["loss"]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4, 8])
+@pytest.mark.parametrize("form", ["flat", "counts", "hierarchical"])
+def test_what_is_owed_to_the_average_stays_owed(killed, form, workers):
+    out = killed(form)
+    words = (out / "vocab.txt").read_text().splitlines()
+    model = replace(SMALL, vocab_size=len(words))
+    mesh = make_mesh(workers, "hierarchical" if form == "hierarchical" else "flat")
+    tx = make_optimizer(
+        "onebit_adam",
+        learning_rate_schedule(1e-3, 2, STEPS),
+        freeze_rule(12, 2, STEPS),
+        make_exchange(mesh, "counts" if form == "counts" else "signs"),
+        weight_decay=0.01,
+        clip=1.0,
+    )
+    with closing(Checkpoints(out, model, "onebit_adam")) as checkpoints:
+        restored, _ = checkpoints.restore(tx, abstract_params(model), mesh)
+    stored = arrays_of(out, latest_step(out))
+    placed = by_path({"state": restored.state})
+    compared = 0
+    for path, before in stored.items():
+        if "error" not in path or not before.size:
+            continue
+        after = placed[path]
+        if "worker_error" in path:
+            before, after = before.mean(axis=0), after.mean(axis=0)
+            compared += bool(before.any())
+        assert_equal_but_for_padding(before.ravel(), after.ravel())
+    assert compared
+
+
+def assert_equal_but_for_padding(one, other):
+    both = min(one.size, other.size)
+    np.testing.assert_allclose(one[:both], other[:both], rtol=1e-5, atol=1e-9)
+    assert not one[both:].any()
+    assert not other[both:].any()
