@@ -105,6 +105,15 @@ def test_a_run_keeps_its_vocabulary_and_a_new_one_takes_what_is_given(config, tm
             {"optimizer": "adam", "compare": False},
             "--freeze-step belongs to 1-bit Adam",
         ),
+        (
+            {
+                "optimizer": "adam",
+                "compare": False,
+                "freeze_step": None,
+                "wire": "counts",
+            },
+            "--wire belongs to 1-bit Adam",
+        ),
         ({"vocab_size": 3}, "a vocabulary of 3 leaves no room"),
         ({"vocab": Path("nowhere.txt")}, "the vocabulary nowhere.txt cannot be read"),
         ({"corpus": (Path("nowhere"),)}, "the corpus nowhere cannot be read"),

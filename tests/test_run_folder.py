@@ -126,6 +126,16 @@ def test_a_goal_is_kept_only_when_it_can_be_gone_on_to(run):
     assert stored(run)["until"] == STEPS
 
 
+def test_a_finished_run_that_is_started_again_by_the_launcher_is_finished(
+    run, adam, monkeypatch
+):
+    leave(adam)
+    monkeypatch.setenv("TRAIN_RESTART_COUNT", "1")
+    resume(run)
+    assert stored(run)["until"] == STEPS
+    assert (run / "training.png").exists()
+
+
 def test_going_on_with_another_text_is_refused(run, tmp_path):
     (tmp_path / "corpus" / "0.txt").write_text("The sun was another one.")
     with pytest.raises(InputError, match="the corpus is not the one that the run"):

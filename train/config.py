@@ -146,8 +146,13 @@ def check(config: PretrainConfig) -> None:
             f"--seq must be from {MIN_LENGTH} to {longest}, the positions of BERT "
             f"{config.model}, not {config.seq}."
         )
-    if config.optimizer == "adam" and (config.compare or config.freeze_step):
-        flag = "--compare" if config.compare else "--freeze-step"
+    own = {
+        "--compare": config.compare,
+        "--freeze-step": config.freeze_step,
+        "--wire": config.wire != "signs",
+    }
+    if config.optimizer == "adam" and any(own.values()):
+        flag = next(flag for flag, given in own.items() if given)
         raise InputError(f"{flag} belongs to 1-bit Adam; drop --optimizer adam.")
 
 

@@ -24,6 +24,9 @@ ADDRESS, PROCESSES, PROCESS = (
 )
 """What `train.launch` sets for each process, and a cluster's own script may set."""
 
+RESTART = "TRAIN_RESTART_COUNT"
+"""How often `train.launch` has started the processes again."""
+
 # As gloo, NCCL and the coordination service tell of a peer that is gone.
 _LOSS = re.compile(r"Gloo|NCCL|nccl|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|coordination")
 

@@ -78,7 +78,9 @@ def launch(flags: Launch, command: Sequence[str]) -> int:
         with Output(flags.log_dir, append=attempt > 0) as output:
             failure = run_group(
                 [sys.executable, *arguments],
-                environments(flags.processes, flags.devices_per_process, free_port()),
+                environments(
+                    flags.processes, flags.devices_per_process, free_port(), attempt
+                ),
                 output,
                 flags.grace,
             )
@@ -129,13 +131,16 @@ def run_folder_of(command: Sequence[str]) -> Path | None:
     return None
 
 
-def environments(processes: int, devices: int, port: int) -> list[dict[str, str]]:
+def environments(
+    processes: int, devices: int, port: int, restarts: int = 0
+) -> list[dict[str, str]]:
     """What each process's environment has beside the launcher's own.
 
     Args:
       processes: Their number.
       devices: Devices of each.
       port: Where process 0 is to listen.
+      restarts: How often they have been started again.
 
     Returns:
       The variables of each process.
@@ -147,6 +152,7 @@ def environments(processes: int, devices: int, port: int) -> list[dict[str, str]
             "JAX_NUM_PROCESSES": str(processes),
             "JAX_PROCESS_ID": str(process),
             "JAX_NUM_CPU_DEVICES": str(devices),
+            "TRAIN_RESTART_COUNT": str(restarts),
             "JAX_LOCAL_DEVICE_IDS": ",".join(
                 str(process * devices + device) for device in range(devices)
             ),

@@ -22,7 +22,7 @@ from train import picture, record, run_folder
 from train.checkpoint import latest_step
 from train.config import PretrainConfig, check, check_resumable, to_json
 from train.data import keep_vocabulary, load
-from train.distributed import Cluster, check_agreed, loss_in, start
+from train.distributed import RESTART, Cluster, check_agreed, loss_in, start
 from train.errors import LOST_EXIT, InputError, LostError
 from train.loop import is_main_process, say, train
 from train.mesh import HOST, make_mesh
@@ -194,7 +194,9 @@ def _next_goal(run: Run, config: PretrainConfig) -> int:
             f"the run in {config.out} goes to step {run.until}; leave out --steps "
             f"{config.steps} to go on, or give more."
         )
-    if min(latest_step(arm.out) for arm in _arms(config)) < run.until:
+    unfinished = min(latest_step(arm.out) for arm in _arms(config)) < run.until
+    # A launcher starts again what failed at its very end, too.
+    if unfinished or os.environ.get(RESTART, "0") != "0":
         return run.until
     say(
         f"{config.out}: all {run.until:,} steps are done; going on for {own:,} more at "
