@@ -27,14 +27,13 @@ A rate may be `auto`: that at which Adam would spend 95 % of its step on the net
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import platform
 import signal
 import statistics
 import sys
 import tempfile
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -43,7 +42,14 @@ import tyro
 from tqdm import tqdm
 
 from benchmarks import network_hosts, network_processes
-from benchmarks.network_report import Results, Row, table, write_json, write_picture
+from benchmarks.network_report import (
+    fill,
+    read_rows,
+    tables,
+    write_json,
+    write_picture,
+)
+from benchmarks.network_rows import BASELINES, Results, Row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +63,11 @@ AUTO = "auto"
 ADAMS_SHARE = 0.95
 """Of Adam's step that the network takes at the rate `auto`."""
 FEWEST_REPEATS = 3
-BASELINES = "adam", "pmean"
+SETTINGS = "model", "batch", "seq", "size"
+"""What all rows of a JSON have in common."""
+OPTIMIZERS = "adam", "onebit_adam"
+EXCHANGES = "pmean", "sign_mean", "count_mean"
+WIRES = "signs", "counts"
 
 
 @dataclass(frozen=True)
@@ -96,7 +106,10 @@ class Config:
     """Seconds that a process may take to compile, or longer than expected to measure,
     before the run is given up."""
     json: Path | None = None
-    """Where the results go."""
+    """Where the results go, beside those of other hosts, devices and rates that it
+    holds already."""
+    page: Path | None = None
+    """Markdown, whose tables between its two marks are written anew."""
     picture: Path | None = None
     """Where the picture goes, a PNG."""
     clean: bool = False
@@ -109,25 +122,46 @@ def listed(text: str) -> list[str]:
 
 
 def cases(config: Config) -> list[tuple[str, str | None, dict[str, Any]]]:
-    """Name, stage and request of everything that is measured, baselines first."""
-    found: list[tuple[str, str | None, dict[str, Any]]] = []
+    """Name, stage and request of everything that is measured, baselines first.
 
-    def step(name: str, optimizer: str, wire: str, stage: str | None) -> None:
+    Args:
+      config: The flags.
+
+    Returns:
+      The cases.
+
+    Raises:
+      SystemExit: If something named is not known.
+    """
+    wires = _known(config.wires, "--wires", WIRES)
+    optimizers = _known(config.optimizers, "--optimizers", OPTIMIZERS)
+    exchanges = _known(config.exchanges, "--exchanges", EXCHANGES)
+    flat = ", flat" if config.devices > 1 and config.topology == "flat" else ""
+    steps = []
+    for optimizer in [] if config.exchange_only else optimizers:
+        if optimizer == "adam":
+            steps.append(("adam", None, optimizer, "signs"))
+            continue
+        steps.append((optimizer, "warmup", optimizer, "signs"))
+        for wire in wires:
+            name = optimizer + ("" if wire == "signs" else f", {wire}") + flat
+            steps.append((name, "compressed", optimizer, wire))
+    found: list[tuple[str, str | None, dict[str, Any]]] = []
+    for name, stage, optimizer, wire in steps:
         of = {"optimizer": optimizer, "wire": wire, "stage": stage}
         found.append((name, stage, {"prepare": "step", "of": of}))
+    for exchange in exchanges:
+        name = exchange + ("" if exchange == "pmean" else flat)
+        found.append((name, None, {"prepare": "exchange", "of": {"name": exchange}}))
+    return sorted(found, key=lambda case: case[0] not in BASELINES.values())
 
-    wires = listed(config.wires)
-    for optimizer in [] if config.exchange_only else listed(config.optimizers):
-        if optimizer == "adam":
-            step("adam", optimizer, wires[0], None)
-            continue
-        step(optimizer, optimizer, wires[0], "warmup")
-        for wire in wires:
-            name = optimizer if wire == "signs" else f"{optimizer}, {wire}"
-            step(name, optimizer, wire, "compressed")
-    for name in listed(config.exchanges):
-        found.append((name, None, {"prepare": "exchange", "of": {"name": name}}))
-    return sorted(found, key=lambda case: case[0] not in BASELINES)
+
+def _known(text: str, flag: str, known: tuple[str, ...]) -> list[str]:
+    names = listed(text)
+    for name in names:
+        if name not in known:
+            raise SystemExit(f"{flag} takes {', '.join(known)}, not {name!r}.")
+    return names
 
 
 def auto_rate(sent_bytes: int, computation: float) -> str:
@@ -182,6 +216,7 @@ def rows_of(
             left = np.subtract(after, before).max(axis=0) / (len(seconds) + 1)
             yield Row(
                 hosts=len(hosts),
+                devices=config.devices,
                 rate=rate,
                 kind=request["prepare"],
                 name=name,
@@ -206,12 +241,14 @@ def main(config: Config) -> None:
         print(f"removed {name} of a run that was killed", file=sys.stderr)
     if config.clean:
         return
-    settings = {
-        name: str(value) if isinstance(value, Path) else value
-        for name, value in dataclasses.asdict(config).items()
-        if name not in ("json", "picture", "clean", "timeout")
-    }
-    results = Results(settings, network_hosts.described(), platform.processor())
+    results = Results(
+        settings={name: getattr(config, name) for name in SETTINGS},
+        network=network_hosts.described(),
+        processor=network_hosts.processor(),
+        jax=metadata.version("jax"),
+    )
+    if config.json and config.json.exists():
+        results.rows += read_rows(config.json, results)
     for count in map(int, listed(config.hosts)):
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -222,10 +259,14 @@ def main(config: Config) -> None:
         ):
             measured = rows_of(config, hosts, processes)
             for row in tqdm(measured, desc=f"{count} hosts", disable=None):
-                results.rows.append(row)
+                results.add(row)
                 if config.json:
                     write_json(config.json, results)
-    print(table(results))
+    print(tables(results))
+    if config.page:
+        config.page.write_text(
+            fill(config.page.read_text("utf-8"), tables(results)), "utf-8"
+        )
     if config.picture:
         write_picture(config.picture, results)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -27,8 +28,13 @@ NETNS_FILES = Path("/etc/netns")
 UNLIMITED = "unlimited"
 """The rate of links without a token bucket."""
 UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
-# As hosts of a cluster are set: no new slow start after each step's computation.
-SYSCTLS = {"net.ipv4.tcp_slow_start_after_idle": "0"}
+# Congestion control that neither paces nor probes fills a link whose queue drops
+# nothing (a namespace may not choose cubic, which is the same without losses); and no
+# new slow start after each step's computation, as hosts of a cluster are set.
+SYSCTLS = {
+    "net.ipv4.tcp_congestion_control": "reno",
+    "net.ipv4.tcp_slow_start_after_idle": "0",
+}
 # The least that lets the kernel's largest segments (64 KiB) pass whole: what an idle
 # link may send at once.
 BURST = "70kb"
@@ -187,13 +193,19 @@ def sent(hosts: Sequence[Host]) -> list[tuple[int, int]]:
 
 def described() -> dict[str, Any]:
     """How hosts and links are set up."""
-    control = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text("utf-8")
     return {
         "queue": f"tbf, burst {BURST}, limit {LIMIT}",
-        "congestion control": control.strip(),
         "settings": SYSCTLS,
         "cores": len(os.sched_getaffinity(0)),
     }
+
+
+def processor() -> str:
+    """The name of the CPU."""
+    for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def remove_leftovers() -> list[str]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import statistics
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 
-from benchmarks.network_hosts import bits_per_second
+from benchmarks.network_rows import BASELINES, Results, Row, speed_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,119 +17,10 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-BASELINES = {"step": "adam", "exchange": "pmean"}
-"""What others are compared with, from the kind of row."""
+MARKS = "<!-- measured -->", "<!-- end -->"
 
 
-@dataclass(frozen=True)
-class Row:
-    """One case on so many hosts at one rate.
-
-    Attributes:
-      hosts: how many.
-      rate: of their links.
-      kind: 'step' or 'exchange'.
-      name: the optimizer or the exchange.
-      stage: 'warmup', 'compressed', or None where there is but one.
-      seconds: of each repeat.
-      unlimited_seconds: median on links without a limit.
-      computation_seconds: what of these the collectives alone do not take.
-      sent_bytes: that leave a host each time, counted from the compiled program.
-      tx_bytes: that left the interface of the host that sent most, each time.
-      packet_bytes: the same with the headers of each packet.
-    """
-
-    hosts: int
-    rate: str
-    kind: str
-    name: str
-    stage: str | None
-    seconds: list[float]
-    unlimited_seconds: float
-    computation_seconds: float
-    sent_bytes: int
-    tx_bytes: float
-    packet_bytes: float
-
-    @property
-    def median(self) -> float:
-        """Seconds."""
-        return statistics.median(self.seconds)
-
-    @property
-    def quartiles(self) -> tuple[float, float]:
-        """The first and the third, in seconds."""
-        if len(self.seconds) == 1:
-            return self.seconds[0], self.seconds[0]
-        first, _, third = statistics.quantiles(self.seconds, n=4, method="inclusive")
-        return first, third
-
-    @property
-    def wire_seconds(self) -> float:
-        """What the counted bytes take at the link's rate."""
-        return 8 * self.sent_bytes / bits_per_second(self.rate)
-
-    @property
-    def bound_seconds(self) -> float:
-        """Computation, then the wire."""
-        return self.computation_seconds + self.wire_seconds
-
-    @property
-    def attained(self) -> float:
-        """Share of the bound."""
-        return self.bound_seconds / self.median
-
-    @property
-    def network_share(self) -> float:
-        """Share of the time that is not computation."""
-        return 1 - self.computation_seconds / self.median
-
-    @property
-    def overhead(self) -> float:
-        """Bytes that left the interface, to those counted."""
-        return self.tx_bytes / self.sent_bytes if self.sent_bytes else float("nan")
-
-    @property
-    def packet_overhead(self) -> float:
-        """The same with the headers of each packet."""
-        return self.packet_bytes / self.sent_bytes if self.sent_bytes else float("nan")
-
-
-@dataclass
-class Results:
-    """What was measured, and where.
-
-    Attributes:
-      settings: the flags.
-      network: how hosts and links are set up.
-      processor: name of the CPU.
-      rows: the measurements.
-    """
-
-    settings: dict[str, Any]
-    network: dict[str, Any]
-    processor: str
-    rows: list[Row] = field(default_factory=list)
-
-
-def speed_up(row: Row, rows: Sequence[Row]) -> float | None:
-    """How much faster a row is than its baseline on as many hosts at the same rate.
-
-    Args:
-      row: Which.
-      rows: Among which the baseline is.
-
-    Returns:
-      The ratio of the medians; None where the baseline was not measured.
-    """
-    for other in rows:
-        same = (other.hosts, other.rate, other.kind) == (row.hosts, row.rate, row.kind)
-        if same and other.name == BASELINES[row.kind]:
-            return other.median / row.median
-    return None
-
-
-def table(results: Results) -> str:
+def tables(results: Results) -> str:
     """Two tables as Markdown: training steps, and exchanges by themselves.
 
     Args:
@@ -170,7 +59,7 @@ def _line(row: Row, rows: Sequence[Row], names: int) -> str:
     ratio = speed_up(row, rows)
     first, third = row.quartiles
     cells = (
-        str(row.hosts),
+        str(row.hosts) if row.devices == 1 else f"{row.hosts} of {row.devices} devices",
         row.rate,
         *(row.name, row.stage or "")[:names],
         f"{row.median:.3f} ({first:.3f}, {third:.3f})",
@@ -208,6 +97,50 @@ def write_json(file: Path, results: Results) -> None:
     file.write_text(text + "\n", encoding="utf-8")
 
 
+def read_rows(file: Path, results: Results) -> list[Row]:
+    """Reads the rows of an earlier run.
+
+    Args:
+      file: Where `write_json` wrote them.
+      results: Of this run, with the same settings on the same machine.
+
+    Returns:
+      The rows.
+
+    Raises:
+      SystemExit: If they are of other settings or another machine.
+    """
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    for name in ("settings", "network", "processor", "jax"):
+        if stored[name] != getattr(results, name):
+            raise SystemExit(
+                f"{file} has rows with {name} {stored[name]}, not "
+                f"{getattr(results, name)}: remove it, or choose another --json."
+            )
+    names = [each.name for each in dataclasses.fields(Row)]
+    return [Row(**{name: row[name] for name in names}) for row in stored["rows"]]
+
+
+def fill(page: str, text: str) -> str:
+    """Puts text between a page's two marks.
+
+    Args:
+      page: What has the marks `MARKS`, each once, on lines of their own.
+      text: What goes there.
+
+    Returns:
+      The new page.
+
+    Raises:
+      SystemExit: If it has no such marks.
+    """
+    before, mark, rest = page.partition(MARKS[0])
+    _, end, after = rest.partition(MARKS[1])
+    if not mark or not end:
+        raise SystemExit(f"The page must have the lines {' and '.join(MARKS)}.")
+    return f"{before}{mark}\n\n{text}\n\n{end}{after}"
+
+
 def write_picture(file: Path, results: Results) -> None:
     """Draws how much faster than its baseline everything is, a panel a host count.
 
@@ -216,7 +149,7 @@ def write_picture(file: Path, results: Results) -> None:
       results: Of the measurement.
     """
     mpl.use("Agg")
-    hosts = sorted({row.hosts for row in results.rows})
+    hosts = sorted({(row.hosts, row.devices) for row in results.rows})
     kinds = [kind for kind in BASELINES if any(r.kind == kind for r in results.rows)]
     figure, grid = plt.subplots(
         len(kinds),
@@ -226,10 +159,15 @@ def write_picture(file: Path, results: Results) -> None:
         layout="constrained",
     )
     for line, kind in zip(grid, kinds, strict=True):
-        for axes, count in zip(line, hosts, strict=True):
-            rows = [r for r in results.rows if (r.kind, r.hosts) == (kind, count)]
+        for axes, where in zip(line, hosts, strict=True):
+            rows = [
+                row
+                for row in results.rows
+                if (row.kind, (row.hosts, row.devices)) == (kind, where)
+            ]
             _bars(axes, rows)
-            axes.set(title=f"{kind}, {count} hosts", xscale="log", xlabel="seconds")
+            title = f"{kind}, {where[0]} hosts of {where[1]} devices"
+            axes.set(title=title, xscale="log", xlabel="seconds")
     figure.savefig(file, dpi=120)
     plt.close(figure)
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from jax import Array
 
@@ -57,63 +58,63 @@ def host_bytes(found: Sequence[Collective], hosts: int, devices: int) -> int:
 
 def collectives_alone(
     found: Sequence[Collective], mesh: jax.sharding.Mesh
-) -> Callable[[], Any]:
-    """Runs a program's collectives one after another, on zeros, in place.
+) -> tuple[Any, list[Array]]:
+    """A program of a program's collectives, one after another.
 
     Args:
       found: The collectives, of one stage.
       mesh: That they are of.
 
     Returns:
-      A function that runs them once.
+      A jitted function from donated buffers to buffers like them and to what shows
+      that it is done; and the first buffers, zeros.
 
     Raises:
-      NotImplementedError: If there is one that is not known here.
+      NotImplementedError: If there is a collective that is not known here.
     """
     split = PartitionSpec(mesh.axis_names)
+    sharding = NamedSharding(mesh, split)
     calls, buffers = [], []
-    for each in (each for each in found if each.axes):
-        if each.op not in _OPERATIONS or each.dtype not in DTYPES:
+    for each in found:
+        if each.group_size == 1:
+            continue
+        if each.op not in _OPERATIONS or each.dtype not in DTYPES or not each.axes:
             raise NotImplementedError(f"cannot run the {each.dtype} {each.op} alone")
-        dtype = DTYPES[each.dtype]
-        count = max(1, each.bytes // jnp.dtype(dtype).itemsize)
+        dtype = jnp.dtype(DTYPES[each.dtype])
+        count = each.bytes // dtype.itemsize
         if each.op == "all-gather":
             count //= each.group_size
-        calls += [functools.partial(_OPERATIONS[each.op], axes=each.axes)] * each.times
-        shape = mesh.size, -(-count // each.group_size) * each.group_size
-        if each.op == "all-gather":
-            shape = mesh.size, count
-        buffers += [jnp.zeros(shape, dtype)] * each.times
+        call = functools.partial(_OPERATIONS[each.op], axes=each.axes)
+        for _ in range(each.times):
+            calls.append(call)
+            buffers.append(_zeros((mesh.size, count), dtype, sharding))
 
     @functools.partial(jax.jit, donate_argnums=0)
     @functools.partial(
-        jax.shard_map, mesh=mesh, in_specs=split, out_specs=split, check_vma=False
+        jax.shard_map,
+        mesh=mesh,
+        in_specs=split,
+        out_specs=(split, split),
+        check_vma=False,
     )
-    def program(buffers: list[Array]) -> list[Array]:
-        done, after = jnp.uint8(0), []
+    def program(buffers: list[Array]) -> tuple[list[Array], Array]:
+        after, done = [], jnp.zeros(1, jnp.float32)
         for call, buffer in zip(calls, buffers, strict=True):
-            # Each waits for the one before.
-            buffer, _ = lax.optimization_barrier((buffer[0], done))
+            # Each needs a number of the one before.
+            buffer = buffer[0].at[0].add(done[0].astype(buffer.dtype))
             result = call(buffer)
-            done = result[0].astype(jnp.uint8)
-            same = result.shape == buffer.shape
-            after.append((result if same else buffer)[None])
-        return [x + done.astype(x.dtype) if x.size < 64 else x for x in after]
+            done = result[-1:].astype(jnp.float32)
+            after.append((result if result.shape == buffer.shape else buffer)[None])
+        return after, done
 
-    sharding = jax.sharding.NamedSharding(mesh, split)
-    held = [
-        jax.make_array_from_callback(
-            x.shape, sharding, lambda index, x=x: jnp.zeros_like(x[index])
-        )
-        for x in buffers
-    ]
+    return program, buffers
 
-    def run() -> Any:
-        nonlocal held
-        held = program(held)
-        return held
 
-    return run
+def _zeros(shape: tuple[int, ...], dtype: Any, sharding: NamedSharding) -> Array:
+    part = sharding.shard_shape(shape)
+    return jax.make_array_from_callback(
+        shape, sharding, lambda _: np.zeros(part, dtype)
+    )
 
 
 def _all_reduce(x: Array, axes: Any) -> Array:

@@ -10,13 +10,13 @@ It reads requests from its standard input and writes a reply to each, in lines o
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import operator
 import os
 import sys
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -46,7 +46,7 @@ PREDICTED = 0.15
 LEARNING_RATE = 1e-4
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Settings:
     """What all cases have in common.
 
@@ -111,14 +111,7 @@ def step_case(
     settings: Settings, mesh: Mesh, optimizer: Any, wire: Wire, stage: str | None
 ) -> Case:
     """A training step of one optimizer in one stage, in place."""
-    import dataclasses
-
-    # Dropout is computation that the network has nothing to do with.
-    model = dataclasses.replace(
-        SIZES[settings.model],
-        dropout=0.0,
-        max_positions=max(settings.seq, SIZES[settings.model].max_positions),
-    )
+    model = dataclasses.replace(SIZES[settings.model], dropout=0.0)
     tx = make_optimizer(
         optimizer,
         optax.constant_schedule(LEARNING_RATE),
@@ -143,7 +136,7 @@ def step_case(
         *held, loss = step(*held, *arguments)
         return loss
 
-    return _case(settings, mesh, step, call, stage)
+    return _case(settings, mesh, step, call)
 
 
 def exchange_case(settings: Settings, mesh: Mesh, name: str) -> Case:
@@ -158,8 +151,7 @@ def exchange_case(settings: Settings, mesh: Mesh, name: str) -> Case:
     random = np.random.default_rng(jax.process_index())
     local = random.standard_normal((settings.devices, settings.size), np.float32)
     values = jax.make_array_from_process_local_data(NamedSharding(mesh, split), local)
-    shape = jax.ShapeDtypeStruct((settings.size,), np.float32)
-    state = onebit_jax.init(exchange, jnp.zeros(shape.shape, shape.dtype), mesh)
+    state = onebit_jax.init(exchange, jnp.zeros(settings.size, jnp.float32), mesh)
     specs = onebit_jax.state_specs(state)
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
@@ -179,7 +171,7 @@ def exchange_case(settings: Settings, mesh: Mesh, name: str) -> Case:
         held = compiled(*held)
         return held[0]
 
-    return _case(settings, mesh, compiled, call, None)
+    return _case(settings, mesh, compiled, call)
 
 
 def _case(
@@ -187,14 +179,16 @@ def _case(
     mesh: Mesh,
     compiled: jax.stages.Compiled,
     call: Callable[[], Any],
-    stage: Any,
 ) -> Case:
     found = onebit_jax.traffic(compiled, mesh).collectives
-    return Case(
-        call,
-        collectives_alone(found, mesh),
-        host_bytes(found, settings.hosts, settings.devices),
-    )
+    program, held = collectives_alone(found, mesh)
+
+    def alone() -> Any:
+        nonlocal held
+        held, done = program(held)
+        return held, done
+
+    return Case(call, alone, host_bytes(found, settings.hosts, settings.devices))
 
 
 def measure(call: Callable[[], Any], repeats: int) -> list[float]:

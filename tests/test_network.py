@@ -1,8 +1,8 @@
 import dataclasses
 import json
 import os
+import re
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
@@ -18,10 +17,12 @@ from jax.sharding import AxisType, PartitionSpec
 import onebit_jax
 from benchmarks import network_hosts, network_processes
 from benchmarks.network import Config, auto_rate, cases
-from benchmarks.network_report import Results, Row, markdown, speed_up, table
+from benchmarks.network_report import fill, read_rows, tables, write_json
+from benchmarks.network_rows import Results, Row, speed_up
 from benchmarks.network_traffic import collectives_alone, host_bytes
 
 ROOT = Path(__file__).parents[1]
+COMMAND = [sys.executable, "-m", "benchmarks.network"]
 MISSING = network_hosts.missing()
 needs_hosts = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
@@ -29,6 +30,7 @@ needs_hosts = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 def row(**changes):
     given = {
         "hosts": 4,
+        "devices": 1,
         "rate": "100mbit",
         "kind": "step",
         "name": "adam",
@@ -78,7 +80,7 @@ def test_rates(rate, bits):
 
 @pytest.mark.parametrize("rate", ["100", "0mbit", "1mb", "-1mbit", "auto", "1 gbit"])
 def test_what_is_no_rate_is_refused(rate):
-    with pytest.raises(ValueError, match="100mbit, 2.5gbit or unlimited"):
+    with pytest.raises(ValueError, match="or unlimited, not"):
         network_hosts.bits_per_second(rate)
 
 
@@ -102,7 +104,7 @@ def test_baselines_are_measured_first():
 
 @pytest.mark.parametrize("config", [Config(optimizers="sgd"), Config(exchanges="sum")])
 def test_unknown_names_are_refused(config):
-    with pytest.raises(SystemExit, match="not"):
+    with pytest.raises(SystemExit, match="not 's"):
         cases(config)
 
 
@@ -153,3 +155,169 @@ def test_collectives_alone_are_those_of_the_program():
     program, buffers = collectives_alone(found, mesh)
     again = onebit_jax.traffic(program.lower(buffers).compile(), mesh).collectives
     assert sorted(each[:5] for each in again) == sorted(each[:5] for each in found)
+
+
+def results(*rows):
+    return Results({"model": "tiny"}, {"cores": 2}, "a CPU", "0.0", list(rows))
+
+
+def test_rows_are_kept_and_measured_again(tmp_path):
+    file = tmp_path / "network.json"
+    write_json(file, results(row(), row(rate="1gbit")))
+    stored = json.loads(file.read_text("utf-8"))
+    assert stored["rows"][0]["attained"] == 1
+    assert stored["rows"][1]["bound_seconds"] == 1.4
+    held = results()
+    held.rows += read_rows(file, held)
+    assert held.rows == [row(), row(rate="1gbit")]
+    held.add(row(seconds=[1.0]))
+    assert [each.median for each in held.rows] == [1.0, 5.0]
+    held.add(row(hosts=2))
+    assert [each.hosts for each in held.rows] == [2, 4, 4]
+
+
+def test_rows_of_other_settings_are_refused(tmp_path):
+    file = tmp_path / "network.json"
+    write_json(file, results(row()))
+    with pytest.raises(SystemExit, match="remove it, or choose another --json"):
+        read_rows(file, dataclasses.replace(results(), settings={"model": "mini"}))
+
+
+def test_tables():
+    fast = row(name="onebit_adam", stage="compressed", seconds=[0.5])
+    lines = tables(
+        results(row(), fast, row(kind="exchange", name="pmean"))
+    ).splitlines()
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert len(cells) == 4 + 1 + 3
+    assert {len(line) for line in cells[:4]} == {13}
+    steps = dict(zip(cells[0], cells[3], strict=True))
+    assert steps["faster than adam"] == "10.0"
+    assert steps["seconds (quartiles)"] == "0.500 (0.500, 0.500)"
+    exchanged = dict(zip(cells[5], cells[7], strict=True))
+    assert exchanged["exchange"] == "pmean"
+    assert exchanged["of the bound"] == "1.00"
+
+
+def test_a_page_keeps_all_but_its_tables():
+    page = "a\n<!-- measured -->\nold\n<!-- end -->\nb\n"
+    filled = "a\n<!-- measured -->\n\nnew\n\n<!-- end -->\nb\n"
+    assert fill(page, "new") == filled
+    assert fill(filled, "new") == filled
+    with pytest.raises(SystemExit, match="must have the lines"):
+        fill("a\n<!-- measured -->\n", "new")
+
+
+def test_without_root_it_says_so():
+    done = subprocess.run(
+        ["setpriv", "--reuid", "65534", *COMMAND] if os.geteuid() == 0 else COMMAND,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("run it as root.")
+
+
+def namespaces(pid):
+    listed = Path("/run/netns").glob(f"onebit{pid}-*")
+    return [*listed, *Path("/etc/netns").glob(f"onebit{pid}-*")]
+
+
+def processes(pid):
+    found = []
+    for name in {path.name for path in namespaces(pid)}:
+        argv = ["ip", "netns", "pids", name]
+        done = subprocess.run(argv, capture_output=True, text=True, check=True)
+        found += map(int, done.stdout.split())
+    return found
+
+
+@pytest.fixture
+def running():
+    flags = ["--hosts", "3", "--rates", "1kbit", "--exchange-only"]
+    process = subprocess.Popen(
+        [*COMMAND, *flags], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    deadline = time.monotonic() + 60
+    while len(namespaces(process.pid)) < 7 and time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    yield process
+    process.kill()
+    process.communicate()
+    subprocess.run([*COMMAND, "--clean"], cwd=ROOT, check=True)
+
+
+@needs_hosts
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_hosts_are_taken_down_when_it_is_stopped(running, number):
+    while not (there := processes(running.pid)):
+        time.sleep(0.05)
+    running.send_signal(number)
+    running.communicate(timeout=30)
+    assert running.returncode in (-number, 128 + number)
+    assert not namespaces(running.pid)
+    assert not [pid for pid in there if Path("/proc", str(pid)).exists()]
+
+
+@needs_hosts
+def test_what_a_killed_run_leaves_is_taken_down_by_the_next(running):
+    running.kill()
+    running.communicate(timeout=30)
+    assert namespaces(running.pid)
+    with network_hosts.joined(1) as others:
+        removed = network_hosts.remove_leftovers()
+        assert Path("/run/netns", others[0].name).exists()
+    assert f"onebit{running.pid}-h2" in removed
+    assert not namespaces(running.pid)
+
+
+@needs_hosts
+@pytest.mark.parametrize(
+    ("worker", "what"),
+    [
+        ("time.sleep(60)", r"did not reply within 1 s; .*\nstuck"),
+        ("sys.exit(3)", r"ended; .*\nstuck"),
+    ],
+)
+def test_a_process_that_fails_ends_the_run(tmp_path, worker, what):
+    code = f"import sys, time; sys.stderr.write('stuck'); sys.stderr.flush(); {worker}"
+    with (
+        network_hosts.joined(1) as hosts,
+        network_processes.started(hosts, ["-c", code], tmp_path) as started,
+    ):
+        time.sleep(0.5)
+        with pytest.raises(RuntimeError, match=re.compile(what, re.DOTALL)):
+            started.ask({}, 1)
+    assert started.running[0].returncode is not None
+    assert not namespaces(os.getpid())
+
+
+@needs_hosts
+def test_real_hosts(tmp_path):
+    file, picture = tmp_path / "network.json", tmp_path / "network.png"
+    flags = "--hosts 2 --rates 1gbit --model tiny --optimizers adam --size 1e6"
+    written = ["--json", str(file), "--picture", str(picture), "--repeats", "3"]
+    done = subprocess.run(
+        [*COMMAND, *flags.split(), *written],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = read_rows(file, Results(**json.loads(file.read_text("utf-8"))))
+    assert [each.name for each in rows] == ["adam", "pmean", "sign_mean"]
+    for each in rows:
+        # What left the interface is what was counted, and headers.
+        assert 1 <= each.overhead < 1.1
+        assert 1.03 < each.packet_overhead < 1.1
+        # The limit holds, but for what an idle link sends at once.
+        burst = 8 * 70 * 1024 / 1e9
+        assert each.median > each.wire_seconds - 4 * burst
+    pmean, signs = rows[1:]
+    assert pmean.sent_bytes == 4_000_000
+    assert 30 < pmean.sent_bytes / signs.sent_bytes < 32
+    assert picture.stat().st_size > 1000
