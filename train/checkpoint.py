@@ -127,7 +127,7 @@ class Checkpoints:
                 ),
             )
         except Exception as error:
-            reason = _system_error_in(error)
+            reason = None if loss_in(error) else _system_error_in(error)
             if reason is None:
                 raise
             start = "the start" if before is None else f"that of step {before}"

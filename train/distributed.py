@@ -27,8 +27,10 @@ ADDRESS, PROCESSES, PROCESS = (
 RESTART = "TRAIN_RESTART_COUNT"
 """How often `train.launch` has started the processes again."""
 
-# As gloo, NCCL and the coordination service tell of a peer that is gone.
-_LOSS = re.compile(r"Gloo|NCCL|nccl|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|coordination")
+# As gloo and NCCL tell of a peer that is gone, by exceptions of several types, and as
+# the coordination service does, by XLA's own.
+_PEER_LOST = re.compile(r"Gloo [\w-]+ failed|NCCL|nccl")
+_SERVICE_LOST = re.compile(r"(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED): ")
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,8 @@ def loss_in(error: BaseException) -> str | None:
     cause: BaseException | None = error
     while cause is not None:
         text = str(cause)
-        if isinstance(cause, jax.errors.JaxRuntimeError) and _LOSS.search(text):
+        is_xlas = isinstance(cause, jax.errors.JaxRuntimeError)
+        if _PEER_LOST.search(text) or (is_xlas and _SERVICE_LOST.match(text)):
             return text.partition("\n")[0].rstrip(".")
         cause = cause.__cause__ or cause.__context__
     return None
