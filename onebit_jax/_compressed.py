@@ -87,6 +87,13 @@ class Leaves(NamedTuple):
             results[i] = mean
         return results
 
+    def result(self, i: int, wire: Wire, message: Array) -> Array:
+        """The result of a compressed leaf, from its rows of an agreed message."""
+        value, own = self.values[i], self.momenta[i]
+        into = None if own is None else own.reshape(-1)
+        mean = wire.values(message, value.size, self.dtypes[i], into)
+        return mean.reshape(value.shape)
+
 
 def divide(
     shapes: Sequence[tuple[int, ...]], wire: Wire, parts: int
@@ -177,8 +184,7 @@ def compressed_mean(wire: Wire) -> Exchange:
                 leaves.compressed, layout.slices, new_errors, strict=True
             ):
                 errors[i] = error.reshape(errors[i].shape)
-                mean = wire.values(message[rows], values[i].size, leaves.dtypes[i])
-                results[i] = mean.reshape(values[i].shape)
+                results[i] = leaves.result(i, wire, message[rows])
         return treedef.unflatten(results), SignMeanState(
             worker_error=PerWorker(treedef.unflatten(errors), axes, "each"),
             server_error=PerWorker(server_error, axes, "split"),

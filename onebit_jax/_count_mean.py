@@ -151,8 +151,13 @@ class _Counts(Wire):
         return agreed, new_errors, server_error
 
     def values(
-        self, message: UInt32[Array, "b w"], size: int, dtype: DTypeLike
+        self,
+        message: UInt32[Array, "b w"],
+        size: int,
+        dtype: DTypeLike,
+        into: Float32[Array, " size"] | None,
     ) -> Float[Array, " size"]:
+        del into
         workers = _axes.bound_workers(self.axes)
         positive = unpack_digits(message[:, :-2], workers, self.block_size)
         scales = _shared_scales(message, workers)

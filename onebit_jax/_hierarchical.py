@@ -151,8 +151,7 @@ def hierarchical(exchange: Exchange, within: _axes.AxisNames) -> Exchange:
                 to="invarying",
             ).reshape(hosts * devices * served, -1)
             for i, rows in zip(leaves.compressed, layout.slices, strict=True):
-                mean = wire.values(message[rows], values[i].size, leaves.dtypes[i])
-                results[i] = mean.reshape(values[i].shape)
+                results[i] = leaves.result(i, wire, message[rows])
         return treedef.unflatten(results), state_of(error, server_error)
 
     return Exchange(init_fn, update_fn, axes, fused=exchange_tree)

@@ -150,10 +150,14 @@ class _TwoPhases(Wire):
         return whole, new_errors, jnp.concatenate(owed)
 
     def values(
-        self, message: UInt32[Array, "b w"], size: int, dtype: DTypeLike
+        self,
+        message: UInt32[Array, "b w"],
+        size: int,
+        dtype: DTypeLike,
+        into: Float32[Array, " size"] | None,
     ) -> Float[Array, " size"]:
         # By XLA, which fuses it with what the optimizer does next.
-        return decompress(*_parts(message), size, dtype)
+        return decompress(*_parts(message), size, dtype, into=into)
 
 
 def _message(

@@ -158,9 +158,13 @@ class Wire(abc.ABC):
 
     @abc.abstractmethod
     def values(
-        self, message: UInt32[Array, "b w"], size: int, dtype: DTypeLike
+        self,
+        message: UInt32[Array, "b w"],
+        size: int,
+        dtype: DTypeLike,
+        into: Float32[Array, " size"] | None,
     ) -> Float[Array, " size"]:
-        """The mean that rows of an agreed message stand for."""
+        """The mean that rows of an agreed message stand for, in a free buffer."""
 
     def compress(
         self, part: Part, decay: Any

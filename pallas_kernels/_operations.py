@@ -148,6 +148,7 @@ def decompress(
     size: int,
     dtype: DTypeLike = jnp.float32,
     *,
+    into: Float[Array, " size"] | None = None,
     implementation: Implementation | None = None,
 ) -> Float[Array, " size"]:
     r"""Restores the values that signs and scales stand for: s_b · sign.
@@ -159,23 +160,30 @@ def decompress(
       scales: the scale of each block.
       size: how many values the blocks hold; the rest is padding.
       dtype: of the result.
+      into: an array of that size and dtype that is needed no more, whose buffer the
+        result may take; its values do not matter.
       implementation: as in `compress`.
 
     Returns:
       The values.
 
     Raises:
-      ValueError: if there are fewer values than `size`, or the implementation is not
-        one that runs here.
+      ValueError: if there are fewer values than `size`, `into` is of another type, or
+        the implementation is not one that runs here.
 
     Example:
       >>> import jax.numpy as jnp
       >>> decompress(jnp.array([[1]], jnp.uint32), jnp.array([0.5]), size=2)
       Array([ 0.5, -0.5], dtype=float32)
     """
+    if into is not None and (into.shape != (size,) or into.dtype != dtype):
+        raise ValueError(
+            f"into must be of shape {(size,)} and dtype {jnp.dtype(dtype)}, got "
+            f"{into.shape} and {into.dtype}."
+        )
     if size > ROWS * words.size:
         raise ValueError(f"the words hold {ROWS * words.size} values, not {size}.")
     arguments = (words, scales, size, dtype)
     if kernels := mosaic(implementation, words):
         return kernels.decompress(*arguments, interpreted=implementation != "mosaic")
-    return _reference.decompress(*arguments)
+    return _reference.decompress(*arguments, into=into)

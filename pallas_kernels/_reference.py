@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -64,24 +64,46 @@ def corrected_value(
 
 
 def _by_chunks(
-    at: Callable[[Any, int, Any], Any],
-    length: int,
-    unit: int,
-    block_size: int,
-    carry: Any,
+    at: Callable[[Any, int, int, Any], Any], size: int, block_size: int, carry: Any
 ) -> Any:
-    """Works along an axis in chunks, then in units, then on what is left at once."""
-    # The units are a loop, too: what follows a loop is no longer done in place.
-    done, steps = 0, (max(1, _CHUNK // block_size) * unit, unit)
+    """Works on whole blocks in chunks, then one by one, then on one that is cut short.
+
+    Args:
+      at: takes the first block, the number of blocks, that of values, and the carry.
+      size: values in all.
+      block_size: values of a block.
+      carry: what is worked on.
+
+    Returns:
+      The carry in the end.
+    """
+    # All of them loops: what follows a loop is no longer done in place.
+    whole = size // block_size
+    done, steps = 0, (max(1, _CHUNK // block_size), 1)
     for step in steps:
-        first, number = done, (length - done) // step
+        first, number = done, (whole - done) // step
 
         def body(i: Array, carry: Any, first: int = first, step: int = step) -> Any:
-            return at(first + i * step, step, carry)
+            return at(first + i * step, step, step * block_size, carry)
 
         carry = lax.fori_loop(0, number, body, carry)
         done += number * step
-    return at(done, length - done, carry) if done < length else carry
+    if rest := size % block_size:
+        # Hidden from the compiler, which makes a loop that runs once no loop.
+        once = lax.optimization_barrier(jnp.int32(1))
+        carry = lax.fori_loop(0, once, lambda _, c: at(whole, 1, rest, c), carry)
+    return carry
+
+
+def _row_shape(size: int, block_size: int) -> tuple[int, ...]:
+    """Rows of a block's width in the largest part of a block that divides a size.
+
+    XLA's CPU backend does not vectorise what goes from one shape to another unless the
+    last dimensions stay.
+    """
+    width = block_size // ROWS
+    rows = math.gcd(size, block_size) // width
+    return (rows, width) if rows else ()
 
 
 def compress(
@@ -93,53 +115,55 @@ def compress(
     scale: Scale,
 ) -> tuple[UInt32[Array, "b w"], Float32[Array, " b"], Float[Array, " size"]]:
     """`pallas_kernels.compress` as XLA compiles it."""
-    size, rows = value.size, (ROWS, block_size // ROWS)
+    size, width = value.size, block_size // ROWS
+    blocks = -(-size // block_size)
 
     def whole(
         value: Array, error: Array, momentum: Array | None
     ) -> tuple[Array, Array, Array]:
         x = corrected_value(value, error, momentum, decay)
-        blocks = x if x.ndim == 3 else to_blocks(x, block_size)
-        counts = jnp.full(blocks.shape[0], block_size, jnp.int32)
+        padded = to_blocks(x.reshape(-1), block_size)
+        counts = jnp.full(padded.shape[0], block_size, jnp.int32)
         if x.size % block_size:
             counts = counts.at[-1].set(x.size % block_size)
-        words, scales, new_error = quantise(blocks, counts, scale)
-        if x.ndim == 1:
-            new_error = new_error.reshape(-1)[: x.size]
+        words, scales, new_error = quantise(padded, counts, scale)
+        new_error = new_error.reshape(-1)[: x.size].reshape(error.shape)
         return words, scales, new_error.astype(error.dtype)
 
     def by_chunks(
         value: Array, error: Array, momentum: Array | None
     ) -> tuple[Array, Array, Array]:
-        # Along the first axis, of blocks, or of values where the last block is cut.
-        unit = 1 if value.ndim == 3 else block_size
-        words, scales, _ = jax.eval_shape(whole, value, error, momentum)
-        zeros = [jnp.zeros(x.shape, x.dtype) for x in (words, scales)]
+        unit = math.prod(value.shape[1:])
+        zeros = jnp.zeros((blocks, width), jnp.uint32), jnp.zeros(blocks)
 
         def compress_at(
-            first: int | Array, length: int, carry: tuple[Array, Array, Array]
+            first: int | Array,
+            number: int,
+            values: int,
+            carry: tuple[Array, Array, Array],
         ) -> tuple[Array, Array, Array]:
+            del number
+            words, scales, error = carry
+            start = first * (block_size // unit)
+
             def part(x: Array) -> Array:
-                return lax.dynamic_slice_in_dim(x, first, length)
+                return lax.dynamic_slice_in_dim(x, start, values // unit)
 
             own = None if momentum is None else part(momentum)
-            words, scales, error = carry
             new = whole(part(value), part(error), own)
             put = lax.dynamic_update_slice_in_dim
             return (
-                put(words, new[0], first // unit, 0),
-                put(scales, new[1], first // unit, 0),
-                put(error, new[2], first, 0),
+                put(words, new[0], first, 0),
+                put(scales, new[1], first, 0),
+                put(error, new[2], start, 0),
             )
 
         start = vary_as((*zeros, error), value, error, momentum, decay)
-        return _by_chunks(compress_at, value.shape[0], unit, block_size, start)
+        return _by_chunks(compress_at, size, block_size, start)
 
-    if size % block_size == 0:
-        # As blocks from the start: XLA's CPU backend does not vectorise what goes
-        # from one shape to another.
-        value, error = value.reshape(-1, *rows), error.reshape(-1, *rows)
-        momentum = None if momentum is None else momentum.reshape(-1, *rows)
+    shape = (-1, *_row_shape(size, block_size))
+    value, error = value.reshape(shape), error.reshape(shape)
+    momentum = None if momentum is None else momentum.reshape(shape)
     if size <= 2 * _CHUNK:
         result = whole(value, error, momentum)
     else:
@@ -180,25 +204,33 @@ def decompress(
     scales: Float32[Array, " b"],
     size: int,
     dtype: DTypeLike,
+    into: Float[Array, " size"] | None = None,
 ) -> Float[Array, " size"]:
     """`pallas_kernels.decompress` as XLA compiles it."""
+    block_size = ROWS * words.shape[1]
 
-    def by_chunks(words: Array, scales: Array) -> Array:
-        blocks, width = words.shape
-        start = vary_as(jnp.zeros((blocks, ROWS, width), dtype), words, scales)
+    def by_chunks(words: Array, scales: Array, start: Array | None) -> Array:
+        shape = _row_shape(size, block_size)
+        unit = math.prod(shape)
+        if start is None:
+            start = jnp.zeros(size, dtype)
+        start = vary_as(start.reshape(-1, *shape), words, scales)
 
-        def unpack_at(first: int | Array, length: int, values: Array) -> Array:
-            part = (lax.dynamic_slice_in_dim(x, first, length) for x in (words, scales))
-            new = unpack_signs(*part).astype(dtype)
-            return lax.dynamic_update_slice_in_dim(values, new, first, 0)
+        def unpack_at(
+            first: int | Array, number: int, values: int, carry: Array
+        ) -> Array:
+            part = (lax.dynamic_slice_in_dim(x, first, number) for x in (words, scales))
+            new = unpack_signs(*part).astype(dtype).reshape(-1)[:values]
+            place = first * (block_size // unit)
+            new = new.reshape(-1, *shape)
+            return lax.dynamic_update_slice_in_dim(carry, new, place, 0)
 
-        return _by_chunks(unpack_at, blocks, 1, ROWS * width, start)
+        return _by_chunks(unpack_at, size, block_size, start).reshape(size)
 
-    def whole(words: Array, scales: Array) -> Array:
-        return unpack_signs(words, scales).astype(dtype)
+    def whole(words: Array, scales: Array, start: Array | None) -> Array:
+        del start
+        return unpack_signs(words, scales).astype(dtype).reshape(-1)[:size]
 
     if size <= 2 * _CHUNK:
-        values = whole(words, scales)
-    else:
-        values = lax.platform_dependent(words, scales, cpu=by_chunks, default=whole)
-    return values.reshape(-1)[:size]
+        return whole(words, scales, None)
+    return lax.platform_dependent(words, scales, into, cpu=by_chunks, default=whole)
