@@ -13,10 +13,10 @@ themselves. Of each, in every stage and at every rate, it reports
   token bucket let through, which counts the headers of each packet;
 - bytes counted from the compiled program;
 - seconds of computation: on links without a limit, the time of the whole less that of
-  its collectives alone (the same operations on buffers of the same sizes, in the same
-  processes). All hosts compute at the same time on the machine's few cores, here as at
-  every rate, so contention is the same in both, and what TCP costs the cores is not
-  called computation;
+  its collectives between hosts alone (the same operations on buffers of the same
+  sizes, in the same processes). All hosts compute at the same time on the machine's
+  few cores, here as at every rate, so contention is the same in both, and what TCP
+  costs the cores is not called computation. What devices of one host exchange is;
 - the bound: computation, then the counted bytes at the link's rate, nothing at the
   same time and no headers; and the share of it that is attained;
 - the share of the time that is not computation, and the speed-up over Adam, or over
@@ -43,6 +43,7 @@ from tqdm import tqdm
 
 from benchmarks import network_hosts, network_processes
 from benchmarks.network_report import (
+    MARKS,
     fill,
     read_rows,
     tables,
@@ -164,6 +165,35 @@ def _known(text: str, flag: str, known: tuple[str, ...]) -> list[str]:
     return names
 
 
+def checked(config: Config) -> list[int]:
+    """Refuses what cannot be measured.
+
+    Args:
+      config: The flags.
+
+    Returns:
+      The numbers of hosts.
+
+    Raises:
+      SystemExit: With what is wrong.
+    """
+    names = [name for name, _, _ in cases(config)]
+    for rate in listed(config.rates):
+        if rate == AUTO and "adam" not in names:
+            raise SystemExit("--rates auto is found from Adam's step: measure it too.")
+        if rate != AUTO:
+            try:
+                network_hosts.bits_per_second(rate)
+            except ValueError as error:
+                raise SystemExit(f"--rates: {error}.") from None
+    if min(config.devices, config.batch, config.seq, config.repeats) < 1:
+        raise SystemExit("--devices, --batch, --seq and --repeats must be at least 1.")
+    counts = listed(config.hosts)
+    if not all(count.isdecimal() and int(count) > 1 for count in counts):
+        raise SystemExit(f"--hosts takes numbers from 2 on, not {config.hosts!r}.")
+    return [int(count) for count in counts]
+
+
 def auto_rate(sent_bytes: int, computation: float) -> str:
     """The rate at which the network takes `ADAMS_SHARE` of a step.
 
@@ -198,7 +228,7 @@ def rows_of(
         slowest = zip(*(reply["seconds"] for reply in replies), strict=True)
         return [max(seconds) for seconds in slowest]
 
-    for name, stage, request in cases(config):
+    for name, stage, request in cases(config):  # Adam's step, if any, is the first.
         network_hosts.limit(hosts, network_hosts.UNLIMITED)
         replies = processes.ask(request, config.timeout)
         sent_bytes = max(reply["sent_bytes"] for reply in replies)
@@ -241,6 +271,7 @@ def main(config: Config) -> None:
         print(f"removed {name} of a run that was killed", file=sys.stderr)
     if config.clean:
         return
+    counts = checked(config)
     results = Results(
         settings={name: getattr(config, name) for name in SETTINGS},
         network=network_hosts.described(),
@@ -249,7 +280,9 @@ def main(config: Config) -> None:
     )
     if config.json and config.json.exists():
         results.rows += read_rows(config.json, results)
-    for count in map(int, listed(config.hosts)):
+    page = config.page.read_text("utf-8") if config.page else "\n".join(MARKS)
+    fill(page, "")  # What is wrong with it is said before anything is measured.
+    for count in counts:
         with (
             tempfile.TemporaryDirectory() as folder,
             network_hosts.joined(count) as hosts,
@@ -264,9 +297,7 @@ def main(config: Config) -> None:
                     write_json(config.json, results)
     print(tables(results))
     if config.page:
-        config.page.write_text(
-            fill(config.page.read_text("utf-8"), tables(results)), "utf-8"
-        )
+        config.page.write_text(fill(page, tables(results)), "utf-8")
     if config.picture:
         write_picture(config.picture, results)
 

@@ -28,7 +28,7 @@ class Row:
       stage: 'warmup', 'compressed', or None where there is but one.
       seconds: of each repeat.
       unlimited_seconds: median on links without a limit.
-      computation_seconds: what of these the collectives alone do not take.
+      computation_seconds: what of these the collectives between hosts do not take.
       sent_bytes: that leave a host each time, counted from the compiled program.
       tx_bytes: that left the interface of the host that sent most, each time.
       packet_bytes: the same with the headers of each packet.
@@ -120,8 +120,12 @@ class Results:
     rows: list[Row] = field(default_factory=list)
 
     def add(self, row: Row) -> None:
-        """Adds a row in place of an earlier one of the same case."""
-        self.rows = [other for other in self.rows if other.case != row.case] + [row]
+        """Adds a row, or puts it in the place of an earlier one of the same case."""
+        cases = [other.case for other in self.rows]
+        if row.case in cases:
+            self.rows[cases.index(row.case)] = row
+            return
+        self.rows.append(row)
         self.rows.sort(key=lambda r: (r.hosts, r.devices, bits_per_second(r.rate)))
 
 

@@ -29,6 +29,11 @@ DTYPES = {
 """From HLO's names."""
 
 
+def leaves_host(each: Collective, hosts: int) -> bool:
+    """Whether a collective is one between hosts."""
+    return hosts > 1 and each.group_size > 1 and each.axes != ("device",)
+
+
 def host_bytes(found: Sequence[Collective], hosts: int, devices: int) -> int:
     """The bytes that leave a host.
 
@@ -43,16 +48,15 @@ def host_bytes(found: Sequence[Collective], hosts: int, devices: int) -> int:
     Returns:
       Bytes of all devices of a host together, to other hosts.
     """
-    if hosts == 1:
-        return 0
     total = 0
     for each in found:
-        if each.group_size == hosts * devices and devices > 1:
+        if not leaves_host(each, hosts):
+            continue
+        edges = float(devices)
+        if devices > 1 and each.group_size == hosts * devices:
             others = (hosts - 1) * devices / (hosts * devices - 1)
-            edges = devices * others if each.op == "all-to-all" else 1
-            total += round(each.sent_bytes * edges)
-        elif each.axes != ("device",):
-            total += each.sent_bytes * devices
+            edges = devices * others if each.op == "all-to-all" else 1.0
+        total += round(each.sent_bytes * edges)
     return total
 
 
@@ -76,8 +80,6 @@ def collectives_alone(
     sharding = NamedSharding(mesh, split)
     calls, buffers = [], []
     for each in found:
-        if each.group_size == 1:
-            continue
         if each.op not in _OPERATIONS or each.dtype not in DTYPES or not each.axes:
             raise NotImplementedError(f"cannot run the {each.dtype} {each.op} alone")
         dtype = jnp.dtype(DTYPES[each.dtype])

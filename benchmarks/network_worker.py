@@ -27,7 +27,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 import onebit_jax
-from benchmarks.network_traffic import collectives_alone, host_bytes
+from benchmarks.network_traffic import collectives_alone, host_bytes, leaves_host
 from models import SIZES, PreTrainingBatch
 from train.exchange import make_exchange
 from train.mesh import make_mesh
@@ -76,7 +76,7 @@ class Case(NamedTuple):
 
     Attributes:
       call: does it once.
-      alone: runs its collectives alone once.
+      alone: runs its collectives between hosts alone once.
       sent_bytes: that leave a host each time.
     """
 
@@ -181,7 +181,8 @@ def _case(
     call: Callable[[], Any],
 ) -> Case:
     found = onebit_jax.traffic(compiled, mesh).collectives
-    program, held = collectives_alone(found, mesh)
+    between = [each for each in found if leaves_host(each, settings.hosts)]
+    program, held = collectives_alone(between, mesh)
 
     def alone() -> Any:
         nonlocal held

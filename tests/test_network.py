@@ -16,7 +16,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import onebit_jax
 from benchmarks import network_hosts, network_processes
-from benchmarks.network import Config, auto_rate, cases
+from benchmarks.network import Config, auto_rate, cases, checked
 from benchmarks.network_report import fill, read_rows, tables, write_json
 from benchmarks.network_rows import Results, Row, speed_up
 from benchmarks.network_traffic import collectives_alone, host_bytes
@@ -102,10 +102,20 @@ def test_baselines_are_measured_first():
     ]
 
 
-@pytest.mark.parametrize("config", [Config(optimizers="sgd"), Config(exchanges="sum")])
-def test_unknown_names_are_refused(config):
-    with pytest.raises(SystemExit, match="not 's"):
-        cases(config)
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        (Config(optimizers="sgd"), "--optimizers takes adam, onebit_adam, not 'sgd'"),
+        (Config(exchanges="sum"), "--exchanges takes .*, not 'sum'"),
+        (Config(wires="bytes"), "--wires takes signs, counts, not 'bytes'"),
+        (Config(rates="auto", exchange_only=True), "from Adam's step"),
+        (Config(rates="100mb"), "a rate is given as 100mbit"),
+        (Config(hosts="2,1"), "--hosts takes numbers from 2 on"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(config, what):
+    with pytest.raises(SystemExit, match=what):
+        checked(config)
 
 
 def flat_mesh(hosts, devices):
