@@ -1,12 +1,12 @@
 """The planner's model beside what `benchmarks.network` measured.
 
-    python -m benchmarks.plan_network docs/network.json
+    python -m benchmarks.plan_network docs/network.json --page docs/plan.md
 
-prints a Markdown table. What goes in for a training step: the link's rate, less the
-headers of its packets, and one measured number, the computation of Adam's step on as
-many hosts; a 1-bit step is predicted with the same computation, so that what
-compression itself costs a CPU is in the difference. What goes in for an exchange by
-itself: the rate, and the exchange's own computation.
+prints a Markdown table, and puts it between the marks of a page. What goes in for a
+training step: the link's rate, less the headers of its packets, and one measured number,
+the computation of Adam's step on as many hosts; a 1-bit step is predicted with the same
+computation, so that what compression itself costs a CPU is in the difference. What goes
+in for an exchange by itself: the rate, and the exchange's own computation.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import jax
 import tyro
 
 from benchmarks.network_hosts import bits_per_second
+from benchmarks.network_report import fill
 from models import SIZES
 from train.objective import abstract_params
 from train.plan_wire import Cluster, Phase, exact, flat, hierarchical, scalars
@@ -28,8 +29,8 @@ PAYLOAD = 1448 / 1514
 """Share of an Ethernet frame on the wire that is TCP's payload."""
 LATENCY = 100e-6
 """Seconds of a message through the bridge between two hosts."""
-INSIDE_RATE = 5e9
-"""Bytes a second between virtual devices of a process."""
+INSIDE_RATE = float("inf")
+"""What devices of a host exchange counts as computation in the testbed."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,12 @@ def phases_of(
       What the planner takes them for.
     """
     several = cluster.hosts > 1 and cluster.gpus > 1
-    form = hierarchical if several and settings["topology"] != "flat" else flat
+    form = hierarchical if several and ", flat" not in row["name"] else flat
     if row["kind"] == "exchange":
         sizes = (int(settings["size"]),)
         if row["name"] == "pmean":
             return exact(sizes, 4, cluster)
-        wire = "counts" if row["name"] == "count_mean" else "signs"
+        wire = "counts" if "count_mean" in row["name"] else "signs"
         return form(sizes, wire, cluster)
     leaves = jax.tree.leaves(abstract_params(SIZES[settings["model"]]))
     sizes = tuple(leaf.size for leaf in leaves)
@@ -89,22 +90,24 @@ def compare(measured: dict[str, Any]) -> list[Compared]:
     """
     settings, rows = measured["settings"], measured["rows"]
     adams = {
-        (row["hosts"], row["rate"]): row["computation_seconds"]
-        for row in rows
-        if row["name"] == "adam"
+        _where(row): row["computation_seconds"] for row in rows if row["name"] == "adam"
     }
     found = []
     for row in rows:
         rate = bits_per_second(row["rate"]) / 8 * PAYLOAD
-        at = Cluster(row["hosts"], settings["devices"], rate, INSIDE_RATE, LATENCY)
+        at = Cluster(row["hosts"], row["devices"], rate, INSIDE_RATE, LATENCY)
         phases = phases_of(row, settings, at)
         computation = row["computation_seconds"]
         if row["kind"] == "step":
-            computation = adams.get((row["hosts"], row["rate"]), computation)
+            computation = adams.get(_where(row), computation)
         seconds = computation + sum(phase.seconds(at) for phase in phases)
         sent = sum(phase.host_bytes for phase in phases)
         found.append(Compared(row, sent, seconds))
     return found
+
+
+def _where(row: dict[str, Any]) -> tuple[int, int, str]:
+    return row["hosts"], row["devices"], row["rate"]
 
 
 def table(compared: list[Compared]) -> str:
@@ -117,7 +120,9 @@ def table(compared: list[Compared]) -> str:
     for found in compared:
         row = found.row
         cells = (
-            str(row["hosts"]),
+            str(row["hosts"])
+            if row["devices"] == 1
+            else f"{row['hosts']} of {row['devices']} devices",
             row["rate"],
             row["name"],
             row["stage"] or "",
@@ -131,13 +136,17 @@ def table(compared: list[Compared]) -> str:
     return "\n".join(lines)
 
 
-def main(file: Annotated[Path, tyro.conf.Positional]) -> None:
+def main(file: Annotated[Path, tyro.conf.Positional], page: Path | None = None) -> None:
     """Compares a measurement.
 
     Args:
       file: What `python -m benchmarks.network --json FILE` wrote.
+      page: Where the table goes, between its marks.
     """
-    print(table(compare(json.loads(file.read_text()))))
+    text = table(compare(json.loads(file.read_text("utf-8"))))
+    print(text)
+    if page is not None:
+        page.write_text(fill(page.read_text("utf-8"), text), "utf-8")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from jax.sharding import AxisType, Mesh
 
 import onebit_jax
 from benchmarks import plan_network
-from benchmarks.network_report import Results, Row, write_json
+from benchmarks.network_report import MARKS, write_json
+from benchmarks.network_rows import Results, Row
 from train import plan, plan_compile, plan_paper, plan_wire
 from train.errors import InputError
 from train.plan_model import Load, Model, arms
@@ -359,6 +360,7 @@ def test_stands_beside_what_the_testbed_writes(tmp_path, capsys):
     rows = [
         Row(
             hosts=4,
+            devices=1,
             rate="100mbit",
             kind=kind,
             name=name,
@@ -379,11 +381,14 @@ def test_stands_beside_what_the_testbed_writes(tmp_path, capsys):
             ("exchange", "sign_mean", None),
         ]
     ]
-    settings = {"model": "tiny", "size": 1e6, "devices": 1, "topology": "auto"}
-    file = tmp_path / "network.json"
-    write_json(file, Results(settings, {}, "a CPU", rows))
-    plan_network.main(file)
-    assert len(capsys.readouterr().out.splitlines()) == 2 + len(rows)
+    settings = {"model": "tiny", "size": 1e6}
+    file, page = tmp_path / "network.json", tmp_path / "page.md"
+    write_json(file, Results(settings, {}, "a CPU", "0.10", rows))
+    page.write_text("\n".join(["before", *MARKS, "after"]))
+    plan_network.main(file, page)
+    printed = capsys.readouterr().out.strip()
+    assert len(printed.splitlines()) == 2 + len(rows)
+    assert printed in page.read_text()
     found = plan_network.compare(json.loads(file.read_text()))
     adam, warmup, compressed, counts, mean, sign = found
     assert mean.host_bytes == pytest.approx(sent)
