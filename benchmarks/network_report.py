@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import matplotlib as mpl
 from matplotlib import pyplot as plt
+from matplotlib.lines import Line2D
 
+from benchmarks.network_hosts import bits_per_second
 from benchmarks.network_rows import BASELINES, Results, Row, speed_up
 
 if TYPE_CHECKING:
@@ -142,54 +145,60 @@ def fill(page: str, text: str) -> str:
 
 
 def write_picture(file: Path, results: Results) -> None:
-    """Draws how much faster than its baseline everything is, a panel a host count.
+    """Draws seconds and their bounds, a panel a host count and kind.
 
     Args:
       file: Where to, a PNG.
       results: Of the measurement.
     """
     mpl.use("Agg")
-    hosts = sorted({(row.hosts, row.devices) for row in results.rows})
+    places = sorted({(row.hosts, row.devices) for row in results.rows})
     kinds = [kind for kind in BASELINES if any(r.kind == kind for r in results.rows)]
+    rates = sorted({row.rate for row in results.rows}, key=bits_per_second)
+    colours = {rate: f"C{i}" for i, rate in enumerate(rates)}
+    tallest = max(Counter(row.where[:2] for row in results.rows).values())
     figure, grid = plt.subplots(
         len(kinds),
-        len(hosts),
-        figsize=(4.5 * len(hosts) + 1, 3.5 * len(kinds) + 0.5),
+        len(places),
+        figsize=(4.5 * len(places) + 1, 0.25 * tallest + 1.5 * len(kinds) + 1),
         squeeze=False,
+        sharex=True,
         layout="constrained",
     )
     for line, kind in zip(grid, kinds, strict=True):
-        for axes, where in zip(line, hosts, strict=True):
-            rows = [
-                row
-                for row in results.rows
-                if (row.kind, (row.hosts, row.devices)) == (kind, where)
-            ]
-            _bars(axes, rows)
-            title = f"{kind}, {where[0]} hosts of {where[1]} devices"
-            axes.set(title=title, xscale="log", xlabel="seconds")
+        for axes, place in zip(line, places, strict=True):
+            rows = [r for r in results.rows if (*r.where[:2], r.kind) == (*place, kind)]
+            if not rows:
+                axes.set_axis_off()
+                continue
+            _points(axes, rows, colours)
+            hosts, devices = place
+            each = f" of {devices} devices" if devices > 1 else ""
+            axes.set(title=f"{kind}, {hosts} hosts{each}", xscale="log")
+    figure.supxlabel("seconds; a stroke is the bound, a number how much faster")
+    marks = [
+        Line2D([], [], linestyle="", marker="o", color=colour, label=rate)
+        for rate, colour in colours.items()
+    ]
+    figure.legend(handles=marks, loc="outside upper center", ncols=len(rates))
     figure.savefig(file, dpi=120)
     plt.close(figure)
 
 
-def _bars(axes: Axes, rows: Sequence[Row]) -> None:
-    labels = [f"{row.name} {row.stage or ''}\n{row.rate}" for row in rows]
-    places = range(len(rows))
-    axes.barh(places, [row.median for row in rows], color="C0", label="measured")
-    axes.plot(
-        [row.bound_seconds for row in rows],
-        places,
-        linestyle="",
-        marker="|",
-        markersize=14,
-        color="black",
-        label="bound",
-    )
-    axes.set_yticks(places, labels, fontsize=7)
-    axes.invert_yaxis()
-    axes.grid(axis="x", alpha=0.3)
-    for place, row in zip(places, rows, strict=True):
+def _points(axes: Axes, rows: Sequence[Row], colours: dict[str, str]) -> None:
+    for place, row in enumerate(rows):
+        first, third = row.quartiles
+        colour = colours[row.rate]
+        axes.plot([first, third], [place, place], color=colour)
+        axes.plot(row.median, place, marker="o", color=colour)
+        stroke = {"marker": "|", "markersize": 12, "color": "black"}
+        axes.plot(row.bound_seconds, place, **stroke)
         ratio = speed_up(row, rows)
-        if ratio is not None:
-            axes.annotate(f" {ratio:.1f} to 1", (row.median, place), va="center")
-    axes.legend(fontsize=7)
+        if ratio is not None and row.name != BASELINES[row.kind]:
+            text = f"{ratio:.1f} \N{MULTIPLICATION SIGN}"
+            where = {"xytext": (8, 0), "textcoords": "offset points"}
+            axes.annotate(text, (row.median, place), va="center", fontsize=8, **where)
+    names = [f"{row.name} {row.stage or ''}".strip() for row in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize=8)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.grid(axis="x", alpha=0.3)
