@@ -3,10 +3,10 @@
     python -m benchmarks.plan_network docs/network.json --page docs/plan.md
 
 prints a Markdown table, and puts it between the marks of a page. What goes in for a
-training step: the link's rate, less the headers of its packets, and one measured number,
-the computation of Adam's step on as many hosts; a 1-bit step is predicted with the same
-computation, so that what compression itself costs a CPU is in the difference. What goes
-in for an exchange by itself: the rate, and the exchange's own computation.
+training step: the link's rate, less the headers of its packets, and one measured
+number, the computation of Adam's step on as many hosts; a 1-bit step is predicted with
+the same computation, so that what compression itself costs a CPU is in the difference.
+What goes in for an exchange by itself: the rate, and the exchange's own computation.
 """
 
 from __future__ import annotations
