@@ -2,8 +2,9 @@
 
 Starts the same Python command several times on this machine, each process told by its
 environment (`JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID`) where it
-stands. When one fails, the others are ended and the first failure is named. No process
-outlives the launcher, however that ends.
+stands, and by `TRAIN_RESTART_COUNT` how often all were started again. When one fails,
+the others are ended and the first failure is named. No process outlives the launcher,
+however that ends.
 """
 
 from __future__ import annotations
