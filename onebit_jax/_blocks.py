@@ -39,8 +39,8 @@ class BlockLayout(NamedTuple):
 
     @property
     def served_blocks(self) -> int:
-        """Blocks that each worker serves."""
-        return -(-sum(self.blocks) // self.workers)
+        """Blocks that each worker serves, padding included; at least one."""
+        return max(1, -(-sum(self.blocks) // self.workers))
 
     @property
     def total_blocks(self) -> int:

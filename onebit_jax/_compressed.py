@@ -32,8 +32,8 @@ class SignMeanState(NamedTuple):
       worker_error: for each leaf, (workers, *shape): what each worker has not sent,
         zero for leaves that go exactly.
       server_error: (workers, blocks served, block_size): what each worker, as the
-        server of its share of the blocks, has not sent back; none served where the
-        wire format has no server.
+        server of its share of the blocks, has not sent back; None where the wire
+        format has no server.
     """
 
     worker_error: PerWorker
@@ -65,7 +65,7 @@ class Leaves(NamedTuple):
     def of(
         cls, values: list[Array], momenta: list[Any], decay: Any, wire: Wire, parts: int
     ) -> Leaves:
-        """Divides leaves by the wire's rule, blocks in so many equal parts."""
+        """Divides leaves by the wire's rule, their blocks in so many equal parts."""
         dtypes = [
             x.dtype if own is None else own.dtype
             for x, own in zip(values, momenta, strict=True)
@@ -99,8 +99,7 @@ def divide(
     shapes: Sequence[tuple[int, ...]], wire: Wire, parts: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], BlockLayout]:
     """The places of leaves that go exactly, those of the others, and their layout."""
-    # Nothing at all needs no blocks.
-    least = max(1, wire.exact_below)
+    least = wire.least(_axes.worker_count(wire.axes)[0])
     exact = tuple(i for i, s in enumerate(shapes) if math.prod(s) < least)
     compressed = tuple(i for i in range(len(shapes)) if i not in exact)
     layout = layout_of([shapes[i] for i in compressed], wire.block_size, parts)
@@ -130,11 +129,11 @@ def compressed_mean(wire: Wire) -> Exchange:
         check_floats(params, wire)
         shapes = [p.shape for p in jax.tree.leaves(params)]
         _, _, layout = divide(shapes, wire, workers)
-        served = layout.served_blocks if wire.has_server else 0
         worker = jax.tree.map(
             lambda p: jnp.zeros((held, *p.shape), wire.error_dtype), params
         )
-        server = jnp.zeros((held, served, wire.block_size), wire.error_dtype)
+        shape = (held, layout.served_blocks, wire.block_size)
+        server = jnp.zeros(shape, wire.error_dtype) if wire.has_server else None
         return SignMeanState(
             worker_error=PerWorker(worker, axes, "each"),
             server_error=PerWorker(server, axes, "split"),
@@ -161,9 +160,10 @@ def compressed_mean(wire: Wire) -> Exchange:
         server_error = state.server_error.value
         leaves = Leaves.of(values, momenta, decay, wire, workers)
         layout = leaves.layout
-        served = layout.served_blocks if wire.has_server else 0
         fits = [e.shape == (1, *x.shape) for x, e in zip(values, errors, strict=True)]
-        fits.append(server_error.shape == (1, served, wire.block_size))
+        if wire.has_server:
+            shape = (1, layout.served_blocks, wire.block_size)
+            fits.append(server_error.shape == shape)
         _axes.check_workers(all(fits), wire.who, workers, axes)
 
         results = leaves.exact_results(axes)
@@ -176,10 +176,9 @@ def compressed_mean(wire: Wire) -> Exchange:
                 )
                 for i in leaves.compressed
             ]
-            message, new_errors, owed = wire.exchange(
-                parts, decay, layout.counts(), server_error[0]
+            message, new_errors, server_error = wire.exchange(
+                parts, decay, layout.counts(), server_error
             )
-            server_error = owed[None]
             for i, rows, error in zip(
                 leaves.compressed, layout.slices, new_errors, strict=True
             ):

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
-from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from onebit_jax import _axes
@@ -130,6 +129,7 @@ def data_parallel(
         )
         state = init_state(tx, params, mesh)
         _check_axes(state, axes)
+        _check_sharded(state, specs)
         return params, state
 
     def step(
@@ -146,7 +146,7 @@ def data_parallel(
             updates, state = tx.update(gradients, state, params, **extra)
             _check_agreed(updates, axes)
             params = optax.apply_updates(params, updates)
-            mean = jax.tree.map(lambda x: lax.pmean(x, axes), value)
+            mean = jax.tree.map(lambda x: _axes.mean(x, axes), value)
             return params, state, *(mean if has_aux else (mean,))
 
         if explicit & set(axes):
@@ -174,6 +174,23 @@ def _check_axes(state: Any, axes: tuple[str, ...]) -> None:
             f"the batch is divided over {axes} and the optimizer's exchange works over "
             f"{tuple(sorted(named))}: name the same axes in data_parallel(axis=...) "
             "and in the exchange."
+        )
+
+
+def _check_sharded(state: Any, specs: Any) -> None:
+    """Refuses parameters that are sharded for one of step and exchange alone."""
+    nodes = jax.tree.leaves(state, is_leaf=is_per_worker)
+    nodes = [node for node in nodes if is_per_worker(node)]
+    by_shard = any(node.role == "split_shards" for node in nodes)
+    whole = any(node.role == "split" for node in nodes)
+    # An empty spec is a leaf of its own, without entries.
+    named = jax.tree.leaves(specs, is_leaf=lambda s: isinstance(s, PartitionSpec))
+    sharded = any(tuple(spec) for spec in named)
+    if (sharded and whole) or (by_shard and specs is None):
+        raise ValueError(
+            "parameters that are sharded inside each worker need the same specs in "
+            "data_parallel(specs=specs) and in the exchange, "
+            "per_shard(exchange, specs)."
         )
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from onebit_jax import _axes
 
@@ -117,6 +116,6 @@ def exact_mean(axis: _axes.AxisNames) -> Exchange:
         del params, extra_args
         _axes.bound_workers(axes)
         _axes.check_local(updates, axes, "exact_mean")
-        return jax.tree.map(lambda g: lax.pmean(g, axes), updates), state
+        return jax.tree.map(lambda g: _axes.mean(g, axes), updates), state
 
     return Exchange(init_fn, update_fn, axes)

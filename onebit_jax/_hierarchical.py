@@ -80,7 +80,7 @@ def hierarchical(exchange: Exchange, within: _axes.AxisNames) -> Exchange:
         (PartitionSpec(between, inside),),
     )
 
-    def state_of(worker: Array, server: Array) -> SignMeanState:
+    def state_of(worker: Array, server: Array | None) -> SignMeanState:
         return SignMeanState(
             worker_error=PerWorker(worker, axes, "each", specs[0]),
             server_error=PerWorker(server, axes, "split", specs[1]),
@@ -88,10 +88,10 @@ def hierarchical(exchange: Exchange, within: _axes.AxisNames) -> Exchange:
 
     def shapes_of(
         layout: BlockLayout, hosts: int, held: int, held_inside: int
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         served = layout.served_blocks * held_inside
-        worker = (held, hosts, served, wire.block_size)
-        return worker, (held, served if wire.has_server else 0, wire.block_size)
+        server = (held, served, wire.block_size) if wire.has_server else None
+        return (held, hosts, served, wire.block_size), server
 
     def init_fn(params: optax.Params) -> SignMeanState:
         hosts, held = _axes.worker_count(between)
@@ -99,8 +99,11 @@ def hierarchical(exchange: Exchange, within: _axes.AxisNames) -> Exchange:
         check_floats(params, wire)
         shapes = [p.shape for p in jax.tree.leaves(params)]
         _, _, layout = divide(shapes, wire, hosts * devices)
-        shapes = shapes_of(layout, hosts, held, held_inside)
-        return state_of(*(jnp.zeros(shape, wire.error_dtype) for shape in shapes))
+        worker, server = shapes_of(layout, hosts, held, held_inside)
+        return state_of(
+            jnp.zeros(worker, wire.error_dtype),
+            None if server is None else jnp.zeros(server, wire.error_dtype),
+        )
 
     def update_fn(
         updates: optax.Updates,
@@ -122,7 +125,8 @@ def hierarchical(exchange: Exchange, within: _axes.AxisNames) -> Exchange:
         leaves = Leaves.of(values, momenta, decay, wire, hosts * devices)
         layout = leaves.layout
         error, server_error = state.worker_error.value, state.server_error.value
-        fits = (error.shape, server_error.shape) == shapes_of(layout, hosts, 1, 1)
+        found = (error.shape, None if server_error is None else server_error.shape)
+        fits = found == shapes_of(layout, hosts, 1, 1)
         _axes.check_workers(fits, f"hierarchical {wire.who}", hosts * devices, axes)
 
         results = leaves.exact_results(axes)
@@ -135,14 +139,14 @@ def hierarchical(exchange: Exchange, within: _axes.AxisNames) -> Exchange:
             counts = lax.dynamic_index_in_dim(counts, own, 1, keepdims=False)
             part = Part(
                 (share / devices).reshape(-1),
-                error.reshape(-1),
+                # The blocks' tails change it after it was rounded otherwise.
+                error.reshape(-1).astype(jnp.float32),
                 tails=_tails(layout, hosts, devices, own),
             )
-            message, (new_error,), owed = wire.exchange(
-                [part], None, counts.reshape(-1), server_error[0]
+            message, (new_error,), server_error = wire.exchange(
+                [part], None, counts.reshape(-1), server_error
             )
-            error = new_error.reshape(error.shape)
-            server_error = owed[None]
+            error = new_error.reshape(error.shape).astype(error.dtype)
             message = lax.all_gather(
                 message.reshape(hosts, served, -1),
                 inside,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 
 from onebit_jax import _axes
 from onebit_jax._compressed import SignMeanState, check_floats, divide
@@ -44,19 +44,20 @@ def per_shard(exchange: Exchange, specs: Any) -> Exchange:
 
     Returns:
       An exchange over the axes of `exchange`. It is used inside a `shard_map` over
-      these alone, as `data_parallel` has with `axis` given: the further axes stay
-      automatic or explicit. Its state is a `SignMeanState` with one server error for
-      each set of axes that parameters are sharded over, of shape (workers, shards,
-      blocks served, block_size).
+      these alone (`axis_names`), as `data_parallel` has with `axis` and `specs` given:
+      the further axes stay automatic. Its state is a `SignMeanState` with one server
+      error for each set of axes that parameters are sharded over, of shape (workers,
+      shards, blocks served, block_size).
 
     Raises:
       TypeError: if `exchange` has no wire format of its own, or works in two levels.
-      ValueError: if a spec names a worker axis, or, from `init`, if a dimension
-        cannot be divided equally.
+      ValueError: if a spec names a worker axis, or, from `init` and `update`, if the
+        specs are not of the parameters' structure, a dimension cannot be divided
+        equally, or a further axis is not automatic.
 
     Example:
       >>> import onebit_jax
-      >>> from jax.sharding import PartitionSpec as P
+      >>> from jax.sharding import AxisType, PartitionSpec as P
       >>> specs = {'kernel': P(None, 'model'), 'bias': P()}
       >>> per_shard(onebit_jax.sign_mean('data'), specs).axes
       ('data',)
@@ -68,9 +69,9 @@ def per_shard(exchange: Exchange, specs: Any) -> Exchange:
             f"sign_mean('data'), got {exchange!r}."
         )
     axes = wire.axes
-    all_specs = jax.tree.leaves(specs, is_leaf=_is_spec)
+    all_specs, structure = jax.tree.flatten(specs, is_leaf=_is_spec)
     for spec in all_specs:
-        if not _is_spec(spec) or set(axes) & set(_names(spec)):
+        if not _is_usable(spec) or set(axes) & set(_names(spec)):
             raise ValueError(
                 f"per_shard needs PartitionSpecs over other axes than the workers' "
                 f"{axes}, got {spec!r}."
@@ -78,7 +79,16 @@ def per_shard(exchange: Exchange, specs: Any) -> Exchange:
     groups = _groups(all_specs)
     first = axes[0] if len(axes) == 1 else axes
 
-    def state_of(worker: Any, servers: Sequence[Array]) -> SignMeanState:
+    def check_structure(tree: Any) -> None:
+        # Optax asks for the state of no parameters, to learn where they are in it.
+        if jax.tree.leaves(tree) and jax.tree.structure(tree) != structure:
+            raise ValueError(
+                f"per_shard's specs are of the structure {structure}, and the "
+                f"parameters of {jax.tree.structure(tree)}: give a PartitionSpec for "
+                "each parameter, P() where it is not sharded."
+            )
+
+    def state_of(worker: Any, servers: Sequence[Array | None]) -> SignMeanState:
         worker_specs = tuple(PartitionSpec(first, *spec) for spec in all_specs)
         return SignMeanState(
             worker_error=PerWorker(worker, axes, "each", worker_specs),
@@ -95,23 +105,29 @@ def per_shard(exchange: Exchange, specs: Any) -> Exchange:
 
     def server_shape(
         group: _Group, shapes: Sequence[tuple[int, ...]], workers: int, shards: int
-    ) -> tuple[int, ...]:
+    ) -> tuple[int, ...] | None:
+        if not wire.has_server:
+            return None
         local = [_local_shape(shapes[i], all_specs[i]) for i in group.leaves if shapes]
         _, _, layout = divide(local, wire, workers)
-        served = layout.served_blocks if wire.has_server else 0
-        return (shards, served, wire.block_size)
+        return (shards, layout.served_blocks, wire.block_size)
 
     def init_fn(params: optax.Params) -> SignMeanState:
         workers, held = _axes.worker_count(axes)
         check_floats(params, wire)
+        check_structure(params)
         shapes = [p.shape for p in jax.tree.leaves(params)]
         worker = jax.tree.map(
             lambda p: jnp.zeros((held, *p.shape), wire.error_dtype), params
         )
         shards = [_size(group.names) for group in groups]
+        wanted = [
+            server_shape(group, shapes, workers, n)
+            for group, n in zip(groups, shards, strict=True)
+        ]
         servers = [
-            jnp.zeros((held, *server_shape(g, shapes, workers, n)), wire.error_dtype)
-            for g, n in zip(groups, shards, strict=True)
+            None if shape is None else jnp.zeros((held, *shape), wire.error_dtype)
+            for shape in wanted
         ]
         return state_of(worker, servers)
 
@@ -130,59 +146,67 @@ def per_shard(exchange: Exchange, specs: Any) -> Exchange:
     ) -> tuple[optax.Updates, SignMeanState]:
         workers = _axes.bound_workers(axes)
         _axes.check_local(updates, axes, f"per_shard {wire.who}")
+        check_structure(updates)
         values, treedef = jax.tree.flatten(updates)
-        if len(values) != len(all_specs):
-            raise ValueError(
-                f"per_shard has specs of {len(all_specs)} parameters and is given "
-                f"{len(values)}: give a tree of the parameters' own structure."
-            )
         momenta = treedef.flatten_up_to(momentum)
         errors = treedef.flatten_up_to(state.worker_error.value)
         servers = [owed.value for owed in state.server_error]
         shapes = [x.shape for x in values]
         wanted = [server_shape(g, shapes, workers, _size(g.names)) for g in groups]
-        fits = [e.shape for e in (*errors, *servers)] == [
-            (1, *shape) for shape in (*shapes, *wanted)
+        found = [None if e is None else e.shape for e in (*errors, *servers)]
+        fits = found == [
+            None if shape is None else (1, *shape) for shape in (*shapes, *wanted)
         ]
         _axes.check_workers(fits, f"per_shard {wire.who}", workers, axes)
 
         def local(
-            values: list[Array], momenta: list[Any], errors: list[Array], servers: Any
-        ) -> tuple[list[Any], list[Array], list[Array]]:
+            values: list[Array],
+            momenta: list[Any],
+            errors: list[Array],
+            servers: list[Any],
+            traced: list[Array],
+        ) -> tuple[list[Any], list[Array], list[Any]]:
+            own_decay = traced[0] if traced else decay
             means, errors, servers = list(values), list(errors), list(servers)
             for number, (_, places) in enumerate(groups):
                 owed: Any = SignMeanState(
                     PerWorker([errors[i] for i in places], axes, "each"),
-                    PerWorker(servers[number][:, 0], axes, "split"),
+                    PerWorker(
+                        jax.tree.map(lambda x: x[:, 0], servers[number]), axes, "split"
+                    ),
                 )
                 own = [values[i] for i in places]
                 held = [momenta[i] for i in places]
                 result: Any = (
                     exchange.update(own, owed)
                     if decay is None
-                    else exchange.exchange_momentum(own, held, decay, owed)
+                    else exchange.exchange_momentum(own, held, own_decay, owed)
                 )
                 agreed, owed = result
-                servers[number] = owed.server_error.value[:, None]
+                servers[number] = jax.tree.map(
+                    lambda x: x[:, None], owed.server_error.value
+                )
                 for i, mean, error in zip(
                     places, agreed, owed.worker_error.value, strict=True
                 ):
                     means[i], errors[i] = mean, error
             return means, errors, servers
 
+        traced = [decay] if isinstance(decay, jax.Array) else []
         # Manual over all further axes, so that nothing of it is partitioned anew.
-        further = set(jax.sharding.get_abstract_mesh().axis_names) - set(axes)
+        further = _further(axes)
         held = [PartitionSpec(None, *spec) for spec in all_specs]
         served = [PartitionSpec(None, group.names or None) for group in groups]
         run = local
         if further:
             run = jax.shard_map(
                 local,
-                in_specs=(all_specs, all_specs, held, served),
+                in_specs=(all_specs, all_specs, held, served, PartitionSpec()),
                 out_specs=(all_specs, held, served),
                 axis_names=further,
+                check_vma=set(axes) <= _axes.varying_axes(_axes.worker_index(axes)),
             )
-        means, errors, servers = run(values, momenta, errors, servers)
+        means, errors, servers = run(values, momenta, errors, servers, traced)
         return treedef.unflatten(means), state_of(treedef.unflatten(errors), servers)
 
     return Exchange(init_fn, update_fn, axes, fused=exchange_tree)
@@ -199,12 +223,33 @@ def _is_spec(node: object) -> bool:
     return isinstance(node, PartitionSpec)
 
 
+def _is_usable(spec: Any) -> bool:
+    return _is_spec(spec) and all(
+        entry is None or isinstance(entry, (str, tuple)) for entry in spec
+    )
+
+
 def _entry_names(entry: Any) -> tuple[str, ...]:
     return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
 def _names(spec: PartitionSpec) -> list[str]:
     return [name for entry in spec for name in _entry_names(entry)]
+
+
+def _further(axes: tuple[str, ...]) -> set[str]:
+    """The mesh axes beside the workers', all of which must be automatic."""
+    mesh = jax.sharding.get_abstract_mesh()
+    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    further = {name for name in types if name not in axes}
+    wrong = sorted(name for name in further if types[name] != AxisType.Auto)
+    if wrong:
+        raise ValueError(
+            f"per_shard needs the mesh's axis {wrong[0]!r} to be AxisType.Auto, and it "
+            f"is {types[wrong[0]]}: make the mesh so, and call update inside "
+            f"jax.shard_map(axis_names={set(axes)})."
+        )
+    return further
 
 
 def _size(names: tuple[str, ...]) -> int:

@@ -50,7 +50,7 @@ class PerWorker:
         leaves, treedef = jax.tree.flatten(self.value)
         first = self.axes[0] if len(self.axes) == 1 else self.axes
         specs = self.specs or [PartitionSpec(first)] * len(leaves)
-        return treedef.unflatten(specs)
+        return treedef.unflatten(specs[: len(leaves)])
 
     def leading_axes(self) -> tuple[str, ...]:
         """The mesh axes that the leading axis is sharded over."""

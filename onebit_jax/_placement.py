@@ -93,14 +93,29 @@ def abstract_state(
         sharding = NamedSharding(mesh, spec if x.size else PartitionSpec())
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-    def place_node(path: Any, node: Any) -> Any:
-        if is_per_worker(node):
-            value = jax.tree.map(place, node.value, node.partitions())
-            return dataclasses.replace(node, value=value)
+    nodes = jax.tree.leaves(state, is_leaf=is_per_worker)
+    workers = {axis for node in nodes if is_per_worker(node) for axis in node.axes}
+
+    def own_spec(path: Any, shape: tuple[int, ...]) -> PartitionSpec:
         # What is kept for a parameter is placed as it is: moments, averages.
         ends = (own[path[i:]] for i in range(len(path) + 1) if path[i:] in own)
-        specs = (spec for shape, spec in ends if shape == node.shape)
-        return place(node, next(specs, PartitionSpec()))
+        specs = (spec for like, spec in ends if like == shape)
+        spec = next(specs, PartitionSpec())
+        return PartitionSpec() if _names(spec) & workers else spec
+
+    def place_node(path: Any, node: Any) -> Any:
+        if not is_per_worker(node):
+            return place(node, own_spec(path, node.shape))
+
+        def place_leaf(
+            below: Any, x: jax.ShapeDtypeStruct, spec: PartitionSpec
+        ) -> jax.ShapeDtypeStruct:
+            if not node.specs:
+                spec = PartitionSpec(*spec, *own_spec(below, x.shape[1:]))
+            return place(x, spec)
+
+        value = jax.tree.map_with_path(place_leaf, node.value, node.partitions())
+        return dataclasses.replace(node, value=value)
 
     return jax.tree.map_with_path(place_node, state, is_leaf=is_per_worker)
 
@@ -115,7 +130,8 @@ def init(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
 
     Returns:
       The state as global arrays: worker-local ones have a leading worker axis that
-      is sharded over the worker axes, all others are replicated.
+      is sharded over the worker axes; what is kept for a parameter is sharded as the
+      parameter is over other axes; all others are replicated.
 
     Raises:
       ValueError: if the mesh lacks a worker axis, or as `state_specs`.
@@ -157,7 +173,8 @@ def resize(
       mesh: the new mesh.
 
     Returns:
-      The state on the new mesh; the same values if the number is the same.
+      The state on the new mesh; the same values if the number is the same. It may
+      share arrays with the old one, which is not to be used, or donated, again.
 
     Raises:
       ValueError: if the state is not one of this optimizer's.
@@ -173,8 +190,8 @@ def resize(
       >>> resize(four, tx, jnp.zeros(1), mesh).worker_error.value
       Array([[1.5]], dtype=float32)
     """
-    made = abstract_state(tx, params, _mesh_of(state))
-    if not _same_types(state, made):
+    meshes = _meshes_of(state)
+    if not any(_same_types(state, abstract_state(tx, params, old)) for old in meshes):
         raise ValueError(
             "the state is not one of this optimizer's: resize it with the optimizer, "
             "its options and the parameters that it was made with."
@@ -191,21 +208,35 @@ def resize(
     return jax.tree.map(convert, state, target, is_leaf=is_per_worker)
 
 
-def _mesh_of(state: Any) -> AbstractMesh:
-    """A mesh of as many workers as a state was made for, as far as it tells."""
+def _meshes_of(state: Any) -> list[AbstractMesh]:
+    """The meshes that a state may have been made for, as far as it tells."""
     nodes = [x for x in jax.tree.leaves(state, is_leaf=is_per_worker)]
     nodes = [x for x in nodes if is_per_worker(x) and jax.tree.leaves(x)]
     sizes: dict[str, int] = {}
+    candidates = [1]
+    inside: dict[str, int] = {}
     # Only the product of several axes is known, which is all that matters.
     for node in sorted(nodes, key=lambda node: len(node.leading_axes())):
         leading = node.leading_axes()
         first, *others = [x for x in leading if x not in sizes] or [leading[0]]
         known = math.prod(sizes.get(x, 1) for x in leading if x != first)
-        sizes[first] = jax.tree.leaves(node)[0].shape[0] // known
+        shape = jax.tree.leaves(node)[0].shape
+        sizes[first] = shape[0] // known
         sizes.update(dict.fromkeys(others, 1))
         further = {name for spec in node.specs or () for name in _names(spec)}
-        sizes = dict.fromkeys(further, 1) | sizes
-    return AbstractMesh(tuple(sizes.values()), tuple(sizes))
+        inside = dict.fromkeys(sorted(further - set(leading)), 1) | inside
+        if node.specs and node.role != "split_shards" and set(node.axes) - set(leading):
+            # Each host's part is divided by as many devices as divide it.
+            blocks = shape[-2]
+            candidates = [n for n in range(1, blocks + 1) if blocks % n == 0]
+    first_inside = next((name for name in inside if name not in sizes), None)
+    meshes = []
+    for number in candidates:
+        whole = inside | sizes
+        if first_inside is not None and len(candidates) > 1:
+            whole[first_inside] = number
+        meshes.append(AbstractMesh(tuple(whole.values()), tuple(whole)))
+    return meshes
 
 
 def _names(spec: PartitionSpec) -> set[str]:
@@ -218,12 +249,12 @@ def _same_types(a: Any, b: Any) -> bool:
         return False
 
     def same(x: Any, y: Any) -> bool:
-        whole = not (is_per_worker(x) and x.specs)
         pairs = zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True)
+        # How parameters were sharded, the state does not tell.
+        shards = is_per_worker(x) and x.role == "split_shards"
         return all(
-            # How the other axes were divided, the state does not tell.
             u.dtype == v.dtype
-            and (u.shape == v.shape if whole else u.shape[-1:] == v.shape[-1:])
+            and (u.shape[-1:] == v.shape[-1:] if shards else u.shape == v.shape)
             for u, v in pairs
         )
 
@@ -237,7 +268,7 @@ def _spread(old: jax.Array, new: jax.ShapeDtypeStruct) -> jax.Array:
         old = jnp.mean(old.astype(jnp.float32), axis=0, keepdims=True)
     rows = old.reshape(old.shape[0], -1).astype(new.dtype)
     # Padded to a multiple of the workers, or of what they have of it.
-    rows = _fit(rows, math.prod(new.shape[1:])).reshape(-1, *new.shape[1:])
+    rows = _fit(rows, math.prod(new.shape[1:])).reshape(len(rows), *new.shape[1:])
     return jax.device_put(jnp.broadcast_to(rows, new.shape), new.sharding)
 
 

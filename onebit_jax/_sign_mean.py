@@ -112,19 +112,24 @@ class _TwoPhases(Wire):
     def has_server(self) -> bool:
         return True
 
+    def words(self, workers: int) -> int:
+        del workers
+        return self.block_size // 32 + 1
+
     def exchange(
         self,
         parts: Sequence[Part],
         decay: Any,
         counts: Int32[Array, " blocks"],
-        server_error: Float[Array, "served block_size"],
-    ) -> tuple[UInt32[Array, "blocks w"], list[Array], Array]:
+        server_error: Float[Array, "1 served block_size"] | None,
+    ) -> tuple[UInt32[Array, "blocks w"], list[Array], Array | None]:
+        assert server_error is not None, "a server owes what it has not sent back"
         sent, new_errors = [], []
         for part in parts:
             words, scales, new_error = self.compress(part, decay)
             sent.append(_message(words, scales))
             new_errors.append(new_error)
-        served = server_error.shape[0]
+        served = server_error.shape[1]
         message = jnp.concatenate(sent)
         message = jnp.pad(message, ((0, counts.size - message.shape[0]), (0, 0)))
         message = message.reshape(-1, served, message.shape[1])
@@ -133,11 +138,11 @@ class _TwoPhases(Wire):
         )
         agreed, owed = [], []
         # A bucket is a part of what each worker serves.
-        for rows in self.buckets(served, message.shape[0] * server_error.size):
+        for rows in self.buckets(served, message.shape[0] * self.block_size):
             received = lax.all_to_all(message[:, rows], self.axes, 0, 0)
             words, scales, error = average_and_recompress(
                 *_parts(received),
-                server_error[rows].reshape(-1),
+                server_error[0, rows].reshape(-1),
                 counts[rows],
                 scale=self.scale,
                 implementation=self.implementation,
@@ -147,7 +152,7 @@ class _TwoPhases(Wire):
                 lax.all_gather(_message(words, scales), self.axes, to="invarying")
             )
         whole = jnp.concatenate(agreed, axis=1).reshape(-1, message.shape[2])
-        return whole, new_errors, jnp.concatenate(owed)
+        return whole, new_errors, jnp.concatenate(owed)[None]
 
     def values(
         self,

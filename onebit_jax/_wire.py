@@ -71,7 +71,8 @@ class Wire(abc.ABC):
       block_size: values a scale.
       scale: 'rms' or 'mean_abs'.
       error_dtype: dtype of stored errors.
-      exact_below: leaves of fewer values are exchanged exactly.
+      exact_below: leaves of fewer values are exchanged exactly; None for those that
+        so send no more bytes.
       bucket_size: the most values that are exchanged by one collective.
       implementation: what compresses.
     """
@@ -81,7 +82,7 @@ class Wire(abc.ABC):
     block_size: int
     scale: Literal["rms", "mean_abs"]
     error_dtype: Any
-    exact_below: int
+    exact_below: int | None
     bucket_size: int
     implementation: Implementation | None
 
@@ -107,9 +108,6 @@ class Wire(abc.ABC):
         dtype = jnp.dtype(error_dtype)
         if dtype not in (jnp.float32, jnp.bfloat16):
             raise ValueError(f"error_dtype must be float32 or bfloat16, got {dtype}.")
-        if exact_below is None:
-            # A value costs 32 bits exactly, and a block as many as it has and a scale.
-            exact_below = block_size // 32 + 2
         bucket_size = operator.index(bucket_size)
         if bucket_size < 1:
             raise ValueError(f"bucket_size must be positive, got {bucket_size}.")
@@ -119,7 +117,7 @@ class Wire(abc.ABC):
             block_size=block_size,
             scale=scale,
             error_dtype=dtype,
-            exact_below=operator.index(exact_below),
+            exact_below=None if exact_below is None else operator.index(exact_below),
             bucket_size=bucket_size,
             implementation=implementation,
         )
@@ -135,24 +133,36 @@ class Wire(abc.ABC):
         parts: Sequence[Part],
         decay: Any,
         counts: Int32[Array, " blocks"],
-        server_error: Float[Array, "served block_size"],
-    ) -> tuple[UInt32[Array, "blocks w"], list[Array], Array]:
+        server_error: Float[Array, "1 served block_size"] | None,
+    ) -> tuple[UInt32[Array, "blocks w"], list[Array], Array | None]:
         """Exchanges blocks, the same number from every worker.
 
         Args:
           parts: what the blocks are of, from the first on.
           decay: of the momentum, where the parts have one.
           counts: values of each block that are not padding; a multiple of the workers.
-          server_error: of the blocks served here; of none without a server.
+          server_error: of the blocks served here; None without a server.
 
         Returns:
           A message that is the same on all workers, a row a block; the new errors
           of the parts; the new server error.
         """
 
+    @abc.abstractmethod
+    def words(self, workers: int) -> int:
+        """How many words of 32 bits a block's message has."""
+
+    def least(self, workers: int) -> int:
+        """Leaves of fewer values are exchanged exactly."""
+        if self.exact_below is None:
+            # Exactly, a value is a word.
+            return self.words(workers) + 1
+        # Nothing at all needs no blocks.
+        return max(1, self.exact_below)
+
     def buckets(self, rows: int, values: int) -> list[slice]:
-        """Cuts rows, of so many values together, into buckets of about one size."""
-        number = min(rows, -(-values // self.bucket_size))
+        """Cuts rows, of so many values each, into buckets of about one size."""
+        number = -(-rows // max(1, self.bucket_size // values))
         ends = [rows * k // number for k in range(number + 1)]
         return [slice(a, b) for a, b in itertools.pairwise(ends)]
 

@@ -177,6 +177,32 @@ def test_resizing_preserves_what_is_owed(after):
     again.update([jnp.ones((n, size)) for size in sizes])
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        onebit_jax.count_mean("host", block_size=64),
+        onebit_jax.sign_mean("host", block_size=64, exact_below=500),
+        onebit_jax.sign_mean("host", block_size=64, error_dtype=jnp.bfloat16),
+    ],
+)
+def test_resizing_with_another_exchange_is_refused(other):
+    params = [jnp.zeros(3000), jnp.zeros(100)]
+    tx = onebit_jax.hierarchical(
+        onebit_jax.sign_mean("host", block_size=64), within="device"
+    )
+    state = onebit_jax.init(tx, params, mesh_of(4, 2))
+    wrong = onebit_jax.hierarchical(other, within="device")
+    with pytest.raises(ValueError, match="its options and the parameters"):
+        onebit_jax.resize(state, wrong, params, mesh_of(2, 2))
+
+
+def test_tiny_leaves_alone_can_be_resized_and_saved():
+    tx = onebit_jax.hierarchical(onebit_jax.sign_mean("host"), within="device")
+    state = onebit_jax.init(tx, [jnp.zeros(3)], mesh_of(2, 2))
+    assert all(x.size for x in jax.tree.leaves(state)), "Orbax saves nothing empty"
+    onebit_jax.resize(state, tx, [jnp.zeros(3)], mesh_of(4, 2))
+
+
 def test_what_has_no_wire_format_is_refused():
     with pytest.raises(TypeError, match="sign_mean\\('host'\\)"):
         onebit_jax.hierarchical(onebit_jax.exact_mean("host"), within="device")

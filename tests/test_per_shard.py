@@ -243,3 +243,97 @@ def test_what_cannot_be_sharded_is_refused():
     tx = onebit_jax.per_shard(exchange, {"a": P("other")})
     with pytest.raises(ValueError, match="no axis 'other'"):
         onebit_jax.init(tx, {"a": jnp.zeros(41)}, mesh)
+    for specs in ({"b": P()}, {"a": P(), "b": P()}, {"a": None}):
+        tx = onebit_jax.per_shard(exchange, specs)
+        with pytest.raises(ValueError, match="a PartitionSpec for each parameter"):
+            onebit_jax.init(tx, {"a": jnp.zeros(41)}, mesh)
+
+
+def square(params, batch):
+    return jnp.mean((batch @ params["w"]) ** 2)
+
+
+def small_run(tx, specs, mesh, **options):
+    params = {"w": jnp.ones((64, 128), options.pop("dtype", jnp.float32))}
+    run = onebit_jax.data_parallel(
+        square, tx, mesh, axis="data", specs=specs, **options
+    )
+    return run, *run.init(params)
+
+
+def one_step(run, params, state, **extra):
+    x = jax.random.normal(jax.random.key(0), (8, 64)).astype(params["w"].dtype)
+    compiled = run.step.lower(params, state, x, **extra).compile()
+    return compiled, *jax.block_until_ready(compiled(params, state, x))
+
+
+def test_specs_of_one_half_alone_are_refused():
+    mesh, specs = two_axes("model"), {"w": P(None, "model")}
+    plain = onebit_jax.sign_mean("data")
+    with pytest.raises(ValueError, match="the same specs"):
+        small_run(plain, specs, mesh)
+    with pytest.raises(ValueError, match="the same specs"):
+        small_run(onebit_jax.per_shard(plain, specs), None, mesh)
+
+
+def test_explicit_axes_are_refused():
+    devices = np.array(jax.devices()[:4]).reshape(2, 2)
+    types = (AxisType.Auto, AxisType.Explicit)
+    mesh = jax.sharding.Mesh(devices, ("data", "model"), axis_types=types)
+    specs = {"w": P(None, "model")}
+    with pytest.raises(ValueError, match=r"AxisType\.Auto"):
+        small_run(
+            onebit_jax.per_shard(onebit_jax.sign_mean("data"), specs), specs, mesh
+        )
+
+
+@pytest.mark.parametrize("wire", [onebit_jax.sign_mean, onebit_jax.count_mean])
+def test_hyperparameters_in_the_state_reach_each_shard(wire):
+    mesh, specs = two_axes("model"), {"w": P(None, "model")}
+
+    def make(learning_rate, b1):
+        exchange = onebit_jax.per_shard(wire("data"), specs)
+        return onebit_jax.onebit_adam(
+            learning_rate, exchange, onebit_jax.freeze_at(1), b1=b1
+        )
+
+    with jax.numpy_dtype_promotion("standard"):
+        results = []
+        for tx in (
+            optax.inject_hyperparams(make)(learning_rate=1e-2, b1=0.9),
+            make(1e-2, 0.9),
+        ):
+            run, params, state = small_run(tx, specs, mesh)
+            _, params, state, _ = one_step(run, params, state, stage="compressed")
+            results.append(jax.device_get(params["w"]))
+    np.testing.assert_allclose(*results, rtol=1e-6)
+
+
+def test_accumulated_gradients_stay_sharded():
+    mesh, specs = two_axes("model"), {"w": P(None, "model")}
+    exchange = onebit_jax.per_shard(onebit_jax.sign_mean("data"), specs)
+    tx = onebit_jax.onebit_adam(1e-2, exchange, onebit_jax.freeze_at(1))
+    tx = onebit_jax.accumulate(tx, 2, "data")
+    with jax.numpy_dtype_promotion("standard"):
+        run, params, state = small_run(tx, specs, mesh)
+        compiled, *_ = one_step(run, params, state, stage="compressed")
+    inside = [
+        c
+        for c in onebit_jax.traffic(compiled, mesh).collectives
+        if c.axes == ("model",)
+    ]
+    # The product's own sums are of a row a sequence.
+    assert all(c.bytes < 64 * 128 for c in inside)
+    assert all(c.op != "all-gather" for c in inside)
+
+
+def test_bfloat16_parameters_can_be_sharded():
+    mesh, specs = two_axes("model"), {"w": P(None, "model")}
+    exchange = onebit_jax.per_shard(onebit_jax.sign_mean("data"), specs)
+    tx = onebit_jax.onebit_adam(1e-2, exchange, onebit_jax.freeze_at(1))
+    with jax.numpy_dtype_promotion("standard"):
+        run, params, state = small_run(tx, specs, mesh, dtype=jnp.bfloat16)
+        for stage in ("warmup", "compressed"):
+            _, params, state, loss = one_step(run, params, state, stage=stage)
+    assert params["w"].dtype == jnp.bfloat16
+    assert np.isfinite(float(loss))
