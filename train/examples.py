@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import grain
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from models import PreTrainingBatch
     from train.tokenized import TokenizedCorpus
     from train.vocabulary import Vocabulary
+
+Batch = TypeVar("Batch")
 
 
 def special_pieces(vocabulary: Vocabulary) -> Pieces:
@@ -96,9 +98,7 @@ def batches(
     return grain.MapDataset.source(rows).batch(part)
 
 
-def stream(
-    batches: grain.MapDataset[PreTrainingBatch],
-) -> grain.DatasetIterator[PreTrainingBatch]:
+def stream(batches: grain.MapDataset[Batch]) -> grain.DatasetIterator[Batch]:
     """Iterates over batches and prepares the next few beside the training.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from models import BertConfig, PreTrainingBatch
     from train.data import Data
     from train.sent import Stage
+
+Batch = TypeVar("Batch")
 
 EVAL_SEQUENCES = 512
 """Held-out sequences of an evaluation, to the next whole batch."""
@@ -41,7 +43,7 @@ class Program(NamedTuple):
     host_rates: dict[Stage, int] | None
 
 
-def place(batch: PreTrainingBatch, mesh: Mesh) -> PreTrainingBatch:
+def place(batch: Batch, mesh: Mesh) -> Batch:
     """Puts a process's part of a batch on its devices, a part of the global batch."""
     sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     return jax.tree.map(

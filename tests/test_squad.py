@@ -1,0 +1,238 @@
+"""Fine-tuning for spans learns, resumes exactly, and says what it cannot use."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import chex
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from runs import PROMOTION, small_config, write_corpus
+from squad_files import answer
+
+from models import SIZES, Encoder, huggingface
+from train import program, record, squad
+from train import start as start_module
+from train.errors import InputError
+from train.pretrain import pretrain
+from train.squad import fine_tune
+from train.squad_config import SquadConfig, check
+from train.squad_data import read_squad
+from train.squad_metrics import evaluate
+from train.start import read_start
+from train.vocabulary import train_vocabulary, write_vocabulary
+
+SMALL = dataclasses.replace(
+    SIZES["tiny"],
+    hidden_size=32,
+    num_heads=2,
+    intermediate_size=64,
+    max_positions=32,
+)
+CONTEXTS = (
+    "The red fox sleeps in a deep den near the old river.",
+    "A grey owl hunts at night above the quiet frozen lake.",
+    "Nine small boats left the harbour before the storm came.",
+)
+ASKED = (("Who?", "red fox", "grey owl", "Nine small boats"),
+         ("Where?", "a deep den", "the quiet frozen lake", "the harbour"))  # fmt: skip
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A SQuAD file, its vocabulary, and BERTs that are small."""
+    monkeypatch.setattr(start_module, "SIZES", {"tiny": SMALL})
+    paragraphs = [
+        {
+            "context": context,
+            "qas": [
+                {
+                    "id": f"{i}{name}",
+                    "question": name,
+                    "answers": [answer(texts[i], context)],
+                }
+                for name, *texts in ASKED
+            ],
+        }
+        for i, context in enumerate(CONTEXTS)
+    ]
+    train = tmp_path / "train.json"
+    train.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    vocab = tmp_path / "vocab.txt"
+    write_vocabulary(
+        vocab, train_vocabulary([[c] for c in (*CONTEXTS, "who where")], 150)
+    )
+    return SquadConfig(
+        train=train,
+        vocab=vocab,
+        workers=2,
+        batch=6,
+        seq=32,
+        steps=6,
+        freeze_step=3,
+        learning_rate=3e-3,
+        dropout=0.1,
+        checkpoint_every=4,
+        log_every=1,
+        out=tmp_path / "run",
+    )
+
+
+def run(config, **changes):
+    with PROMOTION:
+        return fine_tune(dataclasses.replace(config, **changes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adam", "onebit_adam"])
+def test_a_small_model_learns_its_answers(files, optimizer):
+    scores = run(
+        files,
+        optimizer=optimizer,
+        freeze_step=None,
+        steps=160,
+        dropout=0.0,
+        checkpoint_every=160,
+        log_every=10,
+    )
+    assert scores["all"].f1 >= 90
+    predictions = json.loads((files.out / "predictions.json").read_text())
+    assert evaluate(read_squad(files.train), predictions) == scores
+    assert json.loads((files.out / "scores.json").read_text())["all"]["total"] == 6
+    stages = [line["stage"] for line in record.read(files.out)]
+    compressed = stages.count("compressed")
+    assert compressed == (12 if optimizer == "onebit_adam" else 0)  # of 16, freeze 25 %
+    # What was learnt is there for others to use, and to go on from.
+    _, params = huggingface.read(files.out / "model", "BertForQuestionAnswering")
+    again = read_start(files.out / "model", None, "tiny")
+    chex.assert_trees_all_equal(again.encoder, params["bert"])
+
+
+class Killed(BaseException):
+    """What nothing expects."""
+
+
+def test_a_run_that_was_killed_goes_on_exactly(files, tmp_path, monkeypatch):
+    run(files)
+    expected = huggingface.read_tensors(files.out / "model" / "model.safetensors")
+    lines = record.read(files.out)
+    other = dataclasses.replace(files, out=tmp_path / "other")
+
+    def kill(folder, metrics, append=record.append):
+        if metrics.step == 5:
+            raise Killed
+        append(folder, metrics)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(squad.record, "append", kill)
+        with pytest.raises(Killed):
+            run(other)
+    assert [line["step"] for line in record.read(other.out)] == [1, 2, 3, 4]
+    with pytest.raises(InputError, match="already holds a run"):
+        run(other)
+    with pytest.raises(InputError, match=r"--learning-rate 0\.003, not 0\.1"):
+        run(other, resume=True, learning_rate=0.1)
+    files.train.write_text(files.train.read_text() + " ")
+    with pytest.raises(InputError, match="training file or the vocabulary is not"):
+        run(other, resume=True)
+    files.train.write_text(files.train.read_text().rstrip())
+    run(other, resume=True)
+    own = huggingface.read_tensors(other.out / "model" / "model.safetensors")
+    assert own.keys() == expected.keys()
+    for name, value in expected.items():
+        assert own[name].tobytes() == value.tobytes(), name
+    for line, again in zip(lines, record.read(other.out), strict=True):
+        for key in line.keys() - {"examples_per_second"}:
+            assert line[key] == again[key], key
+
+
+def test_fine_tuning_starts_from_hugging_faces_weights(files, tmp_path):
+    vocabulary = (files.vocab).read_text().splitlines()
+    config = dataclasses.replace(SMALL, vocab_size=len(vocabulary))
+    state = nnx.state(Encoder(config, rngs=nnx.Rngs(7)), nnx.Param)
+    encoder = jax.device_get(nnx.to_pure_dict(state))
+    head = {"kernel": np.zeros((32, 2), np.float32), "bias": np.zeros(2, np.float32)}
+    folder = tmp_path / "weights"
+    huggingface.write(
+        folder, config, {"bert": encoder, "span": head}, "BertForQuestionAnswering"
+    )
+    start = read_start(folder, files.vocab, "tiny")
+    assert start.config == config
+    chex.assert_trees_all_equal(start.encoder, encoder)
+    files.vocab.write_text("\n".join([*vocabulary, "more"]) + "\n")
+    match = (
+        rf"has {len(vocabulary) + 1} word pieces and the weights .* {len(vocabulary)};"
+    )
+    with pytest.raises(InputError, match=match):
+        read_start(folder, files.vocab, "tiny")
+
+
+def test_fine_tuning_starts_from_a_pretraining_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(program, "EVAL_SEQUENCES", 8)
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    config = dataclasses.replace(
+        small_config(write_corpus(corpus)),
+        compare=False,
+        steps=2,
+        freeze_step=1,
+        warmup_steps=1,
+        workers=2,
+        out=tmp_path / "pretrained",
+    )
+    with PROMOTION:
+        pretrain(config)
+    start = read_start(config.out, None, "large")
+    assert start.config.num_layers == SIZES["tiny"].num_layers
+    model = Encoder(start.config, rngs=nnx.Rngs(0))
+    random = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    chex.assert_trees_all_equal_shapes_and_dtypes(start.encoder, random)
+    moved = np.abs(
+        start.encoder["embeddings"]["norm"]["scale"] - np.ones(128, np.float32)
+    )
+    assert 0 < moved.max() < 0.1  # two steps from where it began
+
+
+def test_what_cannot_be_used_is_refused(files, tmp_path):
+    with pytest.raises(InputError, match="holds no weights"):
+        run(files, start=tmp_path)
+    with pytest.raises(InputError, match="--seq 33 is more than the 32 positions"):
+        run(files, seq=33)
+    with pytest.raises(InputError, match=r"--batch 7 cannot be shared equally by 2"):
+        run(files, batch=7)
+    with pytest.raises(InputError, match=r"no run in .* to go on with"):
+        run(files, resume=True)
+    assert not files.out.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seq": 7}, "--seq must be at least 8, not 7"),
+        ({"stride": 0}, "--stride must be at least 1"),
+        ({"learning_rate": 0.0}, "--learning-rate must be positive"),
+        ({"clip": float("nan")}, "--clip must be at least 0, not nan"),
+        ({"null_threshold": float("inf")}, "--null-threshold must be finite"),
+        ({"dropout": 1.0}, "--dropout must be less than 1"),
+        ({"optimizer": "adam"}, "--freeze-step belongs to 1-bit Adam"),
+        ({"vocab": None}, "give --vocab, or --start"),
+    ],
+)
+def test_flags_out_of_range_are_refused(files, changes, message):
+    with pytest.raises(InputError, match=message):
+        check(dataclasses.replace(files, **changes))
+
+
+def test_a_mistake_ends_in_one_sentence(tmp_path):
+    file = tmp_path / "train.json"
+    file.write_text("{}")
+    command = [sys.executable, "-m", "train.squad", "--train", str(file)]
+    done = subprocess.run(
+        [*command, "--vocab", str(file)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: {file}: not a SQuAD file: the file has no 'data'")

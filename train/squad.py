@@ -1,0 +1,319 @@
+"""`python -m train.squad`: fine-tunes a BERT to find answers in texts.
+
+`--help` lists the flags. A run leaves in its folder `config.json` (what was asked
+for), `checkpoints`, `metrics.jsonl`, `predictions.json` and its likes for the official
+scripts, `scores.json`, and in `model` the weights in Hugging Face's layout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+import tyro
+from jax.sharding import NamedSharding, PartitionSpec
+from tqdm import tqdm
+
+import onebit_jax
+from models import huggingface
+from train import record, run_folder
+from train.checkpoint import Checkpoint, Checkpoints, Progress
+from train.data import VOCABULARY_FILE
+from train.errors import InputError
+from train.examples import special_pieces, stream
+from train.exchange import make_exchange
+from train.mesh import make_mesh
+from train.optimizer import freeze_rule, learning_rate_schedule, make_optimizer
+from train.pretrain import VIRTUAL_WORKERS
+from train.program import place
+from train.record import StepMetrics
+from train.sent import Sent
+from train.squad_config import SquadConfig, check, check_resumable, to_json
+from train.squad_data import read_squad
+from train.squad_metrics import evaluate
+from train.squad_predict import predict, write_predictions
+from train.squad_program import (
+    abstract_params,
+    batches,
+    init_params,
+    logits,
+    training_loss,
+)
+from train.squad_windows import windows
+from train.start import Start, read_start
+from train.vocabulary import tokenizer_of, write_vocabulary
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import grain
+    import optax
+    from jax.sharding import Mesh
+
+    from models import BertConfig, SpanBatch
+    from train.sent import Stage
+    from train.squad_metrics import Score
+
+SCORES = "scores.json"
+MODEL = "model"
+
+
+class Task(NamedTuple):
+    """All that training takes beside the flags."""
+
+    config: SquadConfig
+    model: BertConfig
+    start: Start
+    mesh: Mesh
+    batches: grain.MapDataset[SpanBatch]
+    steps: int
+    contents: str
+
+
+def fine_tune(config: SquadConfig) -> Mapping[str, Score]:
+    """Trains what the flags ask for, answers, and scores the answers.
+
+    Args:
+      config: The flags.
+
+    Returns:
+      The scores of the answers to `dev`.
+
+    Raises:
+      InputError: The flags, or what they name, cannot be used.
+    """
+    check(config)
+    mesh = make_mesh(config.workers, "flat")
+    if config.batch % mesh.size:
+        raise InputError(
+            f"--batch {config.batch} cannot be shared equally by {mesh.size} workers; "
+            "make it a multiple, or give --workers."
+        )
+    training = read_squad(config.train)
+    dev = read_squad(config.dev) if config.dev else training
+    start = read_start(config.start, config.vocab, config.model)
+    if config.seq > start.config.max_positions:
+        raise InputError(
+            f"--seq {config.seq} is more than the {start.config.max_positions} "
+            "positions of this BERT; give fewer."
+        )
+    tokenizer = tokenizer_of(start.vocabulary)
+    pieces = special_pieces(start.vocabulary)
+    cut, asked = (
+        windows(squad.questions, tokenizer, config.seq, stride=config.stride)
+        for squad in (training, dev)
+    )
+    task = Task(
+        config=config,
+        model=replace(start.config, dropout=config.dropout),
+        start=start,
+        mesh=mesh,
+        batches=batches(cut, pieces, config.seq, config.batch, config.seed),
+        steps=config.num_steps(len(cut)),
+        contents=_contents(config.train.read_bytes(), *start.vocabulary),
+    )
+    params = _train(task)
+    starts, ends = logits(
+        task.model, params, asked, pieces, config.seq, config.batch, mesh
+    )
+    predictions = predict(
+        dev.questions,
+        asked,
+        starts,
+        ends,
+        num_best=config.num_best,
+        max_answer=config.max_answer,
+    )
+    limit = config.null_threshold
+    scores = evaluate(dev, {p.question.id: p.text(limit) for p in predictions})
+    with run_folder.writable(config.out):
+        write_predictions(config.out, dev, predictions, limit)
+        text = json.dumps({name: s._asdict() for name, s in scores.items()}, indent=2)
+        (config.out / SCORES).write_text(text + "\n", encoding="utf-8")
+        folder = config.out / MODEL
+        huggingface.write(
+            folder, task.model, jax.device_get(params), "BertForQuestionAnswering"
+        )
+        write_vocabulary(folder / VOCABULARY_FILE, start.vocabulary)
+    return scores
+
+
+def _train(task: Task) -> Any:
+    """Trains from the newest checkpoint, and returns the parameters."""
+    config, mesh = task.config, task.mesh
+    folder = config.out
+    if config.resume:
+        _check_own(task)
+    else:
+        run_folder.check_free(folder)
+    warmup = config.warmup(task.steps)
+    schedule = learning_rate_schedule(config.learning_rate, warmup, task.steps)
+    tx = make_optimizer(
+        config.optimizer,
+        schedule,
+        freeze_rule(config.freeze(task.steps), warmup, task.steps),
+        make_exchange(mesh, config.wire, "flat"),
+        weight_decay=config.weight_decay,
+        clip=config.clip,
+    )
+    run = onebit_jax.data_parallel(training_loss(task.model, config.seed), tx, mesh)
+    with (
+        closing(Checkpoints(folder, task.model, config.optimizer)) as checkpoints,
+        closing(stream(task.batches)) as feed,
+    ):
+        if config.resume:
+            begun, _ = checkpoints.restore(tx, abstract_params(task.model), mesh)
+            feed.set_state(begun.progress.data)
+            record.truncate(folder, begun.progress.sent.steps)
+        else:
+            params = init_params(task.model, config.seed, task.start.encoder)
+            params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
+            params, state = run.init(params)
+            begun = Checkpoint(params, state, Progress(Sent(), feed.get_state()))
+            checkpoints.save(begun, mesh)
+            _remember(task)
+        return _loop(task, run, schedule, begun, feed, checkpoints)
+
+
+def _loop(
+    task: Task,
+    run: onebit_jax.DataParallel,
+    schedule: optax.Schedule,
+    begun: Checkpoint,
+    feed: Any,
+    checkpoints: Checkpoints,
+) -> Any:
+    config, mesh = task.config, task.mesh
+    params, state, progress = begun
+    sent = progress.sent
+    if sent.steps >= task.steps:
+        return params
+    example = place(next(iter(task.batches)), mesh)
+    step_fn = run.step.lower(params, state, example, np.uint32(0)).compile()
+    traffic = onebit_jax.traffic(step_fn, mesh)
+    rates: dict[Stage, int] = {
+        "warmup": traffic.sent_bytes("warmup"),
+        "compressed": traffic.sent_bytes("compressed"),
+    }
+    logged, since = sent.steps, time.perf_counter()
+    for step in tqdm(
+        range(sent.steps + 1, task.steps + 1),
+        desc=config.optimizer,
+        total=task.steps,
+        initial=sent.steps,
+        mininterval=0.5,
+    ):
+        params, state, loss = step_fn(
+            params, state, place(next(feed), mesh), np.uint32(step - 1)
+        )
+        # Virtual workers share one CPU, where steps in flight can block each other.
+        loss.block_until_ready()
+        log, save = (
+            step % every == 0 or step == task.steps
+            for every in (config.log_every, config.checkpoint_every)
+        )
+        if not (log or save):
+            continue
+        measured = jax.device_get(onebit_jax.metrics(state))
+        sent = sent.after(
+            step,
+            frozen_at=int(measured.get("frozen_at", 0)),
+            skipped=int(measured["skipped"]),
+            rates=rates,
+        )
+        if log:
+            metrics = StepMetrics(
+                step=step,
+                loss=float(loss),
+                stage=sent.stage,
+                sent_bytes=rates[sent.stage],
+                total_sent_bytes=sent.total_bytes,
+                skipped=sent.skipped,
+                learning_rate=np.asarray(schedule(step - 1 - sent.skipped)).item(),
+                examples_per_second=(step - logged)
+                * config.batch
+                / (time.perf_counter() - since),
+            )
+            logged, since = step, time.perf_counter()
+            with run_folder.writable(config.out):
+                record.append(config.out, metrics)
+        if save:
+            progress = Progress(sent, feed.get_state())
+            checkpoints.save(Checkpoint(params, state, progress), mesh)
+    return params
+
+
+def _contents(*parts: bytes | str) -> str:
+    """A name for the training file and the vocabulary by what is in them."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.encode() if isinstance(part, str) else part)
+        digest.update(b"\n")
+    return digest.hexdigest()
+
+
+def _remember(task: Task) -> None:
+    values = {"flags": to_json(task.config), "contents": task.contents}
+    path = task.config.out / run_folder.FILE
+    with run_folder.writable(task.config.out):
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        new.replace(path)
+
+
+def _check_own(task: Task) -> None:
+    path: Path = task.config.out / run_folder.FILE
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        flags, contents = values["flags"], values["contents"]
+    except OSError as error:
+        raise InputError(
+            f"there is no run in {path.parent} to go on with ({path.name}: "
+            f"{error.strerror}); leave out --resume to start one."
+        ) from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{path} is damaged; start a new run in another --out."
+        ) from error
+    check_resumable(flags, task.config)
+    if contents != task.contents:
+        raise InputError(
+            f"the training file or the vocabulary is not the one that the run in "
+            f"{path.parent} was started with; restore it, or start a new run."
+        )
+
+
+def main() -> None:
+    """Runs the command line; a mistake in it ends in one sentence."""
+    try:
+        config = tyro.cli(SquadConfig, prog="python -m train.squad")
+        check(config)
+        if config.workers or "JAX_NUM_CPU_DEVICES" not in os.environ:
+            # Before anything looks at the devices. Real ones are as many as they are.
+            count = config.workers or VIRTUAL_WORKERS
+            jax.config.update("jax_num_cpu_devices", count)
+        scores = fine_tune(config)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        print("\nstopped; --resume goes on from the last checkpoint", file=sys.stderr)
+        raise SystemExit(130) from None
+    for name, score in scores.items():
+        print(
+            f"{name}: exact match {score.exact:.2f}, F1 {score.f1:.2f} "
+            f"({score.total:,} questions)"
+        )
+
+
+if __name__ == "__main__":
+    main()

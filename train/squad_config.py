@@ -1,0 +1,192 @@
+"""The flags of `python -m train.squad`, and which of their values make sense."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from train.config import MAX_SEED, Optimizer, Size
+from train.errors import InputError
+from train.exchange import Wire
+from train.squad_predict import MAX_ANSWER, NUM_BEST
+from train.squad_windows import STRIDE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FREEZE = 0.25
+"""Share of the steps after which 1-bit Adam freezes its variance by default."""
+
+_LEAST = {
+    "freeze_step": 1,
+    "epochs": 0,
+    "steps": 1,
+    "batch": 1,
+    "seq": 8,
+    "stride": 1,
+    "workers": 1,
+    "seed": 0,
+    "warmup_steps": 0,
+    "weight_decay": 0,
+    "clip": 0,
+    "dropout": 0,
+    "num_best": 1,
+    "max_answer": 1,
+    "checkpoint_every": 1,
+    "log_every": 1,
+}
+_PATHS = ("train", "dev", "start", "vocab", "out")
+
+# What a run may change when it goes on.
+_CHANGEABLE = frozenset(
+    {"train", "dev", "start", "vocab", "out", "resume", "workers", "log_every"}
+    | {"checkpoint_every", "num_best", "max_answer", "null_threshold"}
+)
+
+
+@dataclass(frozen=True)
+class SquadConfig:
+    """Fine-tunes BERT to find answers in texts, and writes its answers."""
+
+    train: Path
+    """A SQuAD file, v1.1 or v2.0, to learn from."""
+    dev: Path | None = None
+    """A SQuAD file to answer and to be scored on; default: the one learnt from."""
+    start: Path | None = None
+    """Where the weights come from: a folder of Hugging Face's config.json and
+    model.safetensors, or one of train.pretrain's runs; default: random ones."""
+    vocab: Path | None = None
+    """A vocab.txt; default: the one in --start."""
+    model: Size = "tiny"
+    """Size of a BERT that starts with random weights."""
+    optimizer: Optimizer = "onebit_adam"
+    """1-bit Adam, or plain Adam on the exact mean of the gradients."""
+    freeze_step: int | None = None
+    """Steps before 1-bit Adam freezes its variance and compresses; default: a quarter
+    of the steps."""
+    epochs: float = 2.0
+    """Times that every window is learnt from."""
+    steps: int | None = None
+    """Training steps, in place of --epochs."""
+    batch: int = 96
+    """Windows a step, of all workers together."""
+    seq: int = 384
+    """Tokens a window, the question included."""
+    stride: int = STRIDE
+    """Word pieces between the starts of two windows over a text."""
+    workers: int | None = None
+    """Devices to train on; default: all, or 8 virtual ones where there is only a
+    CPU."""
+    wire: Wire = "signs"
+    """What 1-bit Adam sends: signs there and back, or counts of them in one
+    all-reduce."""
+    seed: int = 0
+    """Decides the new parameters, the order of the windows and the dropout."""
+    learning_rate: float = 3e-5
+    """Peak of the learning rate; it falls to a tenth at the end."""
+    warmup_steps: int | None = None
+    """Steps in which the learning rate rises to its peak; default: a tenth of them."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay, of all parameters but biases and LayerNorms."""
+    clip: float = 1.0
+    """Norm to which gradients are clipped; 0 for no clipping."""
+    dropout: float = 0.1
+    """Share of the activations dropped while training."""
+    num_best: int = NUM_BEST
+    """Answers kept a question in nbest_predictions.json."""
+    max_answer: int = MAX_ANSWER
+    """Word pieces of the longest answer."""
+    null_threshold: float = 0.0
+    """Score by which no answer must be better than the best to be given, in v2.0."""
+    checkpoint_every: int = 100
+    """Steps between checkpoints; there is one at the end."""
+    log_every: int = 5
+    """Steps between lines of metrics.jsonl."""
+    out: Path = Path("runs/squad")
+    """Folder for checkpoints, metrics, predictions and the model."""
+    resume: bool = False
+    """Go on with the run in --out, exactly, with the same flags."""
+
+    def num_steps(self, windows: int) -> int:
+        """The steps to train, of so many windows."""
+        return self.steps or max(1, round(self.epochs * windows / self.batch))
+
+    def warmup(self, steps: int) -> int:
+        """The steps of the learning rate's warm-up."""
+        return round(0.1 * steps) if self.warmup_steps is None else self.warmup_steps
+
+    def freeze(self, steps: int) -> int:
+        """The freeze step."""
+        return self.freeze_step or max(1, round(FREEZE * steps))
+
+
+def check(config: SquadConfig) -> None:
+    """Refuses values that cannot be trained with.
+
+    Args:
+      config: The flags.
+
+    Raises:
+      InputError: A flag's value is out of its range, or contradicts another.
+    """
+    for field in fields(config):
+        value, least = getattr(config, field.name), _LEAST.get(field.name)
+        # Not `value < least`, which a NaN would pass.
+        if value is not None and least is not None and not value >= least:
+            raise InputError(
+                f"{_flag(field.name)} must be at least {least}, not {value}."
+            )
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"{_flag(field.name)} must be finite, not {value}.")
+    if config.seed > MAX_SEED:
+        raise InputError(f"--seed must be at most {MAX_SEED}, not {config.seed}.")
+    if not config.learning_rate > 0:
+        raise InputError(
+            f"--learning-rate must be positive, not {config.learning_rate}."
+        )
+    if config.dropout >= 1:
+        raise InputError(f"--dropout must be less than 1, not {config.dropout}.")
+    if config.optimizer == "adam" and (config.freeze_step or config.wire != "signs"):
+        flag = "--freeze-step" if config.freeze_step else "--wire"
+        raise InputError(f"{flag} belongs to 1-bit Adam; drop --optimizer adam.")
+    if config.start is None and config.vocab is None:
+        raise InputError(
+            "a BERT that starts with random weights has no word pieces; give --vocab, "
+            "or --start."
+        )
+
+
+def to_json(config: SquadConfig) -> dict[str, Any]:
+    """The flags as JSON values, paths made absolute."""
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    return values | {
+        name: values[name] and str(values[name].resolve()) for name in _PATHS
+    }
+
+
+def check_resumable(stored: Mapping[str, Any], config: SquadConfig) -> None:
+    """Refuses flags that a run cannot take on when it goes on.
+
+    Args:
+      stored: The run's flags, as `to_json` wrote them.
+      config: The flags given.
+
+    Raises:
+      InputError: A flag differs that decides what is trained. Files may have moved;
+        their contents are compared elsewhere.
+    """
+    now = to_json(config)
+    differing = [n for n in now.keys() - _CHANGEABLE if stored.get(n) != now[n]]
+    if differing:
+        name = min(differing)
+        raise InputError(
+            f"the run in {config.out} was started with {_flag(name)} "
+            f"{stored.get(name)}, not {now[name]}; give the flags that it was started "
+            "with, or start a new run in another --out."
+        )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,158 @@
+"""What fine-tuning for spans computes: its loss, its batches, its logits."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from models import BertForQuestionAnswering, span_loss
+from models.dropout import sequence_keys
+from train.mesh import AXIS
+from train.program import place
+from train.squad_windows import sequence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from jax.sharding import Mesh
+    from jaxtyping import Array, Float, Int
+
+    from models import BertConfig, SpanBatch
+    from train.pairs import Pieces
+    from train.squad_windows import Window
+
+
+def init_params(
+    config: BertConfig, seed: int, encoder: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The parameters that fine-tuning starts with.
+
+    Args:
+      config: The model's sizes.
+      seed: Decides the random ones.
+      encoder: The encoder's; random where there are none.
+
+    Returns:
+      A tree of nested dictionaries of float32 arrays.
+    """
+    model = BertForQuestionAnswering(config, rngs=nnx.Rngs(seed))
+    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    return params if encoder is None else {**params, "bert": encoder}
+
+
+def abstract_params(config: BertConfig) -> dict[str, Any]:
+    """The shapes and dtypes of `init_params`."""
+    return jax.eval_shape(lambda: init_params(config, 0))
+
+
+def training_loss(
+    config: BertConfig, seed: int
+) -> Callable[[Any, SpanBatch, Int[Array, ""]], Float[Array, ""]]:
+    """The loss of a worker's share of a batch, with dropout.
+
+    Args:
+      config: The model's sizes.
+      seed: Decides the dropout, together with the step and the place of a window in
+        the global batch: the number of workers does not matter to it.
+
+    Returns:
+      A function from parameters, the worker's share of a batch, and the number of
+      earlier steps, for `onebit_jax.data_parallel`.
+    """
+    graph = _graph(config)
+
+    def loss_fn(
+        params: Any, batch: SpanBatch, step: Int[Array, ""]
+    ) -> Float[Array, ""]:
+        keys = None
+        if config.dropout:
+            share = batch.token_ids.shape[0]
+            first = jax.lax.axis_index(AXIS) * share
+            key = jax.random.fold_in(jax.random.key(seed), step)
+            keys = sequence_keys(key, first + jnp.arange(share))
+        model = nnx.merge(graph, params)
+        starts, ends = model(batch.token_ids, batch.token_types, batch.lengths, keys)
+        return span_loss(starts, ends, batch)
+
+    return loss_fn
+
+
+def batches(
+    windows: Sequence[Window], pieces: Pieces, length: int, batch: int, seed: int
+) -> grain.MapDataset[SpanBatch]:
+    """An endless sequence of batches, each epoch shuffled anew.
+
+    Args:
+      windows: What is learnt from.
+      pieces: The vocabulary's special ids.
+      length: Tokens of a sequence.
+      batch: Windows in a batch.
+      seed: Decides the order.
+
+    Returns:
+      A data set whose element t is the batch of step t.
+    """
+    return (
+        grain.MapDataset.source(windows)
+        .seed(seed)
+        .shuffle()
+        .repeat()
+        .map(partial(sequence, pieces=pieces, length=length))
+        .batch(batch)
+    )
+
+
+def logits(
+    config: BertConfig,
+    params: Any,
+    windows: Sequence[Window],
+    pieces: Pieces,
+    length: int,
+    batch: int,
+    mesh: Mesh,
+) -> tuple[Float[np.ndarray, "W T"], Float[np.ndarray, "W T"]]:
+    """Scores every token of every window.
+
+    Args:
+      config: The model's sizes.
+      params: Its parameters, on the mesh.
+      windows: The windows.
+      pieces: The vocabulary's special ids.
+      length: Tokens of a sequence.
+      batch: Windows at a time; a multiple of the workers.
+      mesh: The workers.
+
+    Returns:
+      Start and end logits.
+    """
+    graph = _graph(config)
+
+    @jax.jit
+    def forward(params: Any, batch: SpanBatch) -> tuple[Array, Array]:
+        model = nnx.merge(graph, params)
+        return model(batch.token_ids, batch.token_types, batch.lengths)
+
+    found = []
+    for first in range(0, len(windows), batch):
+        part = list(windows[first : first + batch])
+        # The last batch is filled up, so that one program serves all.
+        rows = [sequence(w, pieces, length) for w in part]
+        rows += [rows[-1]] * (batch - len(rows))
+        whole = jax.tree.map(lambda *x: np.stack(x), *rows)
+        scores = jax.device_get(forward(params, place(whole, mesh)))
+        found.append([x[: len(part)] for x in scores])
+    starts, ends = (np.concatenate(x) for x in zip(*found, strict=True))
+    return starts, ends
+
+
+def _graph(config: BertConfig) -> nnx.GraphDef[BertForQuestionAnswering]:
+    abstract = nnx.eval_shape(
+        lambda: BertForQuestionAnswering(config, rngs=nnx.Rngs(0))
+    )
+    return nnx.graphdef(abstract)
