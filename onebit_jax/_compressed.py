@@ -99,7 +99,8 @@ def divide(
     shapes: Sequence[tuple[int, ...]], wire: Wire, parts: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], BlockLayout]:
     """The places of leaves that go exactly, those of the others, and their layout."""
-    least = wire.least(_axes.worker_count(wire.axes)[0])
+    # Nothing at all needs no blocks.
+    least = max(1, wire.exact_below)
     exact = tuple(i for i, s in enumerate(shapes) if math.prod(s) < least)
     compressed = tuple(i for i in range(len(shapes)) if i not in exact)
     layout = layout_of([shapes[i] for i in compressed], wire.block_size, parts)

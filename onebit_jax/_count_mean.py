@@ -12,7 +12,6 @@ from onebit_jax import _axes
 from onebit_jax._compressed import compressed_mean
 from onebit_jax._wire import Part, Wire
 from pallas_kernels import (
-    digits_of_word,
     pack_digits,
     unpack_bits,
     unpack_digits,
@@ -76,8 +75,7 @@ def count_mean(
       scale: a worker's own: 'rms', or 'mean_abs' for the mean magnitude.
       error_dtype: dtype of the stored errors.
       exact_below: leaves of fewer values are averaged exactly, all in one all-reduce.
-        None for leaves for which that sends no more bytes: fewer than 82 values with
-        4 workers and blocks of 1,024.
+        None for block_size / 32 + 2, as in `sign_mean`.
       bucket_size: the most values that one all-reduce sums.
 
     Returns:
@@ -125,9 +123,6 @@ class _Counts(Wire):
     @property
     def has_server(self) -> bool:
         return False
-
-    def words(self, workers: int) -> int:
-        return -(-self.block_size // digits_of_word(workers)) + 2
 
     def exchange(
         self,

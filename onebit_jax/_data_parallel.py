@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -16,6 +17,7 @@ from onebit_jax._gradients import local_value_and_grad
 from onebit_jax._per_worker import is_per_worker
 from onebit_jax._placement import abstract_state, state_specs
 from onebit_jax._placement import init as init_state
+from onebit_jax._specs import is_spec, names_of
 
 
 class DataParallel(NamedTuple):
@@ -119,14 +121,15 @@ def data_parallel(
             lambda x, shape: constrain(x, shape.sharding), state, made
         )
 
+    def copy(x: Any, sharding: NamedSharding) -> Any:
+        # A copy: step donates what it is given, and the caller keeps his own.
+        if isinstance(x, jax.Array) and not x.is_fully_addressable:
+            return jax.jit(jnp.copy, out_shardings=sharding)(x)
+        # From the host, as a process's own array may be known to no other process.
+        return jax.device_put(np.asarray(x), sharding)
+
     def init(params: Any) -> tuple[Any, Any]:
-        # From the host, as a process's own array may be known to no other process;
-        # and a copy: step donates what it is given, and the caller keeps his own.
-        params = jax.tree.map(
-            lambda x, sharding: jax.device_put(np.asarray(x), sharding),
-            params,
-            placed(params),
-        )
+        params = jax.tree.map(copy, params, placed(params))
         state = init_state(tx, params, mesh)
         _check_axes(state, axes)
         _check_sharded(state, specs)
@@ -183,10 +186,8 @@ def _check_sharded(state: Any, specs: Any) -> None:
     nodes = [node for node in nodes if is_per_worker(node)]
     by_shard = any(node.role == "split_shards" for node in nodes)
     whole = any(node.role == "split" for node in nodes)
-    # An empty spec is a leaf of its own, without entries.
-    named = jax.tree.leaves(specs, is_leaf=lambda s: isinstance(s, PartitionSpec))
-    sharded = any(tuple(spec) for spec in named)
-    if (sharded and whole) or (by_shard and specs is None):
+    sharded = any(names_of(spec) for spec in jax.tree.leaves(specs, is_leaf=is_spec))
+    if (sharded and whole and not by_shard) or (by_shard and specs is None):
         raise ValueError(
             "parameters that are sharded inside each worker need the same specs in "
             "data_parallel(specs=specs) and in the exchange, "

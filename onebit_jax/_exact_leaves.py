@@ -14,6 +14,14 @@ if TYPE_CHECKING:
     from jax.typing import DTypeLike
 
 
+def own_value(value: Array, momentum: Array | None, decay: Any) -> Array:
+    """What a worker has to send, in float32: a value, or its running mean."""
+    value = value.astype(jnp.float32)
+    if momentum is None:
+        return value
+    return (1 - decay) * value + decay * momentum
+
+
 def exact_means(
     leaves: Sequence[Array],
     momenta: Sequence[Any],
@@ -22,12 +30,10 @@ def exact_means(
     axes: tuple[str, ...],
 ) -> list[Array]:
     """The exact means of leaves, or of their running means, in one all-reduce."""
-    local = []
-    for x, own in zip(leaves, momenta, strict=True):
-        value = x.astype(jnp.float32)
-        if own is not None:
-            value = (1 - decay) * value + decay * own
-        local.append(value.reshape(-1))
+    local = [
+        own_value(x, own, decay).reshape(-1)
+        for x, own in zip(leaves, momenta, strict=True)
+    ]
     if not local:
         return []
     mean = lax.pmean(jnp.concatenate(local), axes)

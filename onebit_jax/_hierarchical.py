@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 
 from onebit_jax import _axes
 from onebit_jax._compressed import Leaves, SignMeanState, check_floats, divide
+from onebit_jax._exact_leaves import own_value
 from onebit_jax._exchange import Exchange
 from onebit_jax._per_worker import PerWorker
 from onebit_jax._wire import Part, Tails
@@ -165,9 +166,7 @@ def _bucket(leaves: Leaves) -> Float32[Array, "blocks block_size"]:
     """What a worker has to send, whole, as blocks."""
     layout, rows = leaves.layout, []
     for i, blocks in zip(leaves.compressed, layout.blocks, strict=True):
-        value, own = leaves.values[i].astype(jnp.float32), leaves.momenta[i]
-        if own is not None:
-            value = (1 - leaves.decay) * value + leaves.decay * own
+        value = own_value(leaves.values[i], leaves.momenta[i], leaves.decay)
         padding = blocks * layout.block_size - value.size
         rows.append(jnp.pad(value.reshape(-1), (0, padding)))
     unused = layout.total_blocks - sum(layout.blocks)

@@ -14,6 +14,7 @@ from onebit_jax import _axes
 from onebit_jax._compressed import SignMeanState, check_floats, divide
 from onebit_jax._exchange import Exchange
 from onebit_jax._per_worker import PerWorker
+from onebit_jax._specs import entry_names, is_spec, names_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +41,8 @@ def per_shard(exchange: Exchange, specs: Any) -> Exchange:
     Args:
       exchange: between workers: `sign_mean` or `count_mean`.
       specs: a tree of the parameters' structure with the `PartitionSpec` of each over
-        the further axes.
+        the further axes; inside `optax.masked` or `optax.partition`, of the parameters
+        that are left.
 
     Returns:
       An exchange over the axes of `exchange`. It is used inside a `shard_map` over
@@ -69,9 +71,10 @@ def per_shard(exchange: Exchange, specs: Any) -> Exchange:
             f"sign_mean('data'), got {exchange!r}."
         )
     axes = wire.axes
-    all_specs, structure = jax.tree.flatten(specs, is_leaf=_is_spec)
+    all_specs = jax.tree.leaves(specs, is_leaf=is_spec)
+    places = _places(specs)
     for spec in all_specs:
-        if not _is_usable(spec) or set(axes) & set(_names(spec)):
+        if not _is_usable(spec) or set(axes) & names_of(spec):
             raise ValueError(
                 f"per_shard needs PartitionSpecs over other axes than the workers' "
                 f"{axes}, got {spec!r}."
@@ -81,11 +84,12 @@ def per_shard(exchange: Exchange, specs: Any) -> Exchange:
 
     def check_structure(tree: Any) -> None:
         # Optax asks for the state of no parameters, to learn where they are in it.
-        if jax.tree.leaves(tree) and jax.tree.structure(tree) != structure:
+        found = _places(tree)
+        if found and found != places:
+            odd = sorted(set(found) ^ set(places)) or found
             raise ValueError(
-                f"per_shard's specs are of the structure {structure}, and the "
-                f"parameters of {jax.tree.structure(tree)}: give a PartitionSpec for "
-                "each parameter, P() where it is not sharded."
+                "per_shard needs a PartitionSpec for each parameter, P() where it is "
+                f"not sharded, and only for these: see {odd[0] or 'the tree itself'}."
             )
 
     def state_of(worker: Any, servers: Sequence[Array | None]) -> SignMeanState:
@@ -212,29 +216,23 @@ def per_shard(exchange: Exchange, specs: Any) -> Exchange:
     return Exchange(init_fn, update_fn, axes, fused=exchange_tree)
 
 
+def _places(tree: Any) -> list[str]:
+    """The paths of a tree's leaves; Optax's masks have none."""
+    leaves = jax.tree.leaves_with_path(tree, is_leaf=is_spec)
+    return [jax.tree_util.keystr(path) for path, _ in leaves]
+
+
 def _groups(specs: list[PartitionSpec]) -> tuple[_Group, ...]:
     found: dict[tuple[str, ...], list[int]] = {}
     for i, spec in enumerate(specs):
-        found.setdefault(tuple(sorted(_names(spec))), []).append(i)
+        found.setdefault(tuple(sorted(names_of(spec))), []).append(i)
     return tuple(_Group(names, tuple(leaves)) for names, leaves in found.items())
 
 
-def _is_spec(node: object) -> bool:
-    return isinstance(node, PartitionSpec)
-
-
 def _is_usable(spec: Any) -> bool:
-    return _is_spec(spec) and all(
+    return is_spec(spec) and all(
         entry is None or isinstance(entry, (str, tuple)) for entry in spec
     )
-
-
-def _entry_names(entry: Any) -> tuple[str, ...]:
-    return (entry,) if isinstance(entry, str) else tuple(entry or ())
-
-
-def _names(spec: PartitionSpec) -> list[str]:
-    return [name for entry in spec for name in _entry_names(entry)]
 
 
 def _further(axes: tuple[str, ...]) -> set[str]:
@@ -265,7 +263,7 @@ def _size(names: tuple[str, ...]) -> int:
 
 def _local_shape(shape: tuple[int, ...], spec: PartitionSpec) -> tuple[int, ...]:
     """The shape of one shard."""
-    parts = [_size(_entry_names(entry)) for entry in spec]
+    parts = [_size(entry_names(entry)) for entry in spec]
     if len(parts) > len(shape) or any(
         size % n for size, n in zip(shape, parts, strict=False)
     ):

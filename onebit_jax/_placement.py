@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from onebit_jax._exchange import ExactMeanState
 from onebit_jax._per_worker import PerWorker, is_per_worker
+from onebit_jax._specs import is_spec, names_of
 
 _REPLACEMENTS = {
     optax.MultiStepsState: ("optax.MultiSteps", "onebit_jax.accumulate"),
@@ -47,7 +48,7 @@ def state_specs(state: Any) -> Any:
         if not is_per_worker(node):
             return PartitionSpec()
         partitions = jax.tree.map(
-            lambda spec: _over(node.axes, spec), node.partitions(), is_leaf=_is_spec
+            lambda spec: _over(node.axes, spec), node.partitions(), is_leaf=is_spec
         )
         return dataclasses.replace(node, value=partitions)
 
@@ -85,7 +86,7 @@ def abstract_state(
         path: (p.shape, p.sharding.spec)
         for path, p in jax.tree.leaves_with_path(params)
         if isinstance(getattr(p, "sharding", None), NamedSharding)
-        and _names(p.sharding.spec) <= set(mesh.axis_names)
+        and names_of(p.sharding.spec) <= set(mesh.axis_names)
     }
 
     def place(x: jax.ShapeDtypeStruct, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
@@ -101,7 +102,7 @@ def abstract_state(
         ends = (own[path[i:]] for i in range(len(path) + 1) if path[i:] in own)
         specs = (spec for like, spec in ends if like == shape)
         spec = next(specs, PartitionSpec())
-        return PartitionSpec() if _names(spec) & workers else spec
+        return PartitionSpec() if names_of(spec) & workers else spec
 
     def place_node(path: Any, node: Any) -> Any:
         if not is_per_worker(node):
@@ -185,7 +186,7 @@ def resize(
       >>> tx = onebit_jax.sign_mean('data')
       >>> four = onebit_jax.SignMeanState(
       ...     onebit_jax.PerWorker(jnp.arange(4.0)[:, None], ('data',), 'each'),
-      ...     onebit_jax.PerWorker(jnp.zeros((4, 0, 1024)), ('data',), 'split'),
+      ...     onebit_jax.PerWorker(jnp.zeros((4, 1, 1024)), ('data',), 'split'),
       ... )
       >>> resize(four, tx, jnp.zeros(1), mesh).worker_error.value
       Array([[1.5]], dtype=float32)
@@ -223,25 +224,24 @@ def _meshes_of(state: Any) -> list[AbstractMesh]:
         shape = jax.tree.leaves(node)[0].shape
         sizes[first] = shape[0] // known
         sizes.update(dict.fromkeys(others, 1))
-        further = {name for spec in node.specs or () for name in _names(spec)}
+        further = {name for spec in node.specs or () for name in names_of(spec)}
         inside = dict.fromkeys(sorted(further - set(leading)), 1) | inside
         if node.specs and node.role != "split_shards" and set(node.axes) - set(leading):
             # Each host's part is divided by as many devices as divide it.
             blocks = shape[-2]
             candidates = [n for n in range(1, blocks + 1) if blocks % n == 0]
+            placed = getattr(jax.tree.leaves(node)[0], "sharding", None)
+            if isinstance(placed, NamedSharding) and placed.spec == node.specs[0]:
+                names = set(node.axes) - set(leading)
+                candidates = [math.prod(placed.mesh.shape[name] for name in names)]
     first_inside = next((name for name in inside if name not in sizes), None)
     meshes = []
     for number in candidates:
         whole = inside | sizes
-        if first_inside is not None and len(candidates) > 1:
+        if first_inside is not None:
             whole[first_inside] = number
         meshes.append(AbstractMesh(tuple(whole.values()), tuple(whole)))
     return meshes
-
-
-def _names(spec: PartitionSpec) -> set[str]:
-    entries = ((e,) if isinstance(e, str) else e or () for e in spec)
-    return {name for entry in entries for name in entry}
 
 
 def _same_types(a: Any, b: Any) -> bool:
@@ -296,14 +296,10 @@ def _fit(rows: jax.Array, size: int) -> jax.Array:
     return jnp.pad(rows, ((0, 0), (0, size - rows.shape[1])))
 
 
-def _is_spec(node: object) -> bool:
-    return isinstance(node, PartitionSpec)
-
-
 def _over(axes: tuple[str, ...], spec: PartitionSpec) -> PartitionSpec:
     """What of a partition is over the workers; `shard_map` leaves the rest alone."""
     kept = [
-        entry if _names(PartitionSpec(entry)) <= set(axes) else None for entry in spec
+        entry if names_of(PartitionSpec(entry)) <= set(axes) else None for entry in spec
     ]
     while kept and kept[-1] is None:
         kept.pop()

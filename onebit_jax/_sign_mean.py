@@ -112,10 +112,6 @@ class _TwoPhases(Wire):
     def has_server(self) -> bool:
         return True
 
-    def words(self, workers: int) -> int:
-        del workers
-        return self.block_size // 32 + 1
-
     def exchange(
         self,
         parts: Sequence[Part],

@@ -71,8 +71,8 @@ class Wire(abc.ABC):
       block_size: values a scale.
       scale: 'rms' or 'mean_abs'.
       error_dtype: dtype of stored errors.
-      exact_below: leaves of fewer values are exchanged exactly; None for those that
-        so send no more bytes.
+      exact_below: leaves of fewer values are exchanged exactly; whatever the number
+        of workers, as a state is converted to other numbers.
       bucket_size: the most values that are exchanged by one collective.
       implementation: what compresses.
     """
@@ -82,7 +82,7 @@ class Wire(abc.ABC):
     block_size: int
     scale: Literal["rms", "mean_abs"]
     error_dtype: Any
-    exact_below: int | None
+    exact_below: int
     bucket_size: int
     implementation: Implementation | None
 
@@ -108,6 +108,9 @@ class Wire(abc.ABC):
         dtype = jnp.dtype(error_dtype)
         if dtype not in (jnp.float32, jnp.bfloat16):
             raise ValueError(f"error_dtype must be float32 or bfloat16, got {dtype}.")
+        if exact_below is None:
+            # Exactly, a value is a word; a block is its signs and its scale.
+            exact_below = block_size // 32 + 2
         bucket_size = operator.index(bucket_size)
         if bucket_size < 1:
             raise ValueError(f"bucket_size must be positive, got {bucket_size}.")
@@ -117,7 +120,7 @@ class Wire(abc.ABC):
             block_size=block_size,
             scale=scale,
             error_dtype=dtype,
-            exact_below=None if exact_below is None else operator.index(exact_below),
+            exact_below=operator.index(exact_below),
             bucket_size=bucket_size,
             implementation=implementation,
         )
@@ -147,18 +150,6 @@ class Wire(abc.ABC):
           A message that is the same on all workers, a row a block; the new errors
           of the parts; the new server error.
         """
-
-    @abc.abstractmethod
-    def words(self, workers: int) -> int:
-        """How many words of 32 bits a block's message has."""
-
-    def least(self, workers: int) -> int:
-        """Leaves of fewer values are exchanged exactly."""
-        if self.exact_below is None:
-            # Exactly, a value is a word.
-            return self.words(workers) + 1
-        # Nothing at all needs no blocks.
-        return max(1, self.exact_below)
 
     def buckets(self, rows: int, values: int) -> list[slice]:
         """Cuts rows, of so many values each, into buckets of about one size."""

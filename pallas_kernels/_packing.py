@@ -58,7 +58,7 @@ def unpack_signs(
 
     Args:
       words: packed signs.
-      magnitude: of each block's values, at least zero.
+      magnitude: of each block's values; a negative one turns their signs.
 
     Returns:
       The magnitude where the bit is set, and its negative where it is not.

@@ -1,6 +1,7 @@
 """A loop over stacked layers, recomputed or not, is the same model."""
 
 import dataclasses
+import functools
 
 import chex
 import jax
@@ -69,13 +70,21 @@ def loss_and_gradients(config, params):
     return *compiled(params), compiled.memory_analysis().temp_size_in_bytes
 
 
-@pytest.mark.parametrize("mode", ["graph", "tree"])
-@pytest.mark.parametrize("scan", [False, True])
-@pytest.mark.parametrize("remat", [False, True])
-def test_is_the_same_model(mode, scan, remat):
+@functools.cache
+def plain(mode):
+    """Parameters, loss and gradients of the layers as they are written."""
     with nnx.set_graph_mode(mode == "graph"):
         params = parameters(CONFIG)
-        loss, gradients, _ = loss_and_gradients(CONFIG, params)
+        return params, *loss_and_gradients(CONFIG, params)[:2]
+
+
+@pytest.mark.parametrize("mode", ["graph", "tree"])
+@pytest.mark.parametrize(
+    ("scan", "remat"), [(True, False), (False, True), (True, True)]
+)
+def test_is_the_same_model(mode, scan, remat):
+    params, loss, gradients = plain(mode)
+    with nnx.set_graph_mode(mode == "graph"):
         config = dataclasses.replace(CONFIG, scan=scan, remat=remat)
         own = parameters(config)
         if scan:
@@ -89,10 +98,8 @@ def test_is_the_same_model(mode, scan, remat):
 
 def test_with_sharded_parameters_it_is_the_same_model():
     mesh = jax.make_mesh((2,), ("device",), axis_types=(AxisType.Auto,))
-    config = dataclasses.replace(CONFIG, scan=True, remat=True)
-    params = parameters(config)
-    loss, gradients, _ = loss_and_gradients(config, params)
-    pinned = dataclasses.replace(config, batch_axis="device")
+    pinned = dataclasses.replace(CONFIG, scan=True, remat=True, batch_axis="device")
+    params, loss, gradients = plain("tree")
 
     def placed(x):
         # The first axis that is not that of the layers.
@@ -101,20 +108,21 @@ def test_with_sharded_parameters_it_is_the_same_model():
         return jax.device_put(x, NamedSharding(mesh, spec))
 
     with jax.set_mesh(mesh):
-        own = jax.tree.map(placed, params)
+        own = jax.tree.map(placed, stack_layers(params))
         own_loss, own_gradients, _ = loss_and_gradients(pinned, own)
+    own_gradients = unstack_layers(own_gradients)
     assert own_loss == pytest.approx(float(loss), rel=1e-6)
     chex.assert_trees_all_close(own_gradients, gradients, rtol=2e-5, atol=2e-6)
 
 
 def test_stacking_can_be_undone():
-    params = parameters(CONFIG)
+    params = plain("tree")[0]
     chex.assert_trees_all_equal(unstack_layers(stack_layers(params)), params)
     assert len(jax.tree.leaves(stack_layers(params)["bert"]["layers"])) == 12
 
 
 def test_recomputing_holds_less():
-    deep = dataclasses.replace(CONFIG, num_layers=8, scan=True)
+    deep = dataclasses.replace(CONFIG, num_layers=6, scan=True)
     kept, recomputed = (
         loss_and_gradients(c, parameters(c))[2]
         for c in (deep, dataclasses.replace(deep, remat=True))
