@@ -126,10 +126,17 @@ def test_a_run_that_was_killed_goes_on_exactly(files, tmp_path, monkeypatch):
             raise Killed
         append(folder, metrics)
 
+    def kill_at_once(*_):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(squad.Checkpoints, "save", kill_at_once)
+        with pytest.raises(Killed):
+            run(other)
     with monkeypatch.context() as patch:
         patch.setattr(squad.record, "append", kill)
         with pytest.raises(Killed):
-            run(other)
+            run(other, resume=True)
     assert [line["step"] for line in record.read(other.out)] == [1, 2, 3, 4]
     with pytest.raises(InputError, match="already holds a run"):
         run(other)

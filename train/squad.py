@@ -155,6 +155,8 @@ def _train(task: Task) -> Any:
         _check_own(task)
     else:
         run_folder.check_free(folder)
+        # A folder with a checkpoint in it must say whose it is.
+        _remember(task)
     warmup = config.warmup(task.steps)
     schedule = learning_rate_schedule(config.learning_rate, warmup, task.steps)
     tx = make_optimizer(
@@ -170,7 +172,7 @@ def _train(task: Task) -> Any:
         closing(Checkpoints(folder, task.model, config.optimizer)) as checkpoints,
         closing(stream(task.batches)) as feed,
     ):
-        if config.resume:
+        if checkpoints.exist() or record.read(folder):
             begun, _ = checkpoints.restore(tx, abstract_params(task.model), mesh)
             feed.set_state(begun.progress.data)
             record.truncate(folder, begun.progress.sent.steps)
@@ -180,7 +182,6 @@ def _train(task: Task) -> Any:
             params, state = run.init(params)
             begun = Checkpoint(params, state, Progress(Sent(), feed.get_state()))
             checkpoints.save(begun, mesh)
-            _remember(task)
         return _loop(task, run, schedule, begun, feed, checkpoints)
 
 
@@ -265,6 +266,7 @@ def _remember(task: Task) -> None:
     values = {"flags": to_json(task.config), "contents": task.contents}
     path = task.config.out / run_folder.FILE
     with run_folder.writable(task.config.out):
+        task.config.out.mkdir(parents=True, exist_ok=True)
         new = path.with_suffix(".new")
         new.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         new.replace(path)
