@@ -265,7 +265,7 @@ def _as_float32(x: ArrayLike) -> float | Float32[Array, ""]:
 
 
 def _mean_square(x: Array) -> Float32[Array, ""]:
-    return jnp.sum(jnp.square(x.astype(jnp.float32))) / max(x.size, 1)
+    return jnp.sum(jnp.square(x.astype(jnp.float32))) / float(max(x.size, 1))
 
 
 def _followed(
@@ -283,4 +283,4 @@ def _raise_low(nu: optax.Params) -> tuple[optax.Params, Float32[Array, ""]]:
     raised = jax.tree.map(lambda v, is_low: jnp.where(is_low, jnp.mean(v), v), nu, low)
     size = max(sum(v.size for v in jax.tree.leaves(nu)), 1)
     number = sum(jnp.sum(x, dtype=jnp.float32) for x in jax.tree.leaves(low))
-    return raised, jnp.asarray(number / size, jnp.float32)
+    return raised, jnp.asarray(number / float(size), jnp.float32)
