@@ -16,8 +16,8 @@ BLOCK = 1024
 """Values a scale."""
 BUCKET = 2**27
 """Values a bucket: a collective carries no more."""
-EXACT_BELOW = BLOCK // 32 + 1
-"""Values under which a leaf goes exactly: as many as its block would have words."""
+EXACT_BELOW = BLOCK // 32 + 2
+"""Values under which a leaf goes exactly: no more than its block would have words."""
 
 Over = Literal["all", "host", "device"]
 
