@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
@@ -113,11 +112,7 @@ class Checkpoints:
             "sent": asdict(progress.sent),
             "data": progress.data,
         }
-        # Orbax refuses arrays without elements; something stands for them.
-        state = jax.tree.map(
-            lambda x: x if x.size else np.zeros(1, x.dtype), checkpoint.state
-        )
-        arrays = {"params": checkpoint.params, "state": state}
+        arrays = {"params": checkpoint.params, "state": checkpoint.state}
         before = self._manager.latest_step()
         try:
             self._manager.save(
@@ -199,17 +194,12 @@ class Checkpoints:
                             "params": jax.tree.map(
                                 lambda x: _place(x, replicated), params
                             ),
-                            "state": jax.tree.map(
-                                lambda x: x if x.size else _place(x, replicated, (1,)),
-                                state,
-                            ),
+                            "state": state,
                         }
                     )
                 ),
             )["arrays"]
-        state = jax.tree.map(
-            lambda x, read: read if x.size else _empty(x), state, arrays["state"]
-        )
+        state = arrays["state"]
         if not same:
             target = onebit_jax.abstract_state(tx, params, mesh)
             state = jax.jit(
@@ -278,19 +268,9 @@ def _mesh_like(mesh: Mesh, shape: dict[str, int]) -> AbstractMesh:
 def _divided(x: jax.ShapeDtypeStruct, mesh: Mesh) -> NamedSharding:
     """Another axis than the first over all devices, where one can be."""
     axes = [i for i, n in enumerate(x.shape) if i and n % mesh.size == 0]
-    spec = [None] * axes[0] + [mesh.axis_names] if x.size and axes else []
+    spec = [None] * axes[0] + [mesh.axis_names] if axes else []
     return NamedSharding(mesh, PartitionSpec(*spec))
 
 
-def _place(
-    x: Any, sharding: NamedSharding, shape: tuple[int, ...] | None = None
-) -> jax.ShapeDtypeStruct:
-    shape = x.shape if shape is None else shape
-    return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
-
-
-def _empty(x: jax.ShapeDtypeStruct) -> jax.Array:
-    assert x.sharding is not None
-    return jax.make_array_from_callback(
-        x.shape, x.sharding, lambda index: np.zeros(x.shape, x.dtype)[index]
-    )
+def _place(x: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
