@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 from tqdm import tqdm
 
 import onebit_jax
@@ -104,11 +103,7 @@ def train(
                 with run_folder.writable(folder):
                     record.truncate(folder, start.progress.sent.steps)
         else:
-            # From NumPy: of an array on one device, JAX 0.10 to 0.12 make a broken one
-            # where several processes have one device each.
-            params = jax.device_get(init_params(model, config.seed))
-            params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
-            params, state = run.init(params)
+            params, state = run.init(init_params(model, config.seed))
             start = Checkpoint(params, state, Progress(Sent(), batches.get_state()))
             watchdog.expect("the checkpoint of step 0")
             checkpoints.save(start, mesh)
