@@ -134,7 +134,8 @@ def compress(
         value: Array, error: Array, momentum: Array | None
     ) -> tuple[Array, Array, Array]:
         unit = math.prod(value.shape[1:])
-        zeros = jnp.zeros((blocks, width), jnp.uint32), jnp.zeros(blocks)
+        words = jnp.zeros((blocks, width), jnp.uint32)
+        scales = jnp.zeros(blocks, jnp.float32)
 
         def compress_at(
             first: int | Array,
@@ -158,7 +159,7 @@ def compress(
                 put(error, new[2], start, 0),
             )
 
-        start = vary_as((*zeros, error), value, error, momentum, decay)
+        start = vary_as((words, scales, error), value, error, momentum, decay)
         return _by_chunks(compress_at, size, block_size, start)
 
     shape = (-1, *_row_shape(size, block_size))
