@@ -78,7 +78,9 @@ def plain(mode):
         return params, *loss_and_gradients(CONFIG, params)[:2]
 
 
-@pytest.mark.parametrize("mode", ["graph", "tree"])
+@pytest.mark.parametrize(
+    "mode", ["graph", pytest.param("tree", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     ("scan", "remat"), [(True, False), (False, True), (True, True)]
 )

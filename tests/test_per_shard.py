@@ -52,6 +52,9 @@ def tensor_parallel(params):
     return jax.tree_util.tree_map_with_path(spec, params)
 
 
+LAYOUTS = [fully_sharded, pytest.param(tensor_parallel, marks=pytest.mark.slow)]
+
+
 def batch():
     rng = np.random.default_rng(0)
     return PreTrainingBatch(
@@ -122,6 +125,7 @@ def test_fully_sharded_trains_as_unsharded():
         assert worst_share(ours, theirs, 1e-4) <= allowed, step
 
 
+@pytest.mark.slow
 def test_tensor_parallel_trains_as_unsharded():
     flat, flat_losses, _ = trained(None)
     sharded, losses, _ = trained(tensor_parallel)
@@ -131,7 +135,7 @@ def test_tensor_parallel_trains_as_unsharded():
         assert worst_share(ours, theirs, 1e-4) == 0
 
 
-@pytest.mark.parametrize("layout", [fully_sharded, tensor_parallel])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_only_bits_cross_the_workers_axis(layout):
     size = sum(p.size for p in jax.tree.leaves(init_params(MODEL, 0)))
     leaves = len(jax.tree.leaves(init_params(MODEL, 0)))
@@ -147,7 +151,7 @@ def test_only_bits_cross_the_workers_axis(layout):
     assert words >= size / 8 / 2
 
 
-@pytest.mark.parametrize("layout", [fully_sharded, tensor_parallel])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_nothing_is_gathered_inside_a_worker_for_the_exchange(layout):
     name = "fsdp" if layout is fully_sharded else "model"
     _, _, ours = trained(layout)
