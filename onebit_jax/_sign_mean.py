@@ -49,7 +49,8 @@ def sign_mean(
     with :math:`C[x] = s_b\,\mathrm{sign}(x)` and :math:`s_b` the root mean square
     of the block. The sum over steps of what is returned differs from the sum of
     the exact means by no more than the errors held now. On the wire: for each bucket
-    one all-to-all and one all-gather of (1 + 32 / block_size) bits a value.
+    one all-to-all (between two workers an all-gather) and one all-gather of
+    (1 + 32 / block_size) bits a value.
 
     A value that is not finite, on any worker, makes its block not finite on all.
 
@@ -135,7 +136,7 @@ class _TwoPhases(Wire):
         agreed, owed = [], []
         # A bucket is a part of what each worker serves.
         for rows in self.buckets(served, message.shape[0] * self.block_size):
-            received = lax.all_to_all(message[:, rows], self.axes, 0, 0)
+            received = _to_servers(message[:, rows], self.axes)
             words, scales, error = average_and_recompress(
                 *_parts(received),
                 server_error[0, rows].reshape(-1),
@@ -159,6 +160,22 @@ class _TwoPhases(Wire):
     ) -> Float[Array, " size"]:
         # By XLA, which fuses it with what the optimizer does next.
         return decompress(*_parts(message), size, dtype, into=into)
+
+
+def _to_servers(
+    message: UInt32[Array, "n served w"], axes: tuple[str, ...]
+) -> UInt32[Array, "n served w"]:
+    """Gives each worker what all have for it, in any order."""
+    if message.shape[0] != 2:
+        return lax.all_to_all(message, axes, 0, 0)
+    # Two workers swap halves. Gloo's all-to-all asks for the other's half behind its
+    # own, so that on a slow link one is sent after the other; its all-gather does not.
+    own = _axes.worker_index(axes)
+    given = lax.all_gather(
+        lax.dynamic_index_in_dim(message, 1 - own, keepdims=False), axes
+    )
+    kept = lax.dynamic_index_in_dim(message, own, keepdims=False)
+    return jnp.stack([kept, lax.dynamic_index_in_dim(given, 1 - own, keepdims=False)])
 
 
 def _message(

@@ -60,7 +60,11 @@ def _check_hopper(x: Array) -> None:
     capability = None
     if platform == "gpu" and jax.default_backend() == "gpu":
         capability = getattr(jax.devices()[0], "compute_capability", None)
-    too_old = capability is not None and float(capability) < _HOPPER
+    # AMD's GPUs have names there, such as gfx942.
+    major = str(capability).partition(".")[0]
+    too_old = capability is not None and not (
+        major.isdecimal() and int(major) >= _HOPPER
+    )
     if platform != "gpu" or too_old:
         where = f"a GPU of compute capability {capability}" if too_old else platform
         raise ValueError(
