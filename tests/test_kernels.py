@@ -287,7 +287,10 @@ def test_averages_of_workers_that_differ(implementation):
             np.testing.assert_allclose(got[worker], expected[0], rtol=0, atol=2e-6)
 
 
-@each
+@pytest.mark.parametrize(
+    "implementation",
+    ["xla", pytest.param("mosaic_interpreted", marks=pytest.mark.slow)],
+)
 def test_a_decay_that_differs_from_worker_to_worker(implementation):
     size = 40_000 if implementation == "xla" else 9000
 

@@ -115,6 +115,7 @@ class Killed(BaseException):
     """What nothing expects."""
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_exactly(files, tmp_path, monkeypatch):
     run(files)
     expected = huggingface.read_tensors(files.out / "model" / "model.safetensors")
@@ -177,6 +178,7 @@ def test_fine_tuning_starts_from_hugging_faces_weights(files, tmp_path):
         read_start(folder, files.vocab, "tiny")
 
 
+@pytest.mark.slow
 def test_fine_tuning_starts_from_a_pretraining_run(tmp_path, monkeypatch):
     monkeypatch.setattr(program, "EVAL_SEQUENCES", 8)
     corpus = tmp_path / "corpus"
