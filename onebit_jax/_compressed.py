@@ -140,16 +140,6 @@ def compressed_mean(wire: Wire) -> Exchange:
             server_error=PerWorker(server, axes, "split"),
         )
 
-    def update_fn(
-        updates: optax.Updates,
-        state: SignMeanState,
-        params: optax.Params | None = None,
-        **extra_args: object,
-    ) -> tuple[optax.Updates, SignMeanState]:
-        del params, extra_args
-        momentum = jax.tree.map(lambda _: None, updates)
-        return exchange(updates, momentum, None, state)
-
     def exchange(
         updates: optax.Updates, momentum: Any, decay: Any, state: SignMeanState
     ) -> tuple[optax.Updates, SignMeanState]:
@@ -190,4 +180,4 @@ def compressed_mean(wire: Wire) -> Exchange:
             server_error=PerWorker(server_error, axes, "split"),
         )
 
-    return Exchange(init_fn, update_fn, axes, fused=exchange, wire=wire)
+    return Exchange.of_momentum(init_fn, exchange, axes, wire)

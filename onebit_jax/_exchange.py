@@ -48,6 +48,39 @@ class Exchange(optax.GradientTransformationExtraArgs):
         self.wire = wire
         return self
 
+    @classmethod
+    def of_momentum(
+        cls,
+        init: Callable[..., Any],
+        fused: Callable[..., tuple[Any, Any]],
+        axes: tuple[str, ...],
+        wire: Wire | None = None,
+    ) -> Self:
+        """Makes an exchange whose update is that of a momentum that is not there.
+
+        Args:
+          init: the exchange's.
+          fused: from updates, momentum, decay and state to agreed tree and new state;
+            a momentum of None stands for the updates as they are.
+          axes: the exchange's.
+          wire: the exchange's.
+
+        Returns:
+          The exchange.
+        """
+
+        def update_fn(
+            updates: optax.Updates,
+            state: Any,
+            params: optax.Params | None = None,
+            **extra_args: object,
+        ) -> tuple[Any, Any]:
+            del params, extra_args
+            nothing = jax.tree.map(lambda _: None, updates)
+            return fused(updates, nothing, None, state)
+
+        return cls(init, update_fn, axes, fused, wire)
+
     def __getnewargs__(self):  # copies are made by __new__, which takes all five
         return (*self, self.axes, self.fused, self.wire)
 

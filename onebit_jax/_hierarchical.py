@@ -106,16 +106,6 @@ def hierarchical(exchange: Exchange, within: _axes.AxisNames) -> Exchange:
             None if server is None else jnp.zeros(server, wire.error_dtype),
         )
 
-    def update_fn(
-        updates: optax.Updates,
-        state: SignMeanState,
-        params: optax.Params | None = None,
-        **extra_args: object,
-    ) -> tuple[optax.Updates, SignMeanState]:
-        del params, extra_args
-        momentum = jax.tree.map(lambda _: None, updates)
-        return exchange_tree(updates, momentum, None, state)
-
     def exchange_tree(
         updates: optax.Updates, momentum: Any, decay: Any, state: SignMeanState
     ) -> tuple[optax.Updates, SignMeanState]:
@@ -159,7 +149,7 @@ def hierarchical(exchange: Exchange, within: _axes.AxisNames) -> Exchange:
                 results[i] = leaves.result(i, wire, message[rows])
         return treedef.unflatten(results), state_of(error, server_error)
 
-    return Exchange(init_fn, update_fn, axes, fused=exchange_tree)
+    return Exchange.of_momentum(init_fn, exchange_tree, axes)
 
 
 def _bucket(leaves: Leaves) -> Float32[Array, "blocks block_size"]:

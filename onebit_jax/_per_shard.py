@@ -135,16 +135,6 @@ def per_shard(exchange: Exchange, specs: Any) -> Exchange:
         ]
         return state_of(worker, servers)
 
-    def update_fn(
-        updates: optax.Updates,
-        state: SignMeanState,
-        params: optax.Params | None = None,
-        **extra_args: object,
-    ) -> tuple[optax.Updates, SignMeanState]:
-        del params, extra_args
-        momentum = jax.tree.map(lambda _: None, updates)
-        return exchange_tree(updates, momentum, None, state)
-
     def exchange_tree(
         updates: optax.Updates, momentum: Any, decay: Any, state: SignMeanState
     ) -> tuple[optax.Updates, SignMeanState]:
@@ -213,7 +203,7 @@ def per_shard(exchange: Exchange, specs: Any) -> Exchange:
         means, errors, servers = run(values, momenta, errors, servers, traced)
         return treedef.unflatten(means), state_of(treedef.unflatten(errors), servers)
 
-    return Exchange(init_fn, update_fn, axes, fused=exchange_tree)
+    return Exchange.of_momentum(init_fn, exchange_tree, axes)
 
 
 def _places(tree: Any) -> list[str]:
