@@ -12,6 +12,8 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from onebit_jax._specs import names_of
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -77,7 +79,7 @@ def replica_mismatches(
     others = tuple(k for k, name in enumerate(mesh.axis_names) if name not in axes)
     found = {}
     for k, (path, spec) in enumerate(zip(paths, specs, strict=True)):
-        split = {name for entry in spec if entry for name in _names(entry)}
+        split = names_of(spec)
         first = tuple(
             slice(None) if name in split or name not in axes else slice(0, 1)
             for name in mesh.axis_names
@@ -112,10 +114,6 @@ def assert_replicas_identical(
         raise AssertionError(
             f"replicas differ from worker 0's in {'; '.join(shown)}{more}"
         )
-
-
-def _names(entry: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (entry,) if isinstance(entry, str) else entry
 
 
 @functools.cache

@@ -5,6 +5,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing
 
@@ -167,7 +168,9 @@ def test_what_goes_on_is_left_alone(waiting):
 def test_a_watchdog_ends_with_what_it_watches():
     with Watchdog(0.1) as watchdog:
         watchdog.expect("a step")
+    # It would have ended this process.
     time.sleep(0.4)
+    assert "watchdog" not in {thread.name for thread in threading.enumerate()}
 
 
 FLAGS = {
