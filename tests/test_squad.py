@@ -147,7 +147,8 @@ def test_a_run_that_was_killed_goes_on_exactly(files, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="training file or the vocabulary is not"):
         run(other, resume=True)
     files.train.write_text(files.train.read_text().rstrip())
-    run(other, resume=True)
+    # The folder remembers everything else.
+    run(squad.parse(["--resume", "--out", str(other.out), "--log-every", "1"]))
     own = huggingface.read_tensors(other.out / "model" / "model.safetensors")
     assert own.keys() == expected.keys()
     for name, value in expected.items():
@@ -228,6 +229,7 @@ def test_what_cannot_be_used_is_refused(files, tmp_path):
         ({"dropout": 1.0}, "--dropout must be less than 1"),
         ({"optimizer": "adam"}, "--freeze-step belongs to 1-bit Adam"),
         ({"vocab": None}, "give --vocab, or --start"),
+        ({"train": None}, "give --train FILE"),
     ],
 )
 def test_flags_out_of_range_are_refused(files, changes, message):

@@ -7,7 +7,6 @@ scripts, `scores.json`, and in `model` the weights in Hugging Face's layout.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
@@ -24,7 +23,7 @@ from tqdm import tqdm
 
 import onebit_jax
 from models import huggingface
-from train import record, run_folder
+from train import record, run_folder, squad_folder
 from train.checkpoint import Checkpoint, Checkpoints, Progress
 from train.data import VOCABULARY_FILE
 from train.errors import InputError
@@ -36,8 +35,9 @@ from train.pretrain import VIRTUAL_WORKERS
 from train.program import place
 from train.record import StepMetrics
 from train.sent import Sent
-from train.squad_config import SquadConfig, check, check_resumable, to_json
+from train.squad_config import SquadConfig, check, check_resumable
 from train.squad_data import read_squad
+from train.squad_folder import Remembered, contents_name
 from train.squad_metrics import evaluate
 from train.squad_predict import predict, write_predictions
 from train.squad_program import (
@@ -52,8 +52,7 @@ from train.start import Start, read_start
 from train.vocabulary import tokenizer_of, write_vocabulary
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Mapping, Sequence
 
     import grain
     import optax
@@ -91,14 +90,14 @@ def fine_tune(config: SquadConfig) -> Mapping[str, Score]:
     Raises:
       InputError: The flags, or what they name, cannot be used.
     """
-    check(config)
+    file = check(config)
     mesh = make_mesh(config.workers, "flat")
     if config.batch % mesh.size:
         raise InputError(
             f"--batch {config.batch} cannot be shared equally by {mesh.size} workers; "
             "make it a multiple, or give --workers."
         )
-    training = read_squad(config.train)
+    training = read_squad(file)
     dev = read_squad(config.dev) if config.dev else training
     start = read_start(config.start, config.vocab, config.model)
     if config.seq > start.config.max_positions:
@@ -119,7 +118,7 @@ def fine_tune(config: SquadConfig) -> Mapping[str, Score]:
         mesh=mesh,
         batches=batches(cut, pieces, config.seq, config.batch, config.seed),
         steps=config.num_steps(len(cut)),
-        contents=_contents(config.train.read_bytes(), *start.vocabulary),
+        contents=contents_name(file.read_bytes(), *start.vocabulary),
     )
     params = _train(task)
     starts, ends = logits(
@@ -151,12 +150,13 @@ def _train(task: Task) -> Any:
     """Trains from the newest checkpoint, and returns the parameters."""
     config, mesh = task.config, task.mesh
     folder = config.out
+    own = Remembered(config, task.contents)
     if config.resume:
-        _check_own(task)
+        squad_folder.check_own(own)
     else:
         run_folder.check_free(folder)
         # A folder with a checkpoint in it must say whose it is.
-        _remember(task)
+        squad_folder.remember(own)
     warmup = config.warmup(task.steps)
     schedule = learning_rate_schedule(config.learning_rate, warmup, task.steps)
     tx = make_optimizer(
@@ -253,51 +253,27 @@ def _loop(
     return params
 
 
-def _contents(*parts: bytes | str) -> str:
-    """A name for the training file and the vocabulary by what is in them."""
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part.encode() if isinstance(part, str) else part)
-        digest.update(b"\n")
-    return digest.hexdigest()
+def parse(arguments: Sequence[str]) -> SquadConfig:
+    """Reads the flags; a run that goes on has its own for those not given."""
+    given = _read_flags(arguments, SquadConfig())
+    if not given.resume:
+        return given
+    stored = squad_folder.read(given.out).config
+    given = _read_flags(arguments, replace(stored, out=given.out, resume=True))
+    check_resumable(stored, given)
+    return given
 
 
-def _remember(task: Task) -> None:
-    values = {"flags": to_json(task.config), "contents": task.contents}
-    path = task.config.out / run_folder.FILE
-    with run_folder.writable(task.config.out):
-        task.config.out.mkdir(parents=True, exist_ok=True)
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-        new.replace(path)
-
-
-def _check_own(task: Task) -> None:
-    path: Path = task.config.out / run_folder.FILE
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        flags, contents = values["flags"], values["contents"]
-    except OSError as error:
-        raise InputError(
-            f"there is no run in {path.parent} to go on with ({path.name}: "
-            f"{error.strerror}); leave out --resume to start one."
-        ) from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{path} is damaged; start a new run in another --out."
-        ) from error
-    check_resumable(flags, task.config)
-    if contents != task.contents:
-        raise InputError(
-            f"the training file or the vocabulary is not the one that the run in "
-            f"{path.parent} was started with; restore it, or start a new run."
-        )
+def _read_flags(arguments: Sequence[str], default: SquadConfig) -> SquadConfig:
+    return tyro.cli(
+        SquadConfig, args=arguments, default=default, prog="python -m train.squad"
+    )
 
 
 def main() -> None:
     """Runs the command line; a mistake in it ends in one sentence."""
     try:
-        config = tyro.cli(SquadConfig, prog="python -m train.squad")
+        config = parse(sys.argv[1:])
         check(config)
         if config.workers or "JAX_NUM_CPU_DEVICES" not in os.environ:
             # Before anything looks at the devices. Real ones are as many as they are.

@@ -50,8 +50,8 @@ _CHANGEABLE = frozenset(
 class SquadConfig:
     """Fine-tunes BERT to find answers in texts, and writes its answers."""
 
-    train: Path
-    """A SQuAD file, v1.1 or v2.0, to learn from."""
+    train: Path | None = None
+    """A SQuAD file, v1.1 or v2.0, to learn from; a run that goes on has its own."""
     dev: Path | None = None
     """A SQuAD file to answer and to be scored on; default: the one learnt from."""
     start: Path | None = None
@@ -107,7 +107,7 @@ class SquadConfig:
     out: Path = Path("runs/squad")
     """Folder for checkpoints, metrics, predictions and the model."""
     resume: bool = False
-    """Go on with the run in --out, exactly, with the same flags."""
+    """Go on with the run in --out, exactly, with its own settings."""
 
     def num_steps(self, windows: int) -> int:
         """The steps to train, of so many windows."""
@@ -122,15 +122,21 @@ class SquadConfig:
         return self.freeze_step or max(1, round(FREEZE * steps))
 
 
-def check(config: SquadConfig) -> None:
+def check(config: SquadConfig) -> Path:
     """Refuses values that cannot be trained with.
 
     Args:
       config: The flags.
 
+    Returns:
+      The file to learn from.
+
     Raises:
-      InputError: A flag's value is out of its range, or contradicts another.
+      InputError: A flag's value is out of its range, contradicts another, or is
+        missing.
     """
+    if config.train is None:
+        raise InputError("there is nothing to learn from; give --train FILE.")
     for field in fields(config):
         value, least = getattr(config, field.name), _LEAST.get(field.name)
         # Not `value < least`, which a NaN would pass.
@@ -156,6 +162,7 @@ def check(config: SquadConfig) -> None:
             "a BERT that starts with random weights has no word pieces; give --vocab, "
             "or --start."
         )
+    return config.train
 
 
 def to_json(config: SquadConfig) -> dict[str, Any]:
@@ -166,25 +173,31 @@ def to_json(config: SquadConfig) -> dict[str, Any]:
     }
 
 
-def check_resumable(stored: Mapping[str, Any], config: SquadConfig) -> None:
+def from_json(values: Mapping[str, Any]) -> SquadConfig:
+    """The inverse of `to_json`."""
+    paths = {name: values[name] and Path(values[name]) for name in _PATHS}
+    return SquadConfig(**{**values, **paths})
+
+
+def check_resumable(stored: SquadConfig, given: SquadConfig) -> None:
     """Refuses flags that a run cannot take on when it goes on.
 
     Args:
-      stored: The run's flags, as `to_json` wrote them.
-      config: The flags given.
+      stored: The run's flags.
+      given: The flags it is to go on with.
 
     Raises:
       InputError: A flag differs that decides what is trained. Files may have moved;
         their contents are compared elsewhere.
     """
-    now = to_json(config)
-    differing = [n for n in now.keys() - _CHANGEABLE if stored.get(n) != now[n]]
+    before, now = to_json(stored), to_json(given)
+    differing = [n for n in now.keys() - _CHANGEABLE if before[n] != now[n]]
     if differing:
         name = min(differing)
         raise InputError(
-            f"the run in {config.out} was started with {_flag(name)} "
-            f"{stored.get(name)}, not {now[name]}; give the flags that it was started "
-            "with, or start a new run in another --out."
+            f"the run in {given.out} was started with {_flag(name)} {before[name]}, "
+            f"not {now[name]}; leave {_flag(name)} out to go on, or start a new run in "
+            "another --out."
         )
 
 

@@ -1,0 +1,99 @@
+"""What a fine-tuning run's folder remembers of what was asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, NamedTuple
+
+from train import run_folder
+from train.errors import InputError
+from train.squad_config import SquadConfig, check_resumable, from_json, to_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Remembered(NamedTuple):
+    """A run, as its folder remembers it.
+
+    Attributes:
+      config: The flags that it was started with.
+      contents: The name of its training file and vocabulary by their contents.
+    """
+
+    config: SquadConfig
+    contents: str
+
+
+def contents_name(*parts: bytes | str) -> str:
+    """A name for the training file and the vocabulary by what is in them."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.encode() if isinstance(part, str) else part)
+        digest.update(b"\n")
+    return digest.hexdigest()
+
+
+def remember(run: Remembered) -> None:
+    """Writes what `read` reads, all at once.
+
+    Args:
+      run: The run, whose folder is its `out`.
+
+    Raises:
+      InputError: The folder cannot be written to.
+    """
+    folder = run.config.out
+    values = {"flags": to_json(run.config), "contents": run.contents}
+    with run_folder.writable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        new = folder / (run_folder.FILE + ".new")
+        new.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        new.replace(folder / run_folder.FILE)
+
+
+def read(folder: Path) -> Remembered:
+    """Reads what `remember` wrote.
+
+    Args:
+      folder: The run's folder.
+
+    Returns:
+      The run.
+
+    Raises:
+      InputError: There is no run, or its file is damaged.
+    """
+    path = folder / run_folder.FILE
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return Remembered(from_json(values["flags"]), values["contents"])
+    except OSError as error:
+        raise InputError(
+            f"there is no run in {folder} to go on with ({path.name}: "
+            f"{error.strerror}); leave out --resume to start one."
+        ) from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{path} is damaged; start a new run in another --out."
+        ) from error
+
+
+def check_own(run: Remembered) -> None:
+    """Refuses to go on with another run's training.
+
+    Args:
+      run: The run that is asked for, whose folder is its `out`.
+
+    Raises:
+      InputError: There is no run in that folder, or another.
+    """
+    folder = run.config.out
+    found = read(folder)
+    check_resumable(found.config, run.config)
+    if found.contents != run.contents:
+        raise InputError(
+            f"the training file or the vocabulary is not the one that the run in "
+            f"{folder} was started with; restore it, or start a new run."
+        )
