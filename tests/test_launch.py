@@ -110,6 +110,22 @@ def test_a_failure_ends_all_and_is_named(script):
     ]
 
 
+def test_a_failure_is_seen_beside_a_process_that_never_stops_printing(script):
+    text = (
+        "if process == 1: time.sleep(0.3); sys.exit(4)\nwhile True: print('x' * 10_000)"
+    )
+    status, said = run("--grace", "0.5", command=script(text))
+    assert status == 4
+    assert said.splitlines()[-1].startswith("[launch] process 1 failed first")
+
+
+def test_a_line_comes_whole_however_long_it_is(script):
+    # Its 460 reads must not each look at all that came before.
+    text = "sys.stdout.write('x' * 30_000_000 + '|')"
+    status, said = run(command=script(text), processes=1)
+    assert (status, said) == (0, "[0] " + "x" * 30_000_000 + "|")
+
+
 @pytest.mark.parametrize("exit_status", [75, -signal.SIGABRT])
 def test_who_ends_for_another_is_not_the_first(script, exit_status):
     ending = (

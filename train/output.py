@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-_SEGMENT = re.compile(rb"[^\r\n]*[\r\n]")
+_STOP = re.compile(rb"([\r\n])")
 _FATAL = re.compile(r"F\d{4} [\d:.]+ +\d+ \S+\] ")
 _TAIL = 60
 """Lines of standard error that are kept for what they say at an end."""
@@ -53,7 +53,7 @@ class Output:
     ) -> None:
         """Closes what is still open."""
         for key in list(self._pipes.get_map().values()):
-            self._close(key.fileobj)
+            self._close(key)
         self._pipes.close()
 
     @contextlib.contextmanager
@@ -84,22 +84,21 @@ class Output:
                 self._pipes.register(pipe, selectors.EVENT_READ, stream)
 
     def pump(self, seconds: float) -> None:
-        """Passes on what comes, for a time, or until all is said.
+        """Passes on what comes, for a time.
 
         Args:
-          seconds: The time; 0 for what is there already.
+          seconds: The time; 0 for what the pipes hold already.
         """
         end = time.monotonic() + seconds
-        while True:
-            left = max(0.0, end - time.monotonic())
-            if not self._pipes.get_map():
-                time.sleep(left)
-                return
-            ready = self._pipes.select(left)
-            for key, _ in ready:
+        left = seconds
+        while self._pipes.get_map():
+            for key, _ in self._pipes.select(left):
                 self._pass_on(key)
-            if not left and not ready:
+            # Not until nothing comes any more: a process may never stop printing.
+            left = end - time.monotonic()
+            if left <= 0:
                 return
+        time.sleep(max(0.0, left))
 
     def cause(self, process: int) -> str:
         """What the end of a process's standard error says of why it ended."""
@@ -110,18 +109,22 @@ class Output:
         return cause_in([line.decode(errors="replace") for line in lines])
 
     def _pass_on(self, key: selectors.SelectorKey) -> None:
+        # As much as a pipe holds.
         data = os.read(key.fd, 1 << 16)
-        stream: _Stream = key.data
-        lines = stream.feed(data) if data else stream.end()
+        if data:
+            self._keep(key.data, key.data.feed(data))
+        else:
+            self._close(key)
+
+    def _close(self, key: selectors.SelectorKey) -> None:
+        self._pipes.unregister(key.fileobj)
+        self._keep(key.data, key.data.end())
+        key.fileobj.close()
+
+    def _keep(self, stream: _Stream, lines: Sequence[bytes]) -> None:
         if stream.is_error:
             tail = self._tails.setdefault(stream.process, deque(maxlen=_TAIL))
             tail.extend(lines)
-        if not data:
-            self._close(key.fileobj)
-
-    def _close(self, pipe) -> None:
-        self._pipes.unregister(pipe)
-        pipe.close()
 
     def _path(self, process: int) -> Path:
         assert self._folder is not None
@@ -161,20 +164,20 @@ class _Stream:
         self.process = process
         self.is_error = is_error
         self._sink = sink
-        self._rest = b""
+        self._rest: list[bytes] = []
 
     def feed(self, data: bytes) -> list[bytes]:
         """Prints whole lines and returns them."""
-        text, lines, end = self._rest + data, [], 0
-        for segment in _SEGMENT.finditer(text):
-            end = segment.end()
-            line, stop = segment[0][:-1], segment[0][-1:]
+        parts, lines = _STOP.split(data), []
+        for text, stop in zip(parts[:-1:2], parts[1::2], strict=True):
+            line = b"".join([*self._rest, text])
+            self._rest = []
             # A bar that is drawn again and again is for those who watch.
             if stop == b"\n" or (line and self._sink.isatty()):
                 self._print(line, stop)
             if stop == b"\n":
                 lines.append(line)
-        self._rest = text[end:]
+        self._rest += filter(None, parts[-1:])
         return lines
 
     def end(self) -> list[bytes]:
