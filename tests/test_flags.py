@@ -97,6 +97,8 @@ def test_a_run_keeps_its_vocabulary_and_a_new_one_takes_what_is_given(config, tm
         ({"seq": 513}, "--seq must be from 8 to 512"),
         ({"workers": 64}, "--workers 64 is more than the 8 devices here (cpu)"),
         ({"batch": 12}, "--batch 12 cannot be shared equally by 8 workers"),
+        ({"accumulate": 0}, "--accumulate must be at least 1, not 0"),
+        ({"accumulate": 2}, "--accumulate 2 cannot divide the 1 sequences of each"),
         (
             {"optimizer": "adam"},
             "--compare belongs to 1-bit Adam; drop --optimizer adam",

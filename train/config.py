@@ -26,6 +26,7 @@ _LEAST = {
     "freeze_step": 1,
     "steps": 1,
     "batch": 1,
+    "accumulate": 1,
     "workers": 1,
     "seed": 0,
     "warmup_steps": 0,
@@ -65,6 +66,9 @@ class PretrainConfig:
     """Training steps."""
     batch: int = 32
     """Sequences a step, of all workers together."""
+    accumulate: int = 1
+    """Parts of a worker's share of the batch, computed one after another: memory for
+    one; the gradients and the exchange are the whole batch's."""
     seq: int = 64
     """Tokens a sequence."""
     workers: int | None = None

@@ -38,7 +38,7 @@ class Data:
       vocabulary: The word pieces.
       corpus: Name of the text by its contents.
       training: Element t is this process's part of the batch of step t.
-      held_out: Likewise, of text that is not trained on.
+      held_out: Likewise, of text that is not trained on, in micro-batches.
     """
 
     vocabulary: Vocabulary
@@ -85,11 +85,15 @@ def load(config: PretrainConfig, folder: Path, corpus: str | None = None) -> Dat
     training, held_out = (
         batches(
             examples(tokenize(part, tokenizer), pieces, config.seq, config.seed),
-            config.batch,
+            batch,
             process=jax.process_index(),
             num_processes=jax.process_count(),
         )
-        for part in (training, held_out)
+        for part, batch in (
+            (training, config.batch),
+            # As much at once as training does.
+            (held_out, config.batch // config.accumulate),
+        )
     )
     return Data(vocabulary, name, training, held_out)
 

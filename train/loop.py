@@ -87,7 +87,7 @@ def train(
         weight_decay=config.weight_decay,
         clip=config.clip,
     )
-    loss_fn = training_loss(model, config.seed, mesh.axis_names)
+    loss_fn = training_loss(model, config.seed, mesh.axis_names, config.accumulate)
     run = onebit_jax.data_parallel(loss_fn, tx, mesh)
     with (
         closing(Checkpoints(folder, model, optimizer)) as checkpoints,

@@ -10,12 +10,13 @@ from flax import nnx
 
 from models import BertForPreTraining, pretraining_losses
 from models.dropout import sequence_keys
+from train.accumulation import accumulated
 from train.mesh import AXIS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jaxtyping import Array, Float, Int
+    from jaxtyping import Array, Float, Int, Key
 
     from models import BertConfig, PreTrainingBatch
 
@@ -35,15 +36,23 @@ def abstract_params(config: BertConfig) -> Params:
 
 
 def training_loss(
-    config: BertConfig, seed: int, axes: str | tuple[str, ...] = AXIS
+    config: BertConfig,
+    seed: int,
+    axes: str | tuple[str, ...] = AXIS,
+    accumulate: int = 1,
 ) -> Callable[[Params, PreTrainingBatch, Int[Array, ""]], Float[Array, ""]]:
     """The loss of a worker's share of a batch, with dropout.
+
+    The masked-LM loss is a mean over the predictions of the whole share, and so are its
+    gradients, in however many micro-batches they are computed.
 
     Args:
       config: The model's sizes.
       seed: Decides the dropout, together with the step and the place of a sequence in
-        the global batch: the number of workers does not matter to it.
+        the global batch: the number of workers does not matter to it, nor that of
+        micro-batches.
       axes: The mesh axes whose members are the workers.
+      accumulate: Micro-batches that a share is computed in, one after another.
 
     Returns:
       A function from parameters, the worker's share of a batch, and the number of
@@ -51,18 +60,35 @@ def training_loss(
     """
     graph = _graph(config)
 
+    def sum_of(
+        params: Params,
+        part: tuple[PreTrainingBatch, Key[Array, " B"] | None],
+        whole: tuple[int, Float[Array, ""]],
+    ) -> Float[Array, ""]:
+        (batch, keys), (sequences, predictions) = part, whole
+        model = nnx.merge(graph, params)
+        masked, next_sentence = pretraining_losses(*model(batch, keys), batch)
+        # From means over the part to its share of the means over the whole.
+        own = jnp.maximum(jnp.sum(batch.masked_weights), 1.0)
+        count = batch.token_ids.shape[0]
+        return masked * (own / predictions) + next_sentence * (count / sequences)
+
     def loss_fn(
         params: Params, batch: PreTrainingBatch, step: Int[Array, ""]
     ) -> Float[Array, ""]:
-        keys = None
+        keys, share = None, batch.token_ids.shape[0]
         if config.dropout:
-            share = batch.token_ids.shape[0]
             first = jax.lax.axis_index(axes) * share
             key = jax.random.fold_in(jax.random.key(seed), step)
             keys = sequence_keys(key, first + jnp.arange(share))
-        model = nnx.merge(graph, params)
-        masked, next_sentence = pretraining_losses(*model(batch, keys), batch)
-        return masked + next_sentence
+        if accumulate == 1:
+            model = nnx.merge(graph, params)
+            masked, next_sentence = pretraining_losses(*model(batch, keys), batch)
+            return masked + next_sentence
+        predictions = jnp.maximum(jnp.sum(batch.masked_weights), 1.0)
+        return accumulated(sum_of, accumulate)(
+            params, (batch, keys), (share, predictions)
+        )
 
     return loss_fn
 

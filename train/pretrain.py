@@ -91,6 +91,12 @@ def pretrain(config: PretrainConfig, timeout: float = Cluster.timeout) -> None:
             f"--batch {config.batch} cannot be shared equally by {mesh.size} workers; "
             "make it a multiple, or give --workers."
         )
+    if config.batch // mesh.size % config.accumulate:
+        raise InputError(
+            f"--accumulate {config.accumulate} cannot divide the "
+            f"{config.batch // mesh.size} sequences of each of {mesh.size} workers; "
+            "give a divisor."
+        )
     if jax.process_count() == 1:  # it has nobody to wait for
         return _pretrain(config, mesh, watchdog)
     with watchdog:

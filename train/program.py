@@ -77,7 +77,8 @@ def compile_program(
     traffic = onebit_jax.traffic(step, mesh)
 
     loss_fn = evaluation_loss(model)
-    count = -(-EVAL_SEQUENCES // batch.token_ids.shape[0])
+    part = place(element(data.held_out, 0), mesh)
+    count = -(-EVAL_SEQUENCES // part.token_ids.shape[0])
     held_out = [place(element(data.held_out, i), mesh) for i in range(count)]
 
     def evaluate(params: Any) -> float:
