@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from launching import Launched, without_speed
 from runs import PROMOTION, small_config, write_corpus
 from squad_files import answer
 
@@ -148,7 +149,8 @@ def test_a_run_that_was_killed_goes_on_exactly(files, tmp_path, monkeypatch):
         run(other, resume=True)
     files.train.write_text(files.train.read_text().rstrip())
     # The folder remembers everything else.
-    run(squad.parse(["--resume", "--out", str(other.out), "--log-every", "1"]))
+    flags = ["--resume", "--out", str(other.out), "--log-every", "1"]
+    run(squad.parse(flags).training)
     own = huggingface.read_tensors(other.out / "model" / "model.safetensors")
     assert own.keys() == expected.keys()
     for name, value in expected.items():
@@ -156,6 +158,25 @@ def test_a_run_that_was_killed_goes_on_exactly(files, tmp_path, monkeypatch):
     for line, again in zip(lines, record.read(other.out), strict=True):
         for key in line.keys() - {"examples_per_second"}:
             assert line[key] == again[key], key
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_answer_as_one_does(files, tmp_path):
+    flags = (
+        f"--train {files.train} --vocab {files.vocab} --batch 6 --seq 32 --steps 6 "
+        "--freeze-step 3 --learning-rate 1e-3 --log-every 1"
+    ).split()
+    found = []
+    for name, processes in (("one", 1), ("two", 2)):
+        out = tmp_path / name
+        command = ["-m", "train.squad", *flags, "--workers", 2, "--out", out]
+        with Launched(command=command, processes=processes) as launched:
+            assert launched.end() == 0, launched.said
+        lines = without_speed(record.read(out))
+        model = (out / "model" / "model.safetensors").read_bytes()
+        found.append((lines, model, (out / "predictions.json").read_text()))
+    assert [line["stage"] for line in found[0][0]].count("compressed") == 3
+    assert found[0] == found[1]
 
 
 def test_fine_tuning_starts_from_hugging_faces_weights(files, tmp_path):

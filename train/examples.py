@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import grain
 
@@ -48,9 +48,7 @@ def examples(
     )
 
 
-def element(
-    elements: grain.MapDataset[PreTrainingBatch], index: int
-) -> PreTrainingBatch:
+def element(elements: grain.MapDataset[Batch], index: int) -> Batch:
     """An element of a data set from which nothing was filtered out."""
     found = elements[index]
     assert found is not None, "filtered out"
@@ -58,10 +56,10 @@ def element(
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _Rows(Generic[Batch]):
     """Rows `first` to `last` of every batch, as one sequence of examples."""
 
-    examples: grain.MapDataset[PreTrainingBatch]
+    examples: grain.MapDataset[Batch]
     batch: int
     first: int
     last: int
@@ -69,18 +67,18 @@ class _Rows:
     def __len__(self) -> int:
         return sys.maxsize // self.batch
 
-    def __getitem__(self, index: int) -> PreTrainingBatch:
+    def __getitem__(self, index: int) -> Batch:
         step, row = divmod(index, self.last - self.first)
         return element(self.examples, step * self.batch + self.first + row)
 
 
 def batches(
-    examples: grain.MapDataset[PreTrainingBatch],
+    examples: grain.MapDataset[Batch],
     batch: int,
     *,
     process: int = 0,
     num_processes: int = 1,
-) -> grain.MapDataset[PreTrainingBatch]:
+) -> grain.MapDataset[Batch]:
     """One process's part of each global batch.
 
     Args:

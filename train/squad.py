@@ -8,41 +8,40 @@ scripts, `scores.json`, and in `model` the weights in Hugging Face's layout.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 import tyro
-from jax.sharding import NamedSharding, PartitionSpec
 from tqdm import tqdm
 
 import onebit_jax
 from models import huggingface
 from train import record, run_folder, squad_folder
-from train.checkpoint import Checkpoint, Checkpoints, Progress
+from train.checkpoint import Checkpoint, Checkpoints, Progress, latest_step
+from train.command import is_main_process, join, one_sentence, watched
 from train.data import VOCABULARY_FILE
+from train.distributed import Cluster, check_agreed
 from train.errors import InputError
-from train.examples import special_pieces, stream
+from train.examples import batches, special_pieces, stream
 from train.exchange import make_exchange
 from train.mesh import make_mesh
 from train.optimizer import freeze_rule, learning_rate_schedule, make_optimizer
-from train.pretrain import VIRTUAL_WORKERS
 from train.program import place
 from train.record import StepMetrics
 from train.sent import Sent
-from train.squad_config import SquadConfig, check, check_resumable
+from train.squad_config import SquadConfig, check, check_resumable, to_json
 from train.squad_data import read_squad
 from train.squad_folder import Remembered, contents_name
 from train.squad_metrics import evaluate
 from train.squad_predict import predict, write_predictions
 from train.squad_program import (
     abstract_params,
-    batches,
+    examples,
     init_params,
     logits,
     training_loss,
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
     from models import BertConfig, SpanBatch
     from train.sent import Stage
     from train.squad_metrics import Score
+    from train.watchdog import Watchdog
 
 SCORES = "scores.json"
 MODEL = "model"
@@ -78,17 +78,29 @@ class Task(NamedTuple):
     contents: str
 
 
-def fine_tune(config: SquadConfig) -> Mapping[str, Score]:
+@dataclass(frozen=True)
+class Command:
+    """Fine-tunes BERT to find answers in texts, and writes its answers."""
+
+    training: SquadConfig = field(default_factory=SquadConfig)
+    cluster: Cluster = field(default_factory=Cluster)
+
+
+def fine_tune(
+    config: SquadConfig, timeout: float = Cluster.timeout
+) -> Mapping[str, Score]:
     """Trains what the flags ask for, answers, and scores the answers.
 
     Args:
-      config: The flags.
+      config: The flags, the same in all processes.
+      timeout: Seconds that what needs the other processes may take.
 
     Returns:
       The scores of the answers to `dev`.
 
     Raises:
       InputError: The flags, or what they name, cannot be used.
+      LostError: Another process is gone.
     """
     file = check(config)
     mesh = make_mesh(config.workers, "flat")
@@ -116,14 +128,21 @@ def fine_tune(config: SquadConfig) -> Mapping[str, Score]:
         model=replace(start.config, dropout=config.dropout),
         start=start,
         mesh=mesh,
-        batches=batches(cut, pieces, config.seq, config.batch, config.seed),
+        batches=batches(
+            examples(cut, pieces, config.seq, config.seed),
+            config.batch,
+            process=jax.process_index(),
+            num_processes=jax.process_count(),
+        ),
         steps=config.num_steps(len(cut)),
         contents=contents_name(file.read_bytes(), *start.vocabulary),
     )
-    params = _train(task)
-    starts, ends = logits(
-        task.model, params, asked, pieces, config.seq, config.batch, mesh
-    )
+    with watched(timeout) as watchdog:
+        params = _train(task, watchdog)
+        watchdog.expect("the answers")
+        starts, ends = logits(
+            task.model, params, asked, pieces, config.seq, config.batch, mesh
+        )
     predictions = predict(
         dev.questions,
         asked,
@@ -134,6 +153,8 @@ def fine_tune(config: SquadConfig) -> Mapping[str, Score]:
     )
     limit = config.null_threshold
     scores = evaluate(dev, {p.question.id: p.text(limit) for p in predictions})
+    if not is_main_process():
+        return scores
     with run_folder.writable(config.out):
         write_predictions(config.out, dev, predictions, limit)
         text = json.dumps({name: s._asdict() for name, s in scores.items()}, indent=2)
@@ -146,7 +167,7 @@ def fine_tune(config: SquadConfig) -> Mapping[str, Score]:
     return scores
 
 
-def _train(task: Task) -> Any:
+def _train(task: Task, watchdog: Watchdog) -> Any:
     """Trains from the newest checkpoint, and returns the parameters."""
     config, mesh = task.config, task.mesh
     folder = config.out
@@ -155,6 +176,17 @@ def _train(task: Task) -> Any:
         squad_folder.check_own(own)
     else:
         run_folder.check_free(folder)
+    watchdog.expect("the start of all processes")
+    # Nothing is written before all have seen the folder as it was.
+    check_agreed(
+        {
+            "training file or vocabulary": task.contents,
+            "set of flags": json.dumps(to_json(config)),
+            "newest checkpoint in --out": str(latest_step(folder)),
+            "JAX": jax.__version__,
+        }
+    )
+    if is_main_process() and not config.resume:
         # A folder with a checkpoint in it must say whose it is.
         squad_folder.remember(own)
     warmup = config.warmup(task.steps)
@@ -172,17 +204,21 @@ def _train(task: Task) -> Any:
         closing(Checkpoints(folder, task.model, config.optimizer)) as checkpoints,
         closing(stream(task.batches)) as feed,
     ):
+        watchdog.expect("the start from a checkpoint")
         if checkpoints.exist() or record.read(folder):
             begun, _ = checkpoints.restore(tx, abstract_params(task.model), mesh)
             feed.set_state(begun.progress.data)
-            record.truncate(folder, begun.progress.sent.steps)
+            if is_main_process():
+                with run_folder.writable(folder):
+                    record.truncate(folder, begun.progress.sent.steps)
         else:
             params = init_params(task.model, config.seed, task.start.encoder)
-            params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
             params, state = run.init(params)
             begun = Checkpoint(params, state, Progress(Sent(), feed.get_state()))
+            watchdog.expect("the checkpoint of step 0")
             checkpoints.save(begun, mesh)
-        return _loop(task, run, schedule, begun, feed, checkpoints)
+        watchdog.expect("")  # a compilation waits for nobody
+        return _loop(task, run, schedule, begun, feed, checkpoints, watchdog)
 
 
 def _loop(
@@ -192,6 +228,7 @@ def _loop(
     begun: Checkpoint,
     feed: Any,
     checkpoints: Checkpoints,
+    watchdog: Watchdog,
 ) -> Any:
     config, mesh = task.config, task.mesh
     params, state, progress = begun
@@ -212,7 +249,9 @@ def _loop(
         total=task.steps,
         initial=sent.steps,
         mininterval=0.5,
+        disable=not is_main_process(),
     ):
+        watchdog.expect(f"step {step}")
         params, state, loss = step_fn(
             params, state, place(next(feed), mesh), np.uint32(step - 1)
         )
@@ -245,52 +284,51 @@ def _loop(
                 / (time.perf_counter() - since),
             )
             logged, since = step, time.perf_counter()
-            with run_folder.writable(config.out):
-                record.append(config.out, metrics)
+            if is_main_process():
+                with run_folder.writable(config.out):
+                    record.append(config.out, metrics)
         if save:
             progress = Progress(sent, feed.get_state())
             checkpoints.save(Checkpoint(params, state, progress), mesh)
     return params
 
 
-def parse(arguments: Sequence[str]) -> SquadConfig:
+def parse(arguments: Sequence[str]) -> Command:
     """Reads the flags; a run that goes on has its own for those not given."""
-    given = _read_flags(arguments, SquadConfig())
-    if not given.resume:
+    given = _read_flags(arguments, Command())
+    if not given.training.resume:
         return given
-    stored = squad_folder.read(given.out).config
-    given = _read_flags(arguments, replace(stored, out=given.out, resume=True))
-    check_resumable(stored, given)
+    folder = given.training.out
+    stored = squad_folder.read(folder).config
+    own = replace(stored, out=folder, resume=True)
+    given = _read_flags(arguments, Command(own))
+    check_resumable(stored, given.training)
     return given
 
 
-def _read_flags(arguments: Sequence[str], default: SquadConfig) -> SquadConfig:
+def _read_flags(arguments: Sequence[str], default: Command) -> Command:
     return tyro.cli(
-        SquadConfig, args=arguments, default=default, prog="python -m train.squad"
+        Command,
+        args=arguments,
+        default=default,
+        prog="python -m train.squad",
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
     )
 
 
 def main() -> None:
     """Runs the command line; a mistake in it ends in one sentence."""
-    try:
-        config = parse(sys.argv[1:])
-        check(config)
-        if config.workers or "JAX_NUM_CPU_DEVICES" not in os.environ:
-            # Before anything looks at the devices. Real ones are as many as they are.
-            count = config.workers or VIRTUAL_WORKERS
-            jax.config.update("jax_num_cpu_devices", count)
-        scores = fine_tune(config)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
-    except KeyboardInterrupt:
-        print("\nstopped; --resume goes on from the last checkpoint", file=sys.stderr)
-        raise SystemExit(130) from None
-    for name, score in scores.items():
-        print(
-            f"{name}: exact match {score.exact:.2f}, F1 {score.f1:.2f} "
-            f"({score.total:,} questions)"
-        )
+    with one_sentence():
+        command = parse(sys.argv[1:])
+        check(command.training)
+        join(command.cluster, command.training.workers)
+        scores = fine_tune(command.training, command.cluster.timeout)
+        if is_main_process():
+            for name, score in scores.items():
+                print(
+                    f"{name}: exact match {score.exact:.2f}, F1 {score.f1:.2f} "
+                    f"({score.total:,} questions)"
+                )
 
 
 if __name__ == "__main__":

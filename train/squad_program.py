@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
 from models import BertForQuestionAnswering, span_loss
 from models.dropout import sequence_keys
@@ -83,20 +84,19 @@ def training_loss(
     return loss_fn
 
 
-def batches(
-    windows: Sequence[Window], pieces: Pieces, length: int, batch: int, seed: int
+def examples(
+    windows: Sequence[Window], pieces: Pieces, length: int, seed: int
 ) -> grain.MapDataset[SpanBatch]:
-    """An endless sequence of batches, each epoch shuffled anew.
+    """An endless sequence of windows, each epoch shuffled anew.
 
     Args:
       windows: What is learnt from.
       pieces: The vocabulary's special ids.
       length: Tokens of a sequence.
-      batch: Windows in a batch.
       seed: Decides the order.
 
     Returns:
-      A data set whose element t is the batch of step t.
+      A data set whose example i is a function of the seed and i.
     """
     return (
         grain.MapDataset.source(windows)
@@ -104,7 +104,6 @@ def batches(
         .shuffle()
         .repeat()
         .map(partial(sequence, pieces=pieces, length=length))
-        .batch(batch)
     )
 
 
@@ -132,8 +131,11 @@ def logits(
       Start and end logits.
     """
     graph = _graph(config)
+    # This process's rows of a batch, and the scores of all rows.
+    share = batch // jax.process_count()
+    own = slice(jax.process_index() * share, (jax.process_index() + 1) * share)
 
-    @jax.jit
+    @partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))
     def forward(params: Any, batch: SpanBatch) -> tuple[Array, Array]:
         model = nnx.merge(graph, params)
         return model(batch.token_ids, batch.token_types, batch.lengths)
@@ -144,8 +146,8 @@ def logits(
         # The last batch is filled up, so that one program serves all.
         rows = [sequence(w, pieces, length) for w in part]
         rows += [rows[-1]] * (batch - len(rows))
-        whole = jax.tree.map(lambda *x: np.stack(x), *rows)
-        scores = jax.device_get(forward(params, place(whole, mesh)))
+        own_rows = jax.tree.map(lambda *x: np.stack(x), *rows[own])
+        scores = jax.device_get(forward(params, place(own_rows, mesh)))
         found.append([x[: len(part)] for x in scores])
     starts, ends = (np.concatenate(x) for x in zip(*found, strict=True))
     return starts, ends

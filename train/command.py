@@ -1,0 +1,103 @@
+"""How a command starts beside other processes, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from typing import TYPE_CHECKING, NoReturn
+
+import jax
+
+from train.distributed import Cluster, loss_in, start
+from train.errors import LOST_EXIT, InputError, LostError
+from train.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+VIRTUAL_WORKERS = 8
+"""Workers where there is only a CPU and nothing else is asked for."""
+
+
+def is_main_process() -> bool:
+    """Whether this process is the one of many that writes and draws."""
+    return jax.process_index() == 0
+
+
+def join(cluster: Cluster, workers: int | None) -> None:
+    """Joins the other processes, and makes the virtual devices of a CPU.
+
+    To be called before anything looks at the devices.
+
+    Args:
+      cluster: The flags of `jax.distributed`.
+      workers: Devices to train on, of all processes together; None for what is there.
+
+    Raises:
+      InputError: The processes do not meet.
+    """
+    processes = start(cluster)
+    # Real devices are as many as they are.
+    if workers and processes:
+        jax.config.update("jax_num_cpu_devices", max(1, workers // processes))
+    elif processes == 1 and "JAX_NUM_CPU_DEVICES" not in os.environ:
+        jax.config.update("jax_num_cpu_devices", VIRTUAL_WORKERS)
+
+
+@contextlib.contextmanager
+def watched(timeout: float) -> Iterator[Watchdog]:
+    """Bounds what needs the other processes, and names the loss of one.
+
+    Args:
+      timeout: Seconds that what is expected may take.
+
+    Yields:
+      What is to be told of each wait.
+
+    Raises:
+      LostError: Another process is gone.
+    """
+    watchdog = Watchdog(timeout)
+    if jax.process_count() == 1:  # it has nobody to wait for
+        yield watchdog
+        return
+    with watchdog:
+        try:
+            yield watchdog
+        except Exception as error:
+            reason = loss_in(error)
+            if reason is None:
+                raise
+            raise LostError(
+                "another process was lost, or the link to it, in "
+                f"{watchdog.expected or 'the compilation'} ({reason}); start again "
+                "with --resume to go on from the newest checkpoint."
+            ) from error
+
+
+@contextlib.contextmanager
+def one_sentence() -> Iterator[None]:
+    """Ends the process for what a user can mend with a sentence, not a traceback."""
+    try:
+        yield
+    except InputError as error:
+        _leave(f"error: {error}", 1)
+    except LostError as error:
+        _leave(f"error: {error}", LOST_EXIT)
+    except KeyboardInterrupt:
+        _leave("\nstopped; --resume goes on from the last checkpoint", 130)
+    except Exception:
+        if not jax.distributed.is_initialized():
+            raise
+        _leave(traceback.format_exc().rstrip(), 1)
+
+
+def _leave(message: str, status: int) -> NoReturn:
+    print(message, file=sys.stderr, flush=True)
+    if jax.distributed.is_initialized():
+        # An orderly end waits for the other processes, which wait for this one.
+        sys.stdout.flush()
+        os._exit(status)
+    raise SystemExit(status)
