@@ -1,11 +1,10 @@
-"""The BERT encoder of Devlin et al., 2018: post-LayerNorm, as published.
+"""The BERT encoder of Devlin et al., 2018, as published or with pre-LayerNorm.
 
-Shapes: B sequences, T tokens, H hidden size, N heads, D = H / N.
+Shapes: B sequences, T tokens, H hidden size.
 """
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,85 +13,16 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
+from models.attention import SelfAttention
 from models.dropout import dropout, fold_in
+from models.parts import LayerNorm, embed, gelu, linear
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jaxtyping import Array, Float, Int, Key
 
     from models.config import BertConfig
-
-
-def initializer(config: BertConfig) -> nnx.Initializer:
-    """BERT's initial weights: a normal distribution cut at two deviations."""
-    return nnx.initializers.truncated_normal(config.initializer_range)
-
-
-def linear(
-    config: BertConfig, size_in: int, size_out: int, rngs: nnx.Rngs
-) -> nnx.Linear:
-    """A dense layer initialised as BERT's are."""
-    return nnx.Linear(
-        size_in,
-        size_out,
-        kernel_init=initializer(config),
-        dtype=jnp.dtype(config.dtype),
-        rngs=rngs,
-    )
-
-
-def embed(config: BertConfig, rows: int, rngs: nnx.Rngs) -> nnx.Embed:
-    """An embedding table initialised as BERT's are."""
-    return nnx.Embed(
-        rows,
-        config.hidden_size,
-        embedding_init=initializer(config),
-        dtype=jnp.dtype(config.dtype),
-        rngs=rngs,
-    )
-
-
-class LayerNorm(nnx.Module):
-    """(x - mean) / √(variance + ε) · scale + bias, in float32 whatever x is."""
-
-    def __init__(self, config: BertConfig):
-        self.epsilon = config.layer_norm_epsilon
-        self.scale = nnx.Param(jnp.ones(config.hidden_size))
-        self.bias = nnx.Param(jnp.zeros(config.hidden_size))
-
-    def __call__(self, x: Float[Array, "... H"]) -> Float[Array, "... H"]:
-        """Normalises the last axis."""
-        x32 = x.astype(jnp.float32)
-        centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
-        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
-        normal = centred * jax.lax.rsqrt(variance + self.epsilon)
-        scale, bias = (
-            jnp.broadcast_to(param[...], x.shape) for param in (self.scale, self.bias)
-        )
-        return (normal * scale + bias).astype(x.dtype)
-
-
-@jax.custom_jvp
-def gelu(x: Float[Array, " *shape"]) -> Float[Array, " *shape"]:
-    """Returns x Φ(x) with the exact normal distribution function, as in BERT.
-
-    The derivative Φ(x) + x φ(x) is spelt out because jax 0.12.0 cannot differentiate
-    `erf` inside `shard_map` (its own rule mixes varying and constant values).
-    """
-    return x * _normal_cdf(x)
-
-
-@gelu.defjvp
-def _gelu_jvp(
-    primals: tuple[Float[Array, " *shape"]], tangents: tuple[Float[Array, " *shape"]]
-) -> tuple[Float[Array, " *shape"], Float[Array, " *shape"]]:
-    (x,), (dx,) = primals, tangents
-    density = jnp.exp(-0.5 * jnp.square(x)) * (1 / math.sqrt(2 * math.pi))
-    cdf = _normal_cdf(x)
-    return x * cdf, (cdf + x * density) * dx
-
-
-def _normal_cdf(x: Float[Array, " *shape"]) -> Float[Array, " *shape"]:
-    return 0.5 * (1.0 + jax.lax.erf(x * math.sqrt(0.5)))
 
 
 class Embeddings(nnx.Module):
@@ -116,42 +46,14 @@ class Embeddings(nnx.Module):
         )
 
 
-class SelfAttention(nnx.Module):
-    """Multi-head self-attention with one product for queries, keys and values.
-
-    The probabilities are not dropped out, unlike the original's: the fused attention
-    kernels know no dropout of theirs, and the output is dropped out anyway.
-    """
-
-    def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
-        self.num_heads = config.num_heads
-        self.qkv = linear(config, config.hidden_size, 3 * config.hidden_size, rngs)
-        self.out = linear(config, config.hidden_size, config.hidden_size, rngs)
-
-    def __call__(
-        self, x: Float[Array, "B T H"], lengths: Int[Array, " B"]
-    ) -> Float[Array, "B T H"]:
-        """Mixes each sequence's first `lengths` tokens."""
-        batch, length, hidden = x.shape
-        qkv = self.qkv(x).reshape(  # (B, T, 3, N, D)
-            batch, length, 3, self.num_heads, hidden // self.num_heads
-        )
-        q, k, v = (qkv[:, :, i] for i in range(3))
-        # Lengths rather than a mask: the form that cuDNN's flash attention takes.
-        # Strict promotion would bar jax.nn's own mixing of bfloat16 and float32.
-        with jax.numpy_dtype_promotion("standard"):
-            attended = jax.nn.dot_product_attention(
-                q, k, v, key_value_seq_lengths=lengths
-            )
-        return self.out(attended.reshape(batch, length, hidden))
-
-
 class FeedForward(nnx.Module):
     """Dense, gelu, dense."""
 
     def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
         self.up = linear(config, config.hidden_size, config.intermediate_size, rngs)
-        self.down = linear(config, config.intermediate_size, config.hidden_size, rngs)
+        self.down = linear(
+            config, config.intermediate_size, config.hidden_size, rngs, residual=True
+        )
 
     def __call__(self, x: Float[Array, "B T H"]) -> Float[Array, "B T H"]:
         """Transforms each token on its own."""
@@ -159,10 +61,20 @@ class FeedForward(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """Post-LayerNorm: x ← norm(x + dropout(f(x))), f attention, then feed-forward."""
+    """Attention, then feed-forward, each of them f in a residual sublayer.
+
+    Post-LayerNorm: x ← norm(x + dropout(f(x))). Pre-LayerNorm:
+    x ← x + dropout(f(norm(x))), which bears large learning rates, and so large batches,
+    better: its gradients near the output do not start out large.
+
+    References:
+      Xiong et al., `On Layer Normalization in the Transformer Architecture
+      <https://arxiv.org/abs/2002.04745>`_, 2020
+    """
 
     def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
         self.rate = config.dropout
+        self.pre_norm = config.pre_norm
         self.attention = SelfAttention(config, rngs=rngs)
         self.attention_norm = LayerNorm(config)
         self.feed_forward = FeedForward(config, rngs=rngs)
@@ -175,15 +87,36 @@ class Layer(nnx.Module):
         keys: Key[Array, " B"] | None,
     ) -> Float[Array, "B T H"]:
         """Transforms the hidden states of a batch."""
-        drop = partial(dropout, rate=self.rate)
-        y = drop(self.attention(x, lengths), keys=fold_in(keys, 0))
-        x = self.attention_norm(x + y)
-        y = drop(self.feed_forward(x), keys=fold_in(keys, 1))
-        return self.feed_forward_norm(x + y)
+        attend = partial(self.attention, lengths=lengths)
+        x = self._sublayer(x, attend, self.attention_norm, fold_in(keys, 0))
+        return self._sublayer(
+            x, self.feed_forward, self.feed_forward_norm, fold_in(keys, 1)
+        )
+
+    def _sublayer(
+        self,
+        x: Float[Array, "B T H"],
+        f: Callable[[Float[Array, "B T H"]], Float[Array, "B T H"]],
+        norm: LayerNorm,
+        keys: Key[Array, " B"] | None,
+    ) -> Float[Array, "B T H"]:
+        if self.pre_norm:
+            return x + dropout(f(norm(x)), self.rate, keys)
+        return norm(x + dropout(f(x), self.rate, keys))
+
+
+_POLICIES = {
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "layer": jax.checkpoint_policies.nothing_saveable,
+}
 
 
 class Encoder(nnx.Module):
     """Embeddings and layers: what every head stands on.
+
+    With pre-LayerNorm one more LayerNorm follows the last layer, and the embeddings
+    keep theirs, as in DeepSpeed's pre-LayerNorm BERT (Megatron-LM's has none there):
+    the parameters are those of post-LayerNorm and that one norm.
 
     Written for both of NNX's modes: no shared references, no state but parameters;
     dropout's keys are given with each call.
@@ -201,6 +134,7 @@ class Encoder(nnx.Module):
         self.embeddings = Embeddings(config, rngs=rngs)
         layers = [Layer(config, rngs=rngs) for _ in range(config.num_layers)]
         self.layers = _stacked(layers) if config.scan else nnx.List(layers)
+        self.final_norm = LayerNorm(config) if config.pre_norm else None
 
     def encode(
         self,
@@ -218,7 +152,7 @@ class Encoder(nnx.Module):
           keys: A dropout key a sequence; without, the result is deterministic.
 
         Returns:
-          The last layer's states, in the compute dtype.
+          The last layer's states, with pre-LayerNorm normalised, in the compute dtype.
 
         Raises:
           ValueError: The sequences are longer than the position embedding.
@@ -231,7 +165,7 @@ class Encoder(nnx.Module):
             )
         x = self.embeddings(token_ids, token_types)
         x = self._divided(dropout(x, self.rate, fold_in(keys, 0)))
-        run = jax.checkpoint(_run, static_argnums=0) if self.remat else _run
+        run = self._recomputed(_run)
         if isinstance(self.layers, nnx.List):
             for i, layer in enumerate(self.layers):
                 x = run(*nnx.split(layer), x, lengths, fold_in(keys, i + 1))
@@ -248,7 +182,19 @@ class Encoder(nnx.Module):
                 return self._divided(x), None
 
             x, _ = jax.lax.scan(body, x, (stack, jnp.arange(count)))
-        return x
+        return x if self.final_norm is None else self.final_norm(x)
+
+    def _recomputed(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        if self.remat not in _POLICIES:
+            return run
+        # A loop's body is compiled once for forward and once for backward, so that
+        # nothing could undo the recomputation; barriers would only hinder fusion.
+        return jax.checkpoint(
+            run,
+            static_argnums=0,
+            policy=_POLICIES[self.remat],
+            prevent_cse=isinstance(self.layers, nnx.List),
+        )
 
     def _divided(self, x: Float[Array, "B T H"]) -> Float[Array, "B T H"]:
         if self.batch_axis is None:

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Literal, get_args
+
+Attention = Literal["xla", "cudnn"]
+"""Who computes attention; `models.attention.SelfAttention` compares them."""
+
+Remat = Literal["none", "attention", "dots", "layer"]
+"""What the backward pass recomputes, from nothing to all."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +31,14 @@ class BertConfig:
       dtype: Name of the dtype that is computed in; parameters are float32.
       scan: Whether the layers are one loop over stacked parameters, which compiles in
         the time of one layer; `models.stack_layers` converts.
-      remat: Whether the backward pass recomputes each layer, so that a layer's input
-        is all that is kept of it.
+      remat: What the backward pass recomputes instead of keeping it. `none`: nothing.
+        `attention`: scores and probabilities, of which there are B · heads · T² for
+        two products more. `dots`: all but the products with weights. `layer`: all but
+        each layer's input.
+      pre_norm: Whether a LayerNorm is before each sublayer instead of after it;
+        `models.bert.Layer` and `models.Encoder` say where.
+      attention: `xla` runs everywhere; `cudnn`, cuDNN's flash attention, on NVIDIA's
+        GPUs, in bfloat16 or float16; `models.attention.SelfAttention` says more.
       batch_axis: Mesh axis inside a worker that divides the batch, where parameters are
         sharded over it too: activations stay divided by sequences, so that the
         compiler gathers a layer's weights instead; None leaves it to the compiler.
@@ -43,11 +56,13 @@ class BertConfig:
     dropout: float = 0.1
     dtype: str = "float32"
     scan: bool = False
-    remat: bool = False
+    remat: Remat = "none"
+    pre_norm: bool = False
+    attention: Attention = "xla"
     batch_axis: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuses sizes that cannot be built."""
+        """Refuses what cannot be built."""
         if self.hidden_size % self.num_heads:
             raise ValueError(
                 f"{self.num_heads} heads do not divide a hidden size of "
@@ -55,6 +70,31 @@ class BertConfig:
             )
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout must be in [0, 1), not {self.dropout}.")
+        for field, known in (("remat", Remat), ("attention", Attention)):
+            if (value := getattr(self, field)) not in get_args(known):
+                names = ", ".join(get_args(known))
+                raise ValueError(f"{field} is one of {names}, not {value!r}.")
+        if self.attention == "cudnn":
+            self._check_cudnn()
+
+    def _check_cudnn(self) -> None:
+        otherwise = 'or attention="xla"'
+        if self.dtype not in ("bfloat16", "float16"):
+            raise ValueError(
+                f"cuDNN's attention computes in bfloat16 or float16, not {self.dtype}; "
+                f'choose dtype="bfloat16" {otherwise}.'
+            )
+        size = self.hidden_size // self.num_heads
+        if size % 8 or size > 256:
+            raise ValueError(
+                f"cuDNN's attention knows heads whose size is a multiple of 8 up to "
+                f"256, not {size}; choose another num_heads {otherwise}."
+            )
+        if self.remat == "attention":
+            raise ValueError(
+                "cuDNN's attention keeps no scores that could be recomputed; choose "
+                f'remat="none" {otherwise}.'
+            )
 
 
 def _size(num_layers: int, hidden_size: int, num_heads: int) -> BertConfig:

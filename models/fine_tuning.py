@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax.numpy as jnp
 from flax import nnx
 
-from models.bert import Bert, Encoder, linear
+from models.bert import Bert, Encoder
 from models.dropout import dropout, fold_in
 from models.losses import cross_entropy
+from models.parts import linear
 
 if TYPE_CHECKING:
     from typing import Any

@@ -102,9 +102,12 @@ def write(
       config: The model's sizes.
       params: Its parameters.
       architecture: The model.
+
+    Raises:
+      WeightsError: The model has pre-LayerNorm, and Hugging Face's BERT has not.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = tensors_of(params, config, architecture)
+    folder.mkdir(parents=True, exist_ok=True)
     values = config_json(config, architecture)
     if architecture == "BertForSequenceClassification":
         labels = [f"LABEL_{i}" for i in range(len(tensors["classifier.bias"]))]

@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from models.bert import Bert, Encoder
+from models.errors import WeightsError
 from models.fine_tuning import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
@@ -50,7 +51,15 @@ def parameter_names(config: BertConfig, architecture: Known) -> dict[Path, Names
 
     Returns:
       A parameter's path in the tree of parameters, to the names of its tensors.
+
+    Raises:
+      WeightsError: The model has pre-LayerNorm, and Hugging Face's BERT has not.
     """
+    if config.pre_norm:
+        raise WeightsError(
+            "Hugging Face's BERT has its LayerNorms after the sublayers, not before "
+            "them as this model; its weights are for pre_norm=False."
+        )
     return dict(_parameters(config.num_layers, architecture))
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax.numpy as jnp
 from flax import nnx
 
-from models.bert import Bert, LayerNorm, gelu, linear
+from models.bert import Bert
 from models.losses import cross_entropy
+from models.parts import LayerNorm, gelu, linear
 
 if TYPE_CHECKING:
     from typing import Any

@@ -104,7 +104,7 @@ def shapes(config: PlanConfig) -> BertConfig:
         SIZES[config.model],
         dtype="bfloat16",
         scan=True,
-        remat=config.remat,
+        remat="layer" if config.remat else "none",
         batch_axis=DEVICE if config.fsdp else None,
     )
 

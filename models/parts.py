@@ -1,0 +1,107 @@
+"""What the layers and the heads of a BERT are built of."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float
+
+    from models.config import BertConfig
+
+
+def initializer(config: BertConfig, *, residual: bool = False) -> nnx.Initializer:
+    """BERT's initial weights: a normal distribution cut at two deviations.
+
+    Args:
+      config: The model's sizes.
+      residual: Whether the weights' product is added to the residual stream, which
+        pre-LayerNorm never normalises: there their deviation is divided by
+        √(2 · layers), the root of the number of such sums, as in Megatron-LM and
+        DeepSpeed.
+
+    Returns:
+      The initializer.
+    """
+    deviation = config.initializer_range
+    if config.pre_norm and residual:
+        deviation /= math.sqrt(2 * config.num_layers)
+    return nnx.initializers.truncated_normal(deviation)
+
+
+def linear(
+    config: BertConfig,
+    size_in: int,
+    size_out: int,
+    rngs: nnx.Rngs,
+    *,
+    residual: bool = False,
+) -> nnx.Linear:
+    """A dense layer initialised as BERT's are; `residual` as in `initializer`."""
+    return nnx.Linear(
+        size_in,
+        size_out,
+        kernel_init=initializer(config, residual=residual),
+        dtype=jnp.dtype(config.dtype),
+        rngs=rngs,
+    )
+
+
+def embed(config: BertConfig, rows: int, rngs: nnx.Rngs) -> nnx.Embed:
+    """An embedding table initialised as BERT's are."""
+    return nnx.Embed(
+        rows,
+        config.hidden_size,
+        embedding_init=initializer(config),
+        dtype=jnp.dtype(config.dtype),
+        rngs=rngs,
+    )
+
+
+class LayerNorm(nnx.Module):
+    """(x - mean) / √(variance + ε) · scale + bias, in float32 whatever x is."""
+
+    def __init__(self, config: BertConfig):
+        self.epsilon = config.layer_norm_epsilon
+        self.scale = nnx.Param(jnp.ones(config.hidden_size))
+        self.bias = nnx.Param(jnp.zeros(config.hidden_size))
+
+    def __call__(self, x: Float[Array, "... H"]) -> Float[Array, "... H"]:
+        """Normalises the last axis."""
+        x32 = x.astype(jnp.float32)
+        centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+        normal = centred * jax.lax.rsqrt(variance + self.epsilon)
+        scale, bias = (
+            jnp.broadcast_to(param[...], x.shape) for param in (self.scale, self.bias)
+        )
+        return (normal * scale + bias).astype(x.dtype)
+
+
+@jax.custom_jvp
+def gelu(x: Float[Array, " *shape"]) -> Float[Array, " *shape"]:
+    """Returns x Φ(x) with the exact normal distribution function, as in BERT.
+
+    The derivative Φ(x) + x φ(x) is spelt out because jax 0.12.0 cannot differentiate
+    `erf` inside `shard_map` (its own rule mixes varying and constant values).
+    """
+    return x * _normal_cdf(x)
+
+
+@gelu.defjvp
+def _gelu_jvp(
+    primals: tuple[Float[Array, " *shape"]], tangents: tuple[Float[Array, " *shape"]]
+) -> tuple[Float[Array, " *shape"], Float[Array, " *shape"]]:
+    (x,), (dx,) = primals, tangents
+    density = jnp.exp(-0.5 * jnp.square(x)) * (1 / math.sqrt(2 * math.pi))
+    cdf = _normal_cdf(x)
+    return x * cdf, (cdf + x * density) * dx
+
+
+def _normal_cdf(x: Float[Array, " *shape"]) -> Float[Array, " *shape"]:
+    return 0.5 * (1.0 + jax.lax.erf(x * math.sqrt(0.5)))
