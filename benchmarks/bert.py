@@ -57,8 +57,8 @@ class Config:
     """Default: float32, on a GPU bfloat16."""
     attentions: tuple[Attention, ...] = ()
     """Default: xla, on a GPU xla and cudnn."""
-    remats: tuple[Remat, ...] = ()
-    """What the backward pass recomputes; default: none, on a GPU none and layer."""
+    remats: tuple[Remat, ...] = ("none",)
+    """What the backward pass recomputes: none, attention, dots, layer."""
     scan: bool = True
     """Whether the layers are one loop, which compiles in the time of one of them."""
     passes: tuple[Pass, ...] = ("forward", "backward", "step")
@@ -91,8 +91,8 @@ def check(config: Config) -> None:
     counts = [config.repeats, *config.seqs, *(config.batch, config.calls)]
     if not config.seqs or min(n for n in counts if n is not None) < 1:
         raise SystemExit("--seqs, --batch, --repeats and --calls must be at least 1.")
-    if not config.passes:
-        raise SystemExit("--passes needs one of forward, backward, step.")
+    if not config.passes or not config.remats:
+        raise SystemExit("--passes and --remats need one at least.")
 
 
 def main(config: Config) -> None:

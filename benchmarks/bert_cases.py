@@ -90,8 +90,7 @@ def variants(config: Config, platform: str) -> list[tuple[str, str]]:
     """Attention implementations by remat policies."""
     gpu = platform == "gpu"
     attentions = config.attentions or (("xla", "cudnn") if gpu else ("xla",))
-    remats = config.remats or (("none", "layer") if gpu else ("none",))
-    return [(attention, remat) for attention in attentions for remat in remats]
+    return [(attention, remat) for attention in attentions for remat in config.remats]
 
 
 def model_config(shape: Shape, attention: str, remat: str, *, scan: bool) -> BertConfig:

@@ -163,7 +163,7 @@ def test_hugging_face_computes_the_same_sizes():
     [
         ({"models": ("huge",)}, "--models knows tiny, mini"),
         ({"batch": 0}, "--seqs, --batch, --repeats and --calls must be at least 1"),
-        ({"passes": ()}, "--passes needs one of forward, backward, step"),
+        ({"passes": ()}, "--passes and --remats need one at least"),
     ],
 )
 def test_flags_that_cannot_be_measured_with_are_refused(flags, message):
