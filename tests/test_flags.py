@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 import onebit_jax
 from models import SIZES
 from train import picture, record
-from train.config import PretrainConfig, check
+from train.config import PretrainConfig, check, from_json, to_json
 from train.data import load
 from train.errors import InputError
 from train.examples import element
@@ -23,7 +24,8 @@ from train.optimizer import (
     learning_rate_schedule,
     make_optimizer,
 )
-from train.pretrain import pretrain
+from train.presets import PRESETS
+from train.pretrain import parse, pretrain
 from train.record import StepMetrics
 from train.sent import Sent
 from train.vocabulary import SPECIAL, read_vocabulary, write_vocabulary
@@ -57,6 +59,19 @@ def test_bytes_are_counted_by_the_stage_each_step_ran_in():
     sent = Sent().after(5, frozen_at=5, skipped=0, rates=rates)
     assert (sent.stage, sent.total_bytes) == ("warmup", 500)
     assert sent.after(6, frozen_at=5, skipped=0, rates=rates).total_bytes == 503
+
+
+def test_bytes_are_counted_on_in_a_second_phase():
+    rates = {"warmup": 100, "compressed": 3}
+    first = Sent().after(10, frozen_at=4, skipped=1, rates=rates)
+    assert first.total_bytes == 4 * 100 + 6 * 3
+    second = first.at_phase_start()
+    assert (second.stage, second.taken, second.total_skipped) == ("warmup", 0, 1)
+    second = second.after(12, frozen_at=0, skipped=1, rates=rates)
+    assert (second.stage, second.taken, second.total_skipped) == ("warmup", 1, 2)
+    second = second.after(20, frozen_at=4, skipped=1, rates=rates)
+    assert (second.stage, second.warmup_steps) == ("compressed", 5)
+    assert second.total_bytes == first.total_bytes + 5 * 100 + 5 * 3
 
 
 def test_losses_that_are_not_finite_are_written_as_json(tmp_path):
@@ -116,6 +131,11 @@ def test_a_run_keeps_its_vocabulary_and_a_new_one_takes_what_is_given(config, tm
             },
             "--wire belongs to 1-bit Adam",
         ),
+        ({"long_steps": 4}, "--long-steps is of a second phase, and there is none"),
+        ({"long_seq": 513}, "--long-seq must be from 8 to 512"),
+        ({"long_seq": 64, "long_batch": 12}, "--long-batch 12 cannot be shared equa"),
+        ({"long_seq": 64, "long_steps": 0}, "--long-steps must be at least 1, not 0"),
+        ({"decay_rate": 0.0}, "--decay-rate must be positive"),
         ({"vocab_size": 3}, "a vocabulary of 3 leaves no room"),
         ({"vocab": Path("nowhere.txt")}, "the vocabulary nowhere.txt cannot be read"),
         ({"corpus": (Path("nowhere"),)}, "the corpus nowhere cannot be read"),
@@ -166,10 +186,71 @@ def test_freezing_before_the_warm_up_ends_is_warned_of():
 
 def test_the_freeze_follows_the_warm_up_and_the_steps_by_default():
     default = PretrainConfig(steps=300)
-    assert (default.warmup, default.freeze) == (30, 60)
-    assert replace(default, warmup_steps=100).freeze == 100
-    assert replace(default, freeze_step="auto").freeze == "auto"
-    assert PretrainConfig(steps=1).freeze == 1
+    (phase,) = default.phases
+    assert (phase.warmup, phase.freeze) == (30, 60)
+    assert replace(default, warmup_steps=100).phases[0].freeze == 100
+    assert replace(default, freeze_step="auto").phases[0].freeze == "auto"
+    assert PretrainConfig(steps=1).phases[0].freeze == 1
+
+
+def test_a_second_phase_takes_what_is_not_given_from_the_first():
+    config = PretrainConfig(
+        steps=900, batch=32, accumulate=2, learning_rate=0.1, long_seq=128
+    )
+    first, second = config.phases
+    assert (first.last, second.earlier_steps, second.steps) == (900, 900, 100)
+    assert config.total_steps == second.last == 1000
+    assert second == replace(
+        first,
+        flags="--long-",
+        seq=128,
+        earlier_steps=900,
+        steps=100,
+        warmup=10,
+        freeze=20,
+    )
+    auto = replace(config, freeze_step="auto", long_batch=8, long_decay_every=3)
+    assert auto.phases[1].freeze == "auto"
+    assert (auto.phases[1].batch, auto.phases[1].decay_every) == (8, 3)
+
+
+def test_presets_are_the_papers_and_flags_override_them():
+    config = parse(["--preset", "bert-large", "--batch", "512"]).training
+    first, second = config.phases
+    assert (config.model, first.batch, first.seq, second.seq) == (
+        "large",
+        512,
+        128,
+        512,
+    )
+    assert (first.steps, first.freeze, first.warmup) == (152_000, 23_000, 12_500)
+    assert (second.steps, second.freeze, second.batch) == (10_000, 1500, 512)
+    base = parse(["--preset", "bert-base"]).training
+    assert (base.model, base.batch, base.learning_rate) == ("base", 4096, 4e-4)
+    assert [phase.steps for phase in base.phases] == [118_000, 22_000]
+    assert [phase.freeze for phase in base.phases] == [16_000, 1500]
+    check(config)
+    stored = from_json(json.loads(json.dumps(to_json(config))))
+    assert stored == replace(config, out=config.out.resolve())
+    adam = parse(["--preset", "bert-base", "--optimizer", "adam"]).training
+    check(adam)
+    assert adam.phases[0].learning_rate == 4e-4
+
+
+def test_an_exponential_fall_follows_the_warm_up():
+    (phase, _) = PRESETS["bert-large"].phases
+    schedule = learning_rate_schedule(
+        phase.learning_rate,
+        phase.warmup,
+        phase.steps,
+        decay_rate=phase.decay_rate,
+        decay_every=phase.decay_every,
+    )
+    steps = np.array([0, 12_499, 12_500, 12_500 + 520, 12_500 + 52_000, 200_000])
+    expected = 4e-4 * np.where(
+        steps < 12_500, (steps + 1) / 12_500, 0.99 ** ((steps - 12_500) / 520)
+    )
+    np.testing.assert_allclose([schedule(s) for s in steps], expected, rtol=1e-3)
 
 
 def test_biases_and_norms_do_not_decay():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,9 +11,12 @@ from models import SIZES
 from train.errors import InputError
 from train.exchange import Wire
 from train.mesh import Topology
+from train.phases import Phase
 
 Optimizer = Literal["onebit_adam", "adam"]
 Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
+Freeze = int | Literal["auto"]
+Preset = Literal["bert-base", "bert-large"]
 
 MIN_LENGTH = 8
 """Tokens of the shortest sequence: two segments and their three special tokens."""
@@ -36,11 +39,29 @@ _LEAST = {
     "eval_every": 1,
     "checkpoint_every": 1,
     "log_every": 1,
+    "decay_every": 1,
+    "long_freeze_step": 1,
+    "long_steps": 1,
+    "long_batch": 1,
+    "long_accumulate": 1,
+    "long_warmup_steps": 0,
+    "long_decay_every": 1,
 }
+
+_POSITIVE = ("learning_rate", "decay_rate", "long_learning_rate", "long_decay_rate")
 
 # What a run may change when it goes on.
 _CHANGEABLE = frozenset(
-    {"out", "resume", "steps", "workers", "log_every", "eval_every", "checkpoint_every"}
+    {
+        "out",
+        "resume",
+        "steps",
+        "long_steps",
+        "workers",
+        "log_every",
+        "eval_every",
+        "checkpoint_every",
+    }
 )
 
 
@@ -48,6 +69,8 @@ _CHANGEABLE = frozenset(
 class PretrainConfig:
     """Pre-trains BERT on text, by workers that exchange one bit a parameter."""
 
+    preset: Preset | None = None
+    """Hyperparameters of 1-bit Adam's paper, for the flags that are not given."""
     corpus: tuple[Path, ...] = ()
     """Text files, or folders of them; default: the reference documentation of the
     running Python, two megabytes of English."""
@@ -59,7 +82,7 @@ class PretrainConfig:
     """Size of the BERT."""
     optimizer: Optimizer = "onebit_adam"
     """1-bit Adam, or plain Adam on the exact mean of the gradients."""
-    freeze_step: int | Literal["auto"] | None = None
+    freeze_step: Freeze | None = None
     """Steps before 1-bit Adam freezes its variance and compresses; auto: once the
     variance is stable; default: a fifth of the steps, not before the warm-up ends."""
     steps: int = 500
@@ -87,6 +110,31 @@ class PretrainConfig:
     """Peak of the learning rate; it falls to a tenth at the end."""
     warmup_steps: int | None = None
     """Steps in which the learning rate rises to its peak; default: a tenth of them."""
+    decay_rate: float = 0.99
+    """Factor by which the learning rate falls in --decay-every steps."""
+    decay_every: int | None = None
+    """Steps in which the learning rate falls by --decay-rate, exponentially; default:
+    it falls linearly instead, to a tenth at the end."""
+    long_seq: int | None = None
+    """Tokens a sequence in a second phase, whose moments, schedule and freeze begin
+    anew; default: there is none."""
+    long_steps: int | None = None
+    """Training steps of the second phase; default: a ninth of the first's."""
+    long_batch: int | None = None
+    """Sequences a step of the second phase; default: the first's."""
+    long_accumulate: int | None = None
+    """--accumulate of the second phase; default: the first's."""
+    long_learning_rate: float | None = None
+    """Peak of the learning rate in the second phase; default: the first's."""
+    long_warmup_steps: int | None = None
+    """Steps in which it rises there; default: a tenth of them."""
+    long_decay_rate: float | None = None
+    """Factor by which it falls there; default: the first's."""
+    long_decay_every: int | None = None
+    """Steps in which it falls by that; default: as in the first."""
+    long_freeze_step: Freeze | None = None
+    """Steps of the second phase before the variance is frozen; default: as in the
+    first, a fifth or auto."""
     weight_decay: float = 0.01
     """Decoupled weight decay, of all parameters but biases and LayerNorms."""
     clip: float = 1.0
@@ -107,18 +155,59 @@ class PretrainConfig:
     """Train plain Adam as well, on the same samples, and draw it beside."""
 
     @property
-    def warmup(self) -> int:
-        """The steps of the learning rate's warm-up, the default put in."""
-        return (
-            round(0.1 * self.steps) if self.warmup_steps is None else self.warmup_steps
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases, all defaults put in."""
+        first = _phase(
+            "--",
+            seq=self.seq,
+            batch=self.batch,
+            accumulate=self.accumulate,
+            earlier_steps=0,
+            steps=self.steps,
+            learning_rate=self.learning_rate,
+            warmup_steps=self.warmup_steps,
+            decay_rate=self.decay_rate,
+            decay_every=self.decay_every,
+            freeze_step=self.freeze_step,
+        )
+        if self.long_seq is None:
+            return (first,)
+        auto = "auto" if self.freeze_step == "auto" else None
+        return first, _phase(
+            "--long-",
+            seq=self.long_seq,
+            batch=_given(self.long_batch, self.batch),
+            accumulate=_given(self.long_accumulate, self.accumulate),
+            earlier_steps=self.steps,
+            steps=_given(self.long_steps, max(1, round(self.steps / 9))),
+            learning_rate=_given(self.long_learning_rate, self.learning_rate),
+            warmup_steps=self.long_warmup_steps,
+            decay_rate=_given(self.long_decay_rate, self.decay_rate),
+            decay_every=_given(self.long_decay_every, self.decay_every),
+            freeze_step=_given(self.long_freeze_step, auto),
         )
 
     @property
-    def freeze(self) -> int | Literal["auto"]:
-        """The freeze step, the default put in."""
-        if self.freeze_step is not None:
-            return self.freeze_step
-        return max(self.warmup, round(0.2 * self.steps), 1)
+    def total_steps(self) -> int:
+        """The steps of all phases."""
+        return self.phases[-1].last
+
+
+def _given(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def _phase(
+    flags: str,
+    *,
+    steps: int,
+    warmup_steps: int | None,
+    freeze_step: Freeze | None,
+    **values: Any,
+) -> Phase:
+    warmup = _given(warmup_steps, round(0.1 * steps))
+    freeze = _given(freeze_step, max(warmup, round(0.2 * steps), 1))
+    return Phase(flags, steps=steps, warmup=warmup, freeze=freeze, **values)
 
 
 def check(config: PretrainConfig) -> None:
@@ -138,21 +227,35 @@ def check(config: PretrainConfig) -> None:
             raise InputError(f"{_flag(name)} must be a finite number, not {value}.")
     if config.seed > MAX_SEED:
         raise InputError(f"--seed must be at most {MAX_SEED}, not {config.seed}.")
-    if not config.learning_rate > 0:
-        raise InputError(
-            f"--learning-rate must be positive, not {config.learning_rate}."
-        )
+    for name in (
+        "learning_rate",
+        "decay_rate",
+        "long_learning_rate",
+        "long_decay_rate",
+    ):
+        value = getattr(config, name)
+        if value is not None and not value > 0:
+            raise InputError(f"{_flag(name)} must be positive, not {value}.")
     if config.dropout >= 1:
         raise InputError(f"--dropout must be less than 1, not {config.dropout}.")
     longest = SIZES[config.model].max_positions
-    if not MIN_LENGTH <= config.seq <= longest:
-        raise InputError(
-            f"--seq must be from {MIN_LENGTH} to {longest}, the positions of BERT "
-            f"{config.model}, not {config.seq}."
-        )
+    for phase in config.phases:
+        if not MIN_LENGTH <= phase.seq <= longest:
+            raise InputError(
+                f"{phase.flags}seq must be from {MIN_LENGTH} to {longest}, the "
+                f"positions of BERT {config.model}, not {phase.seq}."
+            )
+    if config.long_seq is None:
+        for name in (field.name for field in fields(config)):
+            if name.startswith("long_") and getattr(config, name) is not None:
+                raise InputError(
+                    f"{_flag(name)} is of a second phase, and there is none; give "
+                    "--long-seq too."
+                )
     own = {
         "--compare": config.compare,
         "--freeze-step": config.freeze_step,
+        "--long-freeze-step": config.long_freeze_step,
         "--wire": config.wire != "signs",
     }
     if config.optimizer == "adam" and any(own.values()):
@@ -190,8 +293,10 @@ def check_resumable(stored: PretrainConfig, given: PretrainConfig) -> None:
       InputError: A flag differs that decides what is trained.
     """
     before, now = to_json(stored), to_json(given)
+    # The first phase of two is over, or ends where the second begins.
+    changeable = _CHANGEABLE - ({"steps"} if stored.long_seq else set())
     differing = [
-        name for name in before.keys() - _CHANGEABLE if before[name] != now[name]
+        name for name in before.keys() - changeable if before[name] != now[name]
     ]
     if differing:
         name = min(differing)
@@ -203,11 +308,16 @@ def check_resumable(stored: PretrainConfig, given: PretrainConfig) -> None:
         )
 
 
+def without_freeze(config: PretrainConfig) -> PretrainConfig:
+    """The flags without those of a freeze, which plain Adam has none of."""
+    return replace(config, freeze_step=None, long_freeze_step=None)
+
+
 def train_the_same(one: PretrainConfig, other: PretrainConfig) -> bool:
     """Whether two runs' flags make the same training of the same text."""
     first, second = to_json(one), to_json(other)
     # The schedules are made for a number of steps; a text is known by its contents.
-    deciding = first.keys() - (_CHANGEABLE - {"steps"}) - {"corpus"}
+    deciding = first.keys() - (_CHANGEABLE - {"steps", "long_steps"}) - {"corpus"}
     return all(first[name] == second[name] for name in deciding)
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from models import PreTrainingBatch
     from train.config import PretrainConfig
+    from train.phases import Phase
+    from train.tokenized import TokenizedCorpus
     from train.vocabulary import Vocabulary
 
 VOCABULARY_FILE = "vocab.txt"
@@ -32,7 +34,7 @@ VOCABULARY_FILE = "vocab.txt"
 
 @dataclass(frozen=True)
 class Data:
-    """What a run trains and evaluates on.
+    """What a phase of a run trains and evaluates on.
 
     Attributes:
       vocabulary: The word pieces.
@@ -48,6 +50,13 @@ class Data:
 
 
 def load(config: PretrainConfig, folder: Path, corpus: str | None = None) -> Data:
+    """What the first phase trains on; `load_phases` of it alone."""
+    return load_phases(config, folder, corpus)[0]
+
+
+def load_phases(
+    config: PretrainConfig, folder: Path, corpus: str | None = None
+) -> list[Data]:
     """Reads the corpus and the vocabulary, training one where none is given.
 
     Args:
@@ -57,7 +66,7 @@ def load(config: PretrainConfig, folder: Path, corpus: str | None = None) -> Dat
         with the vocabulary in its folder.
 
     Returns:
-      The data.
+      The data of each phase.
 
     Raises:
       InputError: The corpus or the vocabulary cannot be used, or the corpus has
@@ -81,23 +90,31 @@ def load(config: PretrainConfig, folder: Path, corpus: str | None = None) -> Dat
     else:
         vocabulary = train_vocabulary(training, config.vocab_size)
     tokenizer = tokenizer_of(vocabulary)
+    training, held_out = (tokenize(part, tokenizer) for part in (training, held_out))
     pieces = special_pieces(vocabulary)
-    training, held_out = (
-        batches(
-            examples(tokenize(part, tokenizer), pieces, config.seq, config.seed),
+
+    def batched(
+        part: TokenizedCorpus, phase: Phase, batch: int
+    ) -> grain.MapDataset[PreTrainingBatch]:
+        return batches(
+            examples(part, pieces, phase.seq, config.seed),
             batch,
             process=jax.process_index(),
             num_processes=jax.process_count(),
         )
-        for part, batch in (
-            (training, config.batch),
+
+    return [
+        Data(
+            vocabulary,
+            name,
+            batched(training, phase, phase.batch),
             # As much at once as training does.
-            (held_out, config.batch // config.accumulate),
+            batched(held_out, phase, phase.batch // phase.accumulate),
         )
-    )
-    return Data(vocabulary, name, training, held_out)
+        for phase in config.phases
+    ]
 
 
-def keep_vocabulary(data: Data, folder: Path) -> None:
+def keep_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:
     """Writes the vocabulary into the run's folder."""
-    write_vocabulary(folder / VOCABULARY_FILE, data.vocabulary)
+    write_vocabulary(folder / VOCABULARY_FILE, vocabulary)

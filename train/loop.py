@@ -24,17 +24,17 @@ from train.record import EvalMetrics, StepMetrics
 from train.sent import Sent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     import grain
     import optax
     from jax.sharding import Mesh
 
-    from models import PreTrainingBatch
+    from models import BertConfig, PreTrainingBatch
     from train.config import Optimizer, PretrainConfig
     from train.data import Data
+    from train.phases import Phase
     from train.program import Program
     from train.sent import Stage
     from train.watchdog import Watchdog
@@ -53,7 +53,7 @@ def say(text: str) -> None:
 
 def train(
     config: PretrainConfig,
-    data: Data,
+    data: Sequence[Data],
     mesh: Mesh,
     until: int,
     begin: Callable[[], None],
@@ -64,9 +64,10 @@ def train(
     Args:
       config: The flags; their steps are those of the schedules, and their `out` is
         where the checkpoints and metrics are, or will be.
-      data: What to train on.
+      data: What to train on in each phase.
       mesh: The workers.
-      until: Steps to have trained at the end.
+      until: Steps to have trained at the end; where they are more than those of all
+        phases, the last goes on.
       begin: Called once the newest checkpoint, if there is one, has been read whole.
       watchdog: What is told of each wait for the other processes.
 
@@ -74,50 +75,95 @@ def train(
       InputError: The newest checkpoint is damaged or of another model, or there is
         none although there are metrics.
     """
-    optimizer, folder = config.optimizer, config.out
+    folder, phases = config.out, config.phases
     model = replace(
-        SIZES[config.model], vocab_size=len(data.vocabulary), dropout=config.dropout
+        SIZES[config.model], vocab_size=len(data[0].vocabulary), dropout=config.dropout
     )
-    schedule = learning_rate_schedule(config.learning_rate, config.warmup, config.steps)
+    with closing(Checkpoints(folder, model, config.optimizer)) as checkpoints:
+        reached = None
+        watchdog.expect("the start from a checkpoint")
+        if checkpoints.exist() or record.read(folder):
+            # One at the end of a phase has the state of that phase.
+            earlier = [p for p in phases if p.earlier_steps < checkpoints.latest()]
+            tx, _ = _optimizer(config, [phases[0], *earlier][-1], mesh)
+            reached, workers = checkpoints.restore(tx, abstract_params(model), mesh)
+            if workers != mesh.size:
+                say(f"{folder}: converted from {workers} workers to {mesh.size}")
+            if is_main_process():
+                with run_folder.writable(folder):
+                    record.truncate(folder, reached.progress.sent.steps)
+            begin()
+        for phase, own in zip(phases, data, strict=True):
+            last = until if phase is phases[-1] else phase.last
+            if reached and reached.progress.sent.steps >= last:
+                continue
+            if len(phases) > 1:
+                say(f"sequences of {phase.seq} tokens to step {last:,}")
+            tx, schedule = _optimizer(config, phase, mesh)
+            loss_fn = training_loss(
+                model, config.seed, mesh.axis_names, phase.accumulate
+            )
+            run = onebit_jax.data_parallel(loss_fn, tx, mesh)
+            with closing(stream(own.training)) as batches:
+                start = _start(phase, run, batches, reached, model, config.seed)
+                if reached is None:
+                    watchdog.expect("the checkpoint of step 0")
+                    checkpoints.save(start, mesh)
+                    begin()
+                watchdog.expect("")  # a compilation waits for nobody
+                program = compile_program(
+                    run, model, start.params, start.state, own, mesh
+                )
+                _say_rates(config.optimizer, program)
+                training = _Training(
+                    config, phase, mesh, schedule, program, checkpoints, watchdog
+                )
+                reached = training.loop(start, batches, last)
+                watchdog.expect("")
+
+
+def _optimizer(
+    config: PretrainConfig, phase: Phase, mesh: Mesh
+) -> tuple[optax.GradientTransformationExtraArgs, optax.Schedule]:
+    schedule = learning_rate_schedule(
+        phase.learning_rate,
+        phase.warmup,
+        phase.steps,
+        decay_rate=phase.decay_rate,
+        decay_every=phase.decay_every,
+    )
     tx = make_optimizer(
-        optimizer,
+        config.optimizer,
         schedule,
-        freeze_rule(config.freeze, config.warmup, config.steps),
+        freeze_rule(phase.freeze, phase.warmup, phase.steps),
         make_exchange(mesh, config.wire, config.topology),
         weight_decay=config.weight_decay,
         clip=config.clip,
     )
-    loss_fn = training_loss(model, config.seed, mesh.axis_names, config.accumulate)
-    run = onebit_jax.data_parallel(loss_fn, tx, mesh)
-    with (
-        closing(Checkpoints(folder, model, optimizer)) as checkpoints,
-        closing(stream(data.training)) as batches,
-    ):
-        watchdog.expect("the start from a checkpoint")
-        if checkpoints.exist() or record.read(folder):
-            start, workers = checkpoints.restore(tx, abstract_params(model), mesh)
-            if workers != mesh.size:
-                say(f"{folder}: converted from {workers} workers to {mesh.size}")
-            batches.set_state(start.progress.data)
-            if is_main_process():
-                with run_folder.writable(folder):
-                    record.truncate(folder, start.progress.sent.steps)
-        else:
-            params, state = run.init(init_params(model, config.seed))
-            start = Checkpoint(params, state, Progress(Sent(), batches.get_state()))
-            watchdog.expect("the checkpoint of step 0")
-            checkpoints.save(start, mesh)
-        begin()
-        watchdog.expect("")  # a compilation waits for nobody
-        program = compile_program(run, model, start.params, start.state, data, mesh)
-        say(f"{optimizer}: a worker sends {_spell_rates(program.rates)}")
-        if program.host_rates:
-            say(f"{optimizer}: between hosts {_spell_rates(program.host_rates)}")
-        training = _Training(
-            config, optimizer, folder, mesh, schedule, program, checkpoints, watchdog
-        )
-        training.loop(start, batches, until)
-        watchdog.expect("")
+    return tx, schedule
+
+
+def _start(
+    phase: Phase,
+    run: onebit_jax.DataParallel,
+    batches: grain.DatasetIterator[PreTrainingBatch],
+    reached: Checkpoint | None,
+    model: BertConfig,
+    seed: int,
+) -> Checkpoint:
+    """Where the phase goes on, or its own new start from the parameters before it."""
+    if reached and reached.progress.sent.steps > phase.earlier_steps:
+        batches.set_state(reached.progress.data)
+        return reached
+    sent = reached.progress.sent.at_phase_start() if reached else Sent()
+    params, state = run.init(reached.params if reached else init_params(model, seed))
+    return Checkpoint(params, state, Progress(sent, batches.get_state()))
+
+
+def _say_rates(optimizer: Optimizer, program: Program) -> None:
+    say(f"{optimizer}: a worker sends {_spell_rates(program.rates)}")
+    if program.host_rates:
+        say(f"{optimizer}: between hosts {_spell_rates(program.host_rates)}")
 
 
 def _spell_rates(rates: Mapping[Stage, int]) -> str:
@@ -132,8 +178,7 @@ def _spell_rates(rates: Mapping[Stage, int]) -> str:
 @dataclass(frozen=True)
 class _Training:
     config: PretrainConfig
-    optimizer: Optimizer
-    folder: Path
+    phase: Phase
     mesh: Mesh
     schedule: optax.Schedule
     program: Program
@@ -149,21 +194,22 @@ class _Training:
         self,
         start: Checkpoint,
         batches: grain.DatasetIterator[PreTrainingBatch],
-        until: int,
-    ) -> None:
+        last: int,
+    ) -> Checkpoint:
+        """Trains to a step, where there is a checkpoint, which is returned."""
         params, state, progress = start
         sent = progress.sent
         config = self.config
         logged, since = sent.steps, time.perf_counter()
         with tqdm(
-            desc=self.optimizer,
-            total=until,
+            desc=config.optimizer,
+            total=last,
             initial=sent.steps,
             unit="step",
             mininterval=0.5,
             disable=not is_main_process(),
         ) as bar:
-            for step in range(sent.steps + 1, until + 1):
+            for step in range(sent.steps + 1, last + 1):
                 self.watchdog.expect(f"step {step}")
                 params, state, loss = self.program.step(
                     params, state, place(next(batches), self.mesh), np.uint32(step - 1)
@@ -172,7 +218,7 @@ class _Training:
                     loss.block_until_ready()
                 bar.update()
                 log, evaluate, save = (
-                    step % every == 0 or step == until
+                    step % every == 0 or step == last
                     for every in (
                         config.log_every,
                         config.eval_every,
@@ -184,7 +230,7 @@ class _Training:
                     sent = self._count(sent, step, state)
                 if log:
                     seconds = time.perf_counter() - since
-                    rate = (step - logged) * config.batch / seconds
+                    rate = (step - logged) * self.phase.batch / seconds
                     self._log(sent, float(loss), rate, bar)
                     logged, since = step, time.perf_counter()
                 paused = time.perf_counter()
@@ -198,6 +244,7 @@ class _Training:
                         Checkpoint(params, state, progress), self.mesh
                     )
                 since += time.perf_counter() - paused
+        return Checkpoint(params, state, progress)
 
     def _count(self, sent: Sent, step: int, state: Any) -> Sent:
         measured = jax.device_get(onebit_jax.metrics(state))
@@ -216,11 +263,9 @@ class _Training:
                 stage=sent.stage,
                 sent_bytes=self.program.rates[sent.stage],
                 total_sent_bytes=sent.total_bytes,
-                skipped=sent.skipped,
+                skipped=sent.total_skipped,
                 # A skipped step does not advance the schedule.
-                learning_rate=np.asarray(
-                    self.schedule(sent.steps - 1 - sent.skipped)
-                ).item(),
+                learning_rate=np.asarray(self.schedule(sent.taken - 1)).item(),
                 examples_per_second=rate,
             )
         )
@@ -235,5 +280,5 @@ class _Training:
 
     def _append(self, metrics: StepMetrics | EvalMetrics) -> None:
         if is_main_process():
-            with run_folder.writable(self.folder):
-                record.append(self.folder, metrics)
+            with run_folder.writable(self.config.out):
+                record.append(self.config.out, metrics)

@@ -17,14 +17,24 @@ FLOOR = 0.1
 
 
 def learning_rate_schedule(
-    peak: float, warmup_steps: int, steps: int
+    peak: float,
+    warmup_steps: int,
+    steps: int,
+    *,
+    decay_rate: float = 1.0,
+    decay_every: int | None = None,
 ) -> optax.Schedule:
     """A linear rise to the peak, a linear fall to a tenth of it, then constant.
+
+    Or an exponential fall, peak · decay_rate^(t / decay_every) of t steps after the
+    rise, that goes on.
 
     Args:
       peak: The highest learning rate, that of step `warmup_steps - 1`.
       warmup_steps: Steps in which it rises.
-      steps: Steps after which it falls no more.
+      steps: Steps after which it falls no more, where it falls linearly.
+      decay_rate: Factor by which it falls exponentially.
+      decay_every: Steps in which it falls by that; None for a linear fall.
 
     Returns:
       A schedule: from the number of earlier steps to the learning rate.
@@ -35,9 +45,12 @@ def learning_rate_schedule(
       >>> [round(float(schedule(step)), 2) for step in (0, 1, 2, 7, 12, 99)]
       [0.5, 1.0, 1.0, 0.55, 0.1, 0.1]
     """
-    fall = optax.schedules.linear_schedule(
-        peak, FLOOR * peak, max(1, steps - warmup_steps)
-    )
+    if decay_every:
+        fall = optax.schedules.exponential_decay(peak, decay_every, decay_rate)
+    else:
+        fall = optax.schedules.linear_schedule(
+            peak, FLOOR * peak, max(1, steps - warmup_steps)
+        )
     if not warmup_steps:
         return fall
     start = peak / warmup_steps

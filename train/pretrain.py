@@ -20,12 +20,19 @@ import tyro
 
 from train import picture, record, run_folder
 from train.checkpoint import latest_step
-from train.config import PretrainConfig, check, check_resumable, to_json
-from train.data import keep_vocabulary, load
+from train.config import (
+    PretrainConfig,
+    check,
+    check_resumable,
+    to_json,
+    without_freeze,
+)
+from train.data import keep_vocabulary, load_phases
 from train.distributed import RESTART, Cluster, check_agreed, loss_in, start
 from train.errors import LOST_EXIT, InputError, LostError
 from train.loop import is_main_process, say, train
 from train.mesh import HOST, make_mesh
+from train.presets import PRESETS
 from train.run_folder import Run
 from train.watchdog import Watchdog
 
@@ -33,6 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jax.sharding import Mesh
+
+    from train.phases import Phase
 
 VIRTUAL_WORKERS = 8
 """Workers where there is only a CPU and nothing else is asked for."""
@@ -47,11 +56,16 @@ class Command:
 
 
 def parse(arguments: Sequence[str]) -> Command:
-    """Reads the flags; a run that goes on has its own for those not given."""
+    """Reads the flags; a preset, or a run that goes on, has those not given."""
     given = _read_flags(arguments, Command())
     config = given.training
     if not config.resume:
-        return given
+        if config.preset is None:
+            return given
+        preset = PRESETS[config.preset]
+        if config.optimizer == "adam":
+            preset = without_freeze(preset)
+        return _read_flags(arguments, Command(preset))
     stored = run_folder.read(config.out).config
     own = replace(stored, out=config.out, resume=True)
     given = _read_flags(arguments, Command(own))
@@ -86,17 +100,8 @@ def pretrain(config: PretrainConfig, timeout: float = Cluster.timeout) -> None:
     check(config)
     watchdog = Watchdog(timeout)
     mesh = make_mesh(config.workers, config.topology)
-    if config.batch % mesh.size:
-        raise InputError(
-            f"--batch {config.batch} cannot be shared equally by {mesh.size} workers; "
-            "make it a multiple, or give --workers."
-        )
-    if config.batch // mesh.size % config.accumulate:
-        raise InputError(
-            f"--accumulate {config.accumulate} cannot divide the "
-            f"{config.batch // mesh.size} sequences of each of {mesh.size} workers; "
-            "give a divisor."
-        )
+    for phase in config.phases:
+        check_divisible(phase, mesh.size)
     if jax.process_count() == 1:  # it has nobody to wait for
         return _pretrain(config, mesh, watchdog)
     with watchdog:
@@ -113,6 +118,29 @@ def pretrain(config: PretrainConfig, timeout: float = Cluster.timeout) -> None:
             ) from error
 
 
+def check_divisible(phase: Phase, workers: int) -> None:
+    """Refuses a batch that cannot be shared equally.
+
+    Args:
+      phase: Whose batch.
+      workers: Who share it.
+
+    Raises:
+      InputError: Workers, or micro-batches, would differ in size.
+    """
+    if phase.batch % workers:
+        raise InputError(
+            f"{phase.flags}batch {phase.batch} cannot be shared equally by {workers} "
+            "workers; make it a multiple, or give --workers."
+        )
+    share = phase.batch // workers
+    if share % phase.accumulate:
+        raise InputError(
+            f"{phase.flags}accumulate {phase.accumulate} cannot divide the {share} "
+            f"sequences of each of {workers} workers; give a divisor."
+        )
+
+
 def _pretrain(config: PretrainConfig, mesh: Mesh, watchdog: Watchdog) -> None:
     folder = config.out
     if config.resume:
@@ -123,20 +151,22 @@ def _pretrain(config: PretrainConfig, mesh: Mesh, watchdog: Watchdog) -> None:
             run_folder.check_own(replace(run, config=arm))
         run = replace(run, config=_decided(run.config, mesh))
         run = replace(run, until=_next_goal(run, config))
-        data = load(run.config, folder, run.corpus)
+        data = load_phases(run.config, folder, run.corpus)
     else:
         for arm in _arms(config):
             run_folder.check_free(arm.out)
-        data = load(config, folder)
-        run = Run(_decided(config, mesh), data.corpus, config.steps)
+        data = load_phases(config, folder)
+        run = Run(_decided(config, mesh), data[0].corpus, config.total_steps)
     # The run's own number of steps is what its schedules were made for.
-    arms = _arms(replace(config, steps=run.config.steps))
+    own = {"steps": run.config.steps, "long_steps": run.config.long_steps}
+    arms = _arms(replace(config, **own))
+    vocabulary = data[0].vocabulary
     watchdog.expect("the start of all processes")
     # Nothing is written before all have seen the folder as it was.
     check_agreed(
         {
-            "corpus": data.corpus,
-            "vocabulary": "\n".join(data.vocabulary),
+            "corpus": run.corpus,
+            "vocabulary": "\n".join(vocabulary),
             "set of flags": json.dumps(to_json(config)),
             "newest checkpoint in --out": str([latest_step(arm.out) for arm in arms]),
             "JAX": jax.__version__,
@@ -145,9 +175,9 @@ def _pretrain(config: PretrainConfig, mesh: Mesh, watchdog: Watchdog) -> None:
     if is_main_process() and not config.resume:
         with run_folder.writable(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            keep_vocabulary(data, folder)
+            keep_vocabulary(vocabulary, folder)
     say(
-        f"{folder}: BERT {config.model}, {len(data.vocabulary):,} word pieces, "
+        f"{folder}: BERT {config.model}, {len(vocabulary):,} word pieces, "
         f"{mesh.size} workers ({mesh.devices.flat[0].platform}), to step {run.until:,}"
     )
     for arm, stored in zip(arms, _arms(run.config), strict=True):
@@ -168,9 +198,8 @@ def _arms(config: PretrainConfig) -> list[PretrainConfig]:
     if not config.compare:
         return [config]
     adam = replace(
-        config,
+        without_freeze(config),
         optimizer="adam",
-        freeze_step=None,
         compare=False,
         out=config.out / "adam",
         wire="signs",
@@ -192,23 +221,25 @@ def _remember(run: Run) -> None:
 
 def _next_goal(run: Run, config: PretrainConfig) -> int:
     """The steps to go on to: those asked for, or as many again after a finished run."""
-    own = run.config.steps
-    if config.steps > run.until:
-        return config.steps
-    if config.steps != own and config.steps < run.until:
+    own, asked = run.config.total_steps, config.total_steps
+    if asked > run.until:
+        return asked
+    if asked != own and asked < run.until:
+        phase = config.phases[-1]
         raise InputError(
-            f"the run in {config.out} goes to step {run.until}; leave out --steps "
-            f"{config.steps} to go on, or give more."
+            f"the run in {config.out} goes to step {run.until}; leave out "
+            f"{phase.flags}steps {phase.steps} to go on, or give more."
         )
     unfinished = min(latest_step(arm.out) for arm in _arms(config)) < run.until
     # A launcher starts again what failed at its very end, too.
     if unfinished or os.environ.get(RESTART, "0") != "0":
         return run.until
+    more = run.config.phases[-1].steps
     say(
-        f"{config.out}: all {run.until:,} steps are done; going on for {own:,} more at "
-        "the last learning rate"
+        f"{config.out}: all {run.until:,} steps are done; going on for {more:,} more "
+        "by the last schedule"
     )
-    return run.until + own
+    return run.until + more
 
 
 def main() -> None:
