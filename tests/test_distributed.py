@@ -1,15 +1,27 @@
 """Processes find each other, or are alone; and know when they have lost one."""
 
+import socket
+import subprocess
+import sys
+import threading
+
 import jax
 import numpy as np
 import pytest
 
 import onebit_jax
 from train import distributed
-from train.distributed import Cluster, check_agreed, detect, loss_in, start
-from train.errors import InputError
+from train.distributed import (
+    Cluster,
+    check_agreed,
+    check_shared,
+    detect,
+    loss_in,
+    start,
+)
+from train.errors import LOST_EXIT, InputError
 from train.exchange import make_exchange
-from train.launch import environments
+from train.launch import environments, free_port
 from train.mesh import make_mesh
 
 SLURM = {
@@ -105,7 +117,7 @@ def test_a_process_that_is_alone_starts_nothing(initialized, monkeypatch, enviro
             {},
             Cluster("host:1", 2, 0, start_timeout=5, heartbeat_timeout=7),
             ("host:1", 2, 0),
-            {"initialization_timeout": 5, "heartbeat_timeout_seconds": 7},
+            {"heartbeat_timeout_seconds": 7},
         ),
     ],
 )
@@ -127,7 +139,9 @@ def test_jax_is_told_what_is_known_and_no_more(
         (Cluster(processes=2), "--processes and --process belong together"),
         (Cluster(processes=2, process=0), "needs --coordinator HOST:PORT"),
         (Cluster("host:1", 2, 2), "--process 2 must be from 0 to 1"),
-        (Cluster("host", 2, 1), "--coordinator host has no port"),
+        (Cluster("host", 2, 1), "--coordinator host is not an address"),
+        (Cluster(":80", 2, 1), "--coordinator :80 is not an address"),
+        (Cluster("host:65536", 2, 1), "--coordinator host:65536 is not an address"),
         (Cluster("host:1"), "--coordinator host:1 alone does not say which process"),
         (Cluster(timeout=0), "--timeout must be at least 1 second"),
     ],
@@ -138,17 +152,58 @@ def test_contradictions_about_the_processes_are_refused(initialized, cluster, me
     assert not initialized
 
 
-def test_processes_that_do_not_meet_are_told_in_a_sentence(initialized, monkeypatch):
-    def initialize(*_, **__):
-        raise RuntimeError("DEADLINE_EXCEEDED: Barrier timed out.\nmore")
-
-    monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    with pytest.raises(InputError) as caught:
-        start(Cluster("host:1", 2, 1, start_timeout=5))
-    assert str(caught.value).startswith(
-        "the 2 processes did not meet at host:1 within 5 s (DEADLINE_EXCEEDED: Barrier "
-        "timed out); see that all"
+@pytest.mark.parametrize("process", [0, 1])
+def test_processes_that_do_not_meet_end_in_a_sentence(process):
+    port = free_port()
+    flags = f"--coordinator 127.0.0.1:{port} --processes 2 --process {process}"
+    command = [sys.executable, "-m", "train.pretrain", *flags.split()]
+    done = subprocess.run(
+        [*command, "--start-timeout", "2"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
+    assert done.returncode == LOST_EXIT
+    assert done.stderr.splitlines()[-1] == (
+        f"error: the meeting of the 2 processes at 127.0.0.1:{port} did not end within "
+        "2 s: see that all are started and reach that port, or give --coordinator, "
+        "--processes and --process."
+    )
+
+
+def test_a_port_that_is_in_use_ends_in_a_sentence():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        flags = f"--coordinator {address} --processes 2 --process 0"
+        command = [sys.executable, "-m", "train.pretrain", *flags.split()]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=60
+        )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(
+        f"error: the 2 processes did not meet at {address} (UNKNOWN: Failed to start"
+    )
+
+
+def test_a_folder_that_hosts_do_not_share_is_refused(tmp_path, monkeypatch):
+    file = tmp_path / "vocab.txt"
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(
+        distributed.multihost_utils,
+        "process_allgather",  # process 0 sees what it has written
+        lambda own: np.stack([np.ones_like(own), own]),
+    )
+    monkeypatch.setattr(distributed, "SEEN_WITHIN", 0.3)
+    with pytest.raises(InputError, match=r"process 1 does not see .*vocab\.txt"):
+        check_shared(file)
+    monkeypatch.setattr(distributed, "SEEN_WITHIN", 30.0)
+    late = threading.Timer(0.2, file.touch)
+    late.start()
+    check_shared(file)
+    late.join()
 
 
 def test_a_cluster_is_told_by_its_own_variables():

@@ -2,11 +2,12 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 
 import pytest
-from launching import Launched, is_running
+from launching import ROOT, Launched, is_running
 
 from train.errors import InputError
 from train.launch import Launch, check, environments, run_folder_of
@@ -126,23 +127,33 @@ def test_a_line_comes_whole_however_long_it_is(script):
     assert (status, said) == (0, "[0] " + "x" * 30_000_000 + "|")
 
 
-@pytest.mark.parametrize("exit_status", [75, -signal.SIGABRT])
-def test_who_ends_for_another_is_not_the_first(script, exit_status):
-    ending = (
-        f"sys.exit({exit_status})"
-        if exit_status > 0
-        else "os.kill(os.getpid(), signal.SIGABRT)"
-    )
+LOST = "F1120 14:45:23.347257 3324 client.h:80] Terminating process: UNAVAILABLE: 1"
+
+
+@pytest.mark.parametrize(
+    "ending",
+    ["sys.exit(75)", f"print({LOST!r}, file=sys.stderr); os.abort()"],
+    ids=["a sentence", "JAX's own end"],
+)
+def test_who_ends_for_another_is_not_the_first(script, ending):
     text = (
         f"if process == 0: {ending}\n"
         "time.sleep(0.3); os.kill(os.getpid(), signal.SIGKILL)"
     )
     status, said = run(command=script(text))
     assert status == 128 + signal.SIGKILL
-    assert said == (
+    assert said.splitlines()[-1] == (
         "[launch] process 1 failed first, killed by SIGKILL, as a system sends when "
         "memory runs out."
     )
+
+
+def test_an_abort_of_its_own_is_the_first_failure(script):
+    text = "if process == 1: os.abort()\ntime.sleep(0.3); sys.exit('peer closed')"
+    status, said = run(command=script(text))
+    assert status == 128 + signal.SIGABRT
+    last = said.splitlines()[-1]
+    assert last == "[launch] process 1 failed first, killed by SIGABRT."
 
 
 @NEEDS_PROC
@@ -214,6 +225,50 @@ def test_restarts_come_to_an_end(script, tmp_path):
     )
     assert status == 4
     assert said.count("failed first, with exit status 4") == 3
+
+
+def test_a_mistake_that_was_named_is_not_tried_again(script, tmp_path):
+    text = "sys.exit('error: there is no corpus; give --corpus.')"
+    status, said = run("--restarts", "2", command=script(text, "--out", tmp_path))
+    assert status == 1
+    assert "restart" not in said
+
+
+def test_what_an_earlier_attempt_said_is_no_cause_of_a_later_failure(script, tmp_path):
+    text = (
+        "if os.environ['TRAIN_RESTART_COUNT'] == '0': sys.exit('the first cause')\n"
+        "os._exit(9)"
+    )
+    logs = tmp_path / "logs"
+    _, said = run(
+        *("--restarts", "1", "--log-dir", logs),
+        command=script(text, "--out", tmp_path),
+        processes=1,
+    )
+    assert said.splitlines()[0].endswith("with exit status 1: the first cause.")
+    assert said.splitlines()[-1].endswith("with exit status 9.")
+    assert (logs / "0.log").read_text() == "the first cause\n"
+
+
+def test_logs_that_cannot_be_kept_are_refused(script, tmp_path):
+    (tmp_path / "file").touch()
+    status, said = run("--log-dir", tmp_path / "file", command=script("pass"))
+    assert status == 1
+    assert said.startswith("error: --log-dir")
+    assert "\n" not in said
+
+
+def test_training_goes_on_when_nobody_reads_along(script, tmp_path):
+    done = tmp_path / "done"
+    text = "for i in range(2000): print('x' * 100)\npathlib.Path(sys.argv[1]).touch()"
+    own = [sys.executable, "-m", "train.launch", "--processes", "1", "--"]
+    launcher = subprocess.Popen(
+        [*own, *map(str, script(text, done))], cwd=ROOT, stdout=subprocess.PIPE
+    )
+    assert launcher.stdout.readline().startswith(b"[0] x")
+    launcher.stdout.close()
+    assert launcher.wait(30) == 0
+    assert done.exists()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from train.errors import InputError
+from train.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 ADDRESS, PROCESSES, PROCESS = (
     "JAX_COORDINATOR_ADDRESS",
@@ -24,8 +27,14 @@ ADDRESS, PROCESSES, PROCESS = (
 )
 """What `train.launch` sets for each process, and a cluster's own script may set."""
 
+DEVICES = "JAX_LOCAL_DEVICE_IDS"
+"""The GPUs of a process, by their numbers on its host; set by `train.launch`."""
+
 RESTART = "TRAIN_RESTART_COUNT"
 """How often `train.launch` has started the processes again."""
+
+SEEN_WITHIN = 60.0
+"""Seconds in which what one host has written can be seen by others, as over NFS."""
 
 # As gloo and NCCL tell of a peer that is gone, by exceptions of several types, and as
 # the coordination service does, by XLA's own.
@@ -89,6 +98,8 @@ def start(cluster: Cluster) -> int | None:
     processes = _first(cluster.processes, _number(PROCESSES), detected.processes)
     process = _first(cluster.process, _number(PROCESS), detected.process)
     if processes == 1 or (coordinator is None and not detected.name):
+        if devices := os.environ.get(DEVICES):
+            jax.config.update("jax_cuda_visible_devices", devices)
         return 1
     known = coordinator is not None and None not in (processes, process)
     if coordinator is not None and not known and detected.name != "Kubernetes":
@@ -98,26 +109,32 @@ def start(cluster: Cluster) -> int | None:
         )
     # A SIGTERM shall end the process, not only be noted.
     jax.config.update("jax_enable_preemption_service", False)
-    try:
-        jax.distributed.initialize(
-            coordinator,
-            processes if known else None,
-            process if known else None,
-            # JAX gives a process under Slurm or Open MPI the one GPU of its number;
-            # no number stands for all that are visible.
-            local_device_ids=[] if detected.one_a_host and not known else None,
-            cluster_detection_method="deactivate" if known else None,
-            initialization_timeout=cluster.start_timeout,
-            heartbeat_timeout_seconds=cluster.heartbeat_timeout,
-        )
-    except (RuntimeError, ValueError) as error:
-        where = f"at {coordinator}" if coordinator else f"that {detected.name} names"
-        reason = str(error).partition("\n")[0].rstrip(".")
-        raise InputError(
-            f"the {processes or ''} processes did not meet {where} within "
-            f"{cluster.start_timeout} s ({reason}); see that all are started and reach "
-            "that port, or give --coordinator, --processes and --process."
-        ) from error
+    where = f"at {coordinator}" if coordinator else f"that {detected.name} names"
+    who = f"the {processes or ''} processes".replace("  ", " ")
+    advice = (
+        "see that all are started and reach that port, or give --coordinator, "
+        "--processes and --process"
+    )
+    with Watchdog(cluster.start_timeout, advice) as watchdog:
+        watchdog.expect(f"the meeting of {who} {where}")
+        try:
+            jax.distributed.initialize(
+                coordinator,
+                processes if known else None,
+                process if known else None,
+                # JAX gives a process under Slurm or Open MPI the one GPU of its
+                # number; no number stands for all that are visible.
+                local_device_ids=[] if detected.one_a_host and not known else None,
+                cluster_detection_method="deactivate" if known else None,
+                # Where it cannot connect it aborts the process, without a sentence.
+                initialization_timeout=2 * cluster.start_timeout + 10,
+                heartbeat_timeout_seconds=cluster.heartbeat_timeout,
+            )
+        except (RuntimeError, ValueError) as error:
+            reason = str(error).partition("\n")[0].rstrip(".")
+            raise InputError(
+                f"{who} did not meet {where} ({reason}); {advice}."
+            ) from error
     return processes
 
 
@@ -184,6 +201,29 @@ def check_agreed(what: dict[str, str]) -> None:
             )
 
 
+def check_shared(file: Path) -> None:
+    """Waits for all processes and refuses a folder that they do not share.
+
+    Args:
+      file: What process 0 has written into it.
+
+    Raises:
+      InputError: Another process does not see the file.
+    """
+    if jax.process_count() == 1:
+        return
+    multihost_utils.process_allgather(np.zeros(()))  # it is written by now
+    deadline = time.monotonic() + SEEN_WITHIN
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    seen = multihost_utils.process_allgather(np.array(file.exists()))
+    if not seen.all():
+        raise InputError(
+            f"process {np.flatnonzero(~seen)[0]} does not see {file}, which process 0 "
+            "has written; give an --out that all hosts share."
+        )
+
+
 def loss_in(error: BaseException) -> str | None:
     """What an exception says of another process, or of the network between.
 
@@ -218,10 +258,13 @@ def _check(cluster: Cluster) -> None:
             f"--process {process} must be from 0 to {processes - 1}, one less than "
             "--processes."
         )
-    if cluster.coordinator and not cluster.coordinator.rpartition(":")[2].isdecimal():
-        raise InputError(
-            f"--coordinator {cluster.coordinator} has no port; give HOST:PORT."
-        )
+    if cluster.coordinator:
+        host, _, port = cluster.coordinator.rpartition(":")
+        if not (host and port.isdecimal() and 0 < int(port) < 1 << 16):
+            raise InputError(
+                f"--coordinator {cluster.coordinator} is not an address; give "
+                "HOST:PORT, the port from 1 to 65535."
+            )
     for name in ("start_timeout", "heartbeat_timeout", "timeout"):
         value = getattr(cluster, name)
         if value < 1:

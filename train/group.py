@@ -33,12 +33,13 @@ class Failure:
     Attributes:
       reason: A sentence without its full stop.
       status: The exit status that a shell would tell.
-      asked: Whether it was ended from outside.
+      lasting: Whether another attempt would end the same: it was ended from outside,
+        or by a mistake that a sentence was said about.
     """
 
     reason: str
     status: int
-    asked: bool = False
+    lasting: bool = False
 
 
 def run_group(
@@ -50,8 +51,8 @@ def run_group(
     """Runs a command in several processes until all are done or one fails.
 
     A signal that asks this process to end is passed on. None of the processes, nor of
-    those that they start, is left when this returns; if this process is killed, the
-    kernel kills them (on Linux).
+    those in their sessions, is left when this returns; if this process is killed, the
+    kernel kills the processes, though not what they have started (on Linux).
 
     Args:
       command: The command.
@@ -95,7 +96,7 @@ def _wait(
         output.pump(_POLL)
         if noted:
             name = signal.Signals(noted[0]).name
-            return Failure(f"ended by {name}", 128 + noted[0], asked=True)
+            return Failure(f"ended by {name}", 128 + noted[0], lasting=True)
         states = [process.poll() for process in started]
         failed += [i for i, s in enumerate(states) if s and i not in failed]
         if failed and deadline is None:
@@ -112,18 +113,25 @@ def _failure(
     started: Sequence[subprocess.Popen[bytes]], failed: Sequence[int], output: Output
 ) -> Failure:
     # Those that end because another is lost are seen as soon as that one.
-    consequences = (LOST_EXIT, -signal.SIGABRT)
-    first = min(failed, key=lambda i: started[i].returncode in consequences)
+    consequences = [
+        i
+        for i in failed
+        if started[i].returncode == LOST_EXIT
+        or (started[i].returncode == -signal.SIGABRT and output.tells_of_loss(i))
+    ]
+    first = min(failed, key=lambda i: i in consequences)
     status = started[first].returncode
-    verb = "gave up waiting" if status in consequences else "failed first"
+    verb = "gave up waiting" if first in consequences else "failed first"
     reason = f"process {first} {verb}, {_spell(status)}"
-    if status != -signal.SIGKILL and (cause := output.cause(first)):
+    cause = output.cause(first)
+    if status != -signal.SIGKILL and cause:
         reason += f": {cause.rstrip('.')}"
     left = [i for i, process in enumerate(started) if process.returncode is None]
     if left:
         states = [f"process {i}{_state(started[i].pid)}" for i in left]
         reason += f"; still running then: {', '.join(states)}"
-    return Failure(reason, 128 - status if status < 0 else status)
+    mistaken = first not in consequences and cause.startswith("error: ")
+    return Failure(reason, 128 - status if status < 0 else status, lasting=mistaken)
 
 
 def _spell(status: int) -> str:
@@ -153,11 +161,22 @@ def _end(
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, number)
         deadline = time.monotonic() + grace
-        while any(p.poll() is None for p in started) and time.monotonic() < deadline:
+        while any(map(_is_left, started)) and time.monotonic() < deadline:
             output.pump(_POLL)
     for process in started:
         process.wait()
     output.pump(0)
+
+
+def _is_left(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process, or one of its session, still runs."""
+    if process.poll() is None:
+        return True
+    try:
+        os.killpg(process.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -3,8 +3,8 @@
 Starts the same Python command several times on this machine, each process told by its
 environment (`JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID`) where it
 stands, and by `TRAIN_RESTART_COUNT` how often all were started again. When one fails,
-the others are ended and the first failure is named. No process outlives the launcher,
-however that ends.
+the others are ended and the first failure is named. None of them outlives the
+launcher, however that ends.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Launch:
     devices_per_process: int = 1
     """Devices of each: GPUs of its own, or virtual devices on a CPU."""
     restarts: int = 0
-    """How often to start all again after a failure."""
+    """How often to start all again after a failure, but for one that says in a
+    sentence what to mend."""
     log_dir: Path | None = None
     """Folder for a file of output for each process; default: all is printed, each
     line after the number of its process."""
@@ -89,7 +90,7 @@ def launch(flags: Launch, command: Sequence[str]) -> int:
             return 0
         status = failure.status
         say(f"{failure.reason}.")
-        if failure.asked:
+        if failure.lasting:
             break
     return status
 

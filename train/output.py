@@ -11,7 +11,9 @@ import sys
 import textwrap
 import time
 from collections import deque
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+from train.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
 _STOP = re.compile(rb"([\r\n])")
 _FATAL = re.compile(r"F\d{4} [\d:.]+ +\d+ \S+\] ")
+# Of the end that JAX's client makes of its process.
+_LOSS = re.compile(r"^F\d{4} .*(coordination|service|UNAVAILABLE|DEADLINE_EXCEEDED)")
+_LAST_BYTES = 1 << 16
 _TAIL = 60
 """Lines of standard error that are kept for what they say at an end."""
 
@@ -38,11 +43,22 @@ class Output:
         self._mode = "ab" if append else "wb"
         self._pipes = selectors.DefaultSelector()
         self._tails: dict[int, deque[bytes]] = {}
+        self._starts: dict[int, int] = {}
 
     def __enter__(self) -> Self:
-        """Makes the folder."""
+        """Makes the folder.
+
+        Raises:
+          InputError: It cannot be made.
+        """
         if self._folder:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise InputError(
+                    f"--log-dir {self._folder} cannot be made ({error.strerror}); give "
+                    "another folder."
+                ) from error
         return self
 
     def __exit__(
@@ -70,6 +86,7 @@ class Output:
             yield subprocess.PIPE, subprocess.PIPE
         else:
             with self._path(process).open(self._mode) as file:
+                self._starts[process] = file.seek(0, os.SEEK_END)
                 yield file, subprocess.STDOUT
 
     def relay(self, process: int, started: subprocess.Popen[bytes]) -> None:
@@ -102,11 +119,22 @@ class Output:
 
     def cause(self, process: int) -> str:
         """What the end of a process's standard error says of why it ended."""
+        return cause_in(self._last_lines(process))
+
+    def tells_of_loss(self, process: int) -> bool:
+        """Whether JAX ended a process because another was lost."""
+        return any(map(_LOSS.search, self._last_lines(process)))
+
+    def _last_lines(self, process: int) -> list[str]:
         if self._folder:
-            lines = self._path(process).read_bytes().splitlines()[-_TAIL:]
+            with self._path(process).open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                # What an earlier attempt said is not of this one.
+                file.seek(max(self._starts[process], size - _LAST_BYTES))
+                lines = file.read().splitlines()[-_TAIL:]
         else:
             lines = self._tails.get(process, ())
-        return cause_in([line.decode(errors="replace") for line in lines])
+        return [line.decode(errors="replace") for line in lines]
 
     def _pass_on(self, key: selectors.SelectorKey) -> None:
         # As much as a pipe holds.
@@ -119,7 +147,8 @@ class Output:
     def _close(self, key: selectors.SelectorKey) -> None:
         self._pipes.unregister(key.fileobj)
         self._keep(key.data, key.data.end())
-        key.fileobj.close()
+        pipe: Any = key.fileobj
+        pipe.close()
 
     def _keep(self, stream: _Stream, lines: Sequence[bytes]) -> None:
         if stream.is_error:
@@ -186,7 +215,11 @@ class _Stream:
 
     def _print(self, line: bytes, stop: bytes) -> None:
         erase = b"\x1b[K" if self._sink.isatty() else b""
-        self._sink.flush()
-        out = self._sink.buffer
-        out.write(b"[%d] " % self.process + line + erase + stop)
-        out.flush()
+        try:
+            self._sink.flush()
+            out = self._sink.buffer
+            out.write(b"[%d] " % self.process + line + erase + stop)
+            out.flush()
+        except BrokenPipeError:
+            # Who read along has gone; the training has not.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._sink.fileno())

@@ -10,16 +10,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-import traceback
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import jax
 import tyro
 
 from train import picture, record, run_folder
 from train.checkpoint import latest_step
+from train.command import is_main_process, join, one_sentence, watched
 from train.config import (
     PretrainConfig,
     check,
@@ -27,14 +27,13 @@ from train.config import (
     to_json,
     without_freeze,
 )
-from train.data import keep_vocabulary, load_phases
-from train.distributed import RESTART, Cluster, check_agreed, loss_in, start
-from train.errors import LOST_EXIT, InputError, LostError
-from train.loop import is_main_process, say, train
+from train.data import VOCABULARY_FILE, keep_vocabulary, load_phases
+from train.distributed import RESTART, Cluster, check_agreed, check_shared
+from train.errors import InputError
+from train.loop import say, train
 from train.mesh import HOST, make_mesh
 from train.presets import PRESETS
 from train.run_folder import Run
-from train.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,9 +41,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from train.phases import Phase
-
-VIRTUAL_WORKERS = 8
-"""Workers where there is only a CPU and nothing else is asked for."""
+    from train.watchdog import Watchdog
 
 
 @dataclass(frozen=True)
@@ -98,24 +95,11 @@ def pretrain(config: PretrainConfig, timeout: float = Cluster.timeout) -> None:
       LostError: Another process is gone.
     """
     check(config)
-    watchdog = Watchdog(timeout)
     mesh = make_mesh(config.workers, config.topology)
     for phase in config.phases:
         check_divisible(phase, mesh.size)
-    if jax.process_count() == 1:  # it has nobody to wait for
-        return _pretrain(config, mesh, watchdog)
-    with watchdog:
-        try:
-            return _pretrain(config, mesh, watchdog)
-        except Exception as error:
-            reason = loss_in(error)
-            if reason is None:
-                raise
-            raise LostError(
-                "another process was lost, or the link to it, in "
-                f"{watchdog.expected or 'the compilation'} ({reason}); start again "
-                "with --resume to go on from the newest checkpoint."
-            ) from error
+    with watched(timeout) as watchdog:
+        _pretrain(config, mesh, watchdog)
 
 
 def check_divisible(phase: Phase, workers: int) -> None:
@@ -176,6 +160,7 @@ def _pretrain(config: PretrainConfig, mesh: Mesh, watchdog: Watchdog) -> None:
         with run_folder.writable(folder):
             folder.mkdir(parents=True, exist_ok=True)
             keep_vocabulary(vocabulary, folder)
+    check_shared(folder / VOCABULARY_FILE)
     say(
         f"{folder}: BERT {config.model}, {len(vocabulary):,} word pieces, "
         f"{mesh.size} workers ({mesh.devices.flat[0].platform}), to step {run.until:,}"
@@ -244,39 +229,11 @@ def _next_goal(run: Run, config: PretrainConfig) -> int:
 
 def main() -> None:
     """Runs the command line; a mistake in it ends in one sentence."""
-    try:
+    with one_sentence():
         command = parse(sys.argv[1:])
         check(command.training)
-        processes = start(command.cluster)
-        _set_cpu_devices(command.training.workers, processes)
+        join(command.cluster, command.training.workers)
         pretrain(command.training, command.cluster.timeout)
-    except InputError as error:
-        _leave(f"error: {error}", 1)
-    except LostError as error:
-        _leave(f"error: {error}", LOST_EXIT)
-    except KeyboardInterrupt:
-        _leave("\nstopped; --resume goes on from the last checkpoint", 130)
-    except Exception:
-        if not jax.distributed.is_initialized():
-            raise
-        _leave(traceback.format_exc().rstrip(), 1)
-
-
-def _set_cpu_devices(workers: int | None, processes: int | None) -> None:
-    """Before anything looks at the devices. Real ones are as many as they are."""
-    if workers and processes:
-        jax.config.update("jax_num_cpu_devices", max(1, workers // processes))
-    elif processes == 1 and "JAX_NUM_CPU_DEVICES" not in os.environ:
-        jax.config.update("jax_num_cpu_devices", VIRTUAL_WORKERS)
-
-
-def _leave(message: str, status: int) -> NoReturn:
-    print(message, file=sys.stderr, flush=True)
-    if jax.distributed.is_initialized():
-        # An orderly end waits for the other processes, which wait for this one.
-        sys.stdout.flush()
-        os._exit(status)
-    raise SystemExit(status)
 
 
 if __name__ == "__main__":

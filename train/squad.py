@@ -25,7 +25,7 @@ from train import record, run_folder, squad_folder
 from train.checkpoint import Checkpoint, Checkpoints, Progress, latest_step
 from train.command import is_main_process, join, one_sentence, watched
 from train.data import VOCABULARY_FILE
-from train.distributed import Cluster, check_agreed
+from train.distributed import Cluster, check_agreed, check_shared
 from train.errors import InputError
 from train.examples import batches, special_pieces, stream
 from train.exchange import make_exchange
@@ -189,6 +189,7 @@ def _train(task: Task, watchdog: Watchdog) -> Any:
     if is_main_process() and not config.resume:
         # A folder with a checkpoint in it must say whose it is.
         squad_folder.remember(own)
+    check_shared(folder / run_folder.FILE)
     warmup = config.warmup(task.steps)
     schedule = learning_rate_schedule(config.learning_rate, warmup, task.steps)
     tx = make_optimizer(

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+ADVICE = (
+    "another process hangs or a link is down; start again with --resume, or give a "
+    "longer --timeout"
+)
+
 
 class Watchdog:
     """Ends the process when what it expects does not happen in time.
@@ -23,6 +28,7 @@ class Watchdog:
 
     Args:
       seconds: How long what is expected may take.
+      advice: What to do when it has taken longer.
 
     Attributes:
       expected: What is waited for; empty while nothing is.
@@ -35,8 +41,9 @@ class Watchdog:
 
     expected: str
 
-    def __init__(self, seconds: float):
+    def __init__(self, seconds: float, advice: str = ADVICE):
         self.expected = ""
+        self._advice = advice
         self._seconds = seconds
         self._changes = 0
         self._closed = threading.Event()
@@ -72,8 +79,7 @@ class Watchdog:
     def _end(self) -> None:
         sys.stderr.write(
             f"\nerror: {self.expected} did not end within {self._seconds:g} s: "
-            "another process hangs or a link is down; start again "
-            "with --resume, or give a longer --timeout.\n"
+            f"{self._advice}.\n"
         )
         sys.stderr.flush()
         os._exit(LOST_EXIT)
