@@ -1,6 +1,7 @@
 """Checkpoints give back what they were given, or say what is wrong with them."""
 
 import dataclasses
+import errno
 import shutil
 import time
 from contextlib import closing
@@ -14,6 +15,7 @@ from jax.sharding import AxisType
 
 import onebit_jax
 from models import SIZES
+from train import checkpoint
 from train.checkpoint import Checkpoint, Checkpoints, Progress, latest_step
 from train.errors import InputError
 from train.optimizer import freeze_rule, learning_rate_schedule, make_optimizer
@@ -144,8 +146,8 @@ def test_a_truncated_checkpoint_is_named_and_the_one_before_is_good(
     with pytest.raises(InputError) as caught:
         restore(folder, tx, workers)
     assert str(caught.value) == (
-        f"the checkpoint {newest} is damaged; delete that folder to go on from the one "
-        "before."
+        f"the checkpoint {newest} is damaged; move that folder away to go on from the "
+        "one before."
     )
     shutil.rmtree(newest)
     assert restore(folder, tx, workers)[0].progress.sent.steps == 2
@@ -159,6 +161,27 @@ def test_damage_is_said_in_one_sentence_and_no_traceback(folder, tx, capfd):
     # What is still being read when the first error is known answers a little later.
     time.sleep(0.2)
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("cause", "expected", "message"),
+    [
+        (OSError(errno.EIO, "I/O"), InputError, r"cannot be read \(Input/output error"),
+        (OSError(errno.EMFILE, "files"), InputError, r"cannot be read \(Too many open"),
+        (MemoryError("none left"), MemoryError, "none left"),
+        (RuntimeError("RESOURCE_EXHAUSTED: memory"), RuntimeError, "RESOURCE"),
+        (FileNotFoundError(errno.ENOENT, "gone"), InputError, "3 is damaged"),
+    ],
+)
+def test_what_is_not_the_checkpoints_fault_is_not_called_damage(
+    folder, tx, monkeypatch, cause, expected, message
+):
+    def fail(_):
+        raise cause
+
+    monkeypatch.setattr(checkpoint, "_read_through", fail)
+    with pytest.raises(expected, match=message):
+        restore(folder, tx)
 
 
 def test_a_checkpoint_without_its_arrays_is_damaged(folder, tx):

@@ -7,6 +7,7 @@ process killed while it writes leaves the one before.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 from dataclasses import asdict, dataclass
@@ -122,14 +123,14 @@ class Checkpoints:
                 ),
             )
         except Exception as error:
-            reason = None if loss_in(error) else _system_error_in(error)
-            if reason is None:
+            code = None if loss_in(error) else _system_error_in(error)
+            if code is None:
                 raise
             start = "the start" if before is None else f"that of step {before}"
             raise InputError(
                 f"the checkpoint of step {progress.sent.steps} cannot be written to "
-                f"{self._folder} ({reason}); make room for {_KEPT + 1} of them, "
-                f"and go on from {start} by --resume."
+                f"{self._folder} ({os.strerror(code)}); make room for {_KEPT + 1} of "
+                f"them, and go on from {start} by --resume."
             ) from error
 
     def exist(self) -> bool:
@@ -216,11 +217,18 @@ class Checkpoints:
         try:
             yield
         except Exception as error:
-            if jax.process_count() > 1 and loss_in(error):
+            if _out_of_memory(error) or (jax.process_count() > 1 and loss_in(error)):
                 raise
+            folder = self._folder / str(step)
+            code = _system_error_in(error)
+            if code not in (None, errno.ENOENT, errno.ENOTDIR):
+                raise InputError(
+                    f"the checkpoint {folder} cannot be read ({os.strerror(code)}); "
+                    "mend that and start again with --resume."
+                ) from error
             raise InputError(
-                f"the checkpoint {self._folder / str(step)} is damaged; delete that "
-                "folder to go on from the one before."
+                f"the checkpoint {folder} is damaged; move that folder away to go on "
+                "from the one before."
             ) from error
 
     def _check_model(self, step: int, stored: dict[str, Any]) -> None:
@@ -248,16 +256,28 @@ def _read_through(arrays: Path) -> None:
         store.read(key).result()
 
 
-def _system_error_in(error: BaseException) -> str | None:
-    """What the operating system said, where it is the cause of an exception."""
+def _system_error_in(error: BaseException) -> int | None:
+    """The operating system's error number, where that is the cause of an exception."""
+    for cause in _causes(error):
+        if isinstance(cause, OSError) and cause.errno:
+            return cause.errno
+        if code := _TENSORSTORE_CODE.search(str(cause)):
+            return int(code[1])
+    return None
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    return any(
+        isinstance(cause, MemoryError) or "RESOURCE_EXHAUSTED" in str(cause)
+        for cause in _causes(error)
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror
-        if code := _TENSORSTORE_CODE.search(str(cause)):
-            return os.strerror(int(code[1]))
+        yield cause
         cause = cause.__cause__ or cause.__context__
-    return None
 
 
 def _mesh_like(mesh: Mesh, shape: dict[str, int]) -> AbstractMesh:
