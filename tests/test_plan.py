@@ -248,6 +248,19 @@ def test_says_when_compression_does_not_pay(found, reason):
     assert text.startswith("Compression does not pay: ")
     assert reason in text.splitlines()[0]
     assert found.gain < PAYS
+    # It loses what the warm-up takes, however slow the network is.
+    only_warmup = found.warmup_share > 0.5
+    assert ("the warm-up, which is exact" in text.splitlines()[1]) == only_warmup
+
+
+def test_the_ceiling_is_what_a_free_exchange_would_give():
+    """By the seconds of the two stages, the compressed one's exchange taken out."""
+    found = planned(model(), work(), cluster(8, 1), warmup=0.9)
+    adam, best = found.baseline, found.best
+    free = adam.compressed.compute + adam.compressed.update
+    seconds = 0.9 * best.warmup.seconds + 0.1 * free
+    text = f"took no time it would be {adam.compressed.seconds / seconds:.3f} times"
+    assert text in verdict(found)
 
 
 def test_pays_up_to_the_rate_that_it_names():
@@ -287,6 +300,13 @@ def test_the_command_line_answers_and_writes_all_numbers(capsys, tmp_path):
     assert "iperf" in run("--rate 4.1", capsys)
 
 
+@pytest.mark.parametrize(("parameters", "fits"), [("7e9", True), ("7.1e9", False)])
+def test_says_that_a_model_does_not_fit_a_gpu(capsys, parameters, fits):
+    out = run(f"--rate 100 --model {parameters}", capsys)
+    assert ("where they are sharded inside each host" in out) is not fits
+    assert ("142 GB, and a GPU has 141" in out) is not fits
+
+
 def test_what_was_measured_replaces_what_is_predicted(capsys, tmp_path):
     file = tmp_path / "plan.json"
     given = "--compute-ms 400 --optimizer-ms 30 --accumulate 3"
@@ -308,6 +328,9 @@ def test_what_was_measured_replaces_what_is_predicted(capsys, tmp_path):
         ("--rate 1 --seq 1024", "--seq must be at most 512"),
         ("--rate 1 --warmup 1.5", "--warmup is a share"),
         ("--rate 1 --latency-us -1", "--latency-us must not be negative"),
+        ("--rate 1 --fsdp", "--fsdp chooses what is compiled; add --compile"),
+        ("--rate 1 --topology flat", "--topology chooses what is compiled"),
+        ("--rate 1 --json /nowhere/x", "--json /nowhere/x cannot be written"),
         ("--rate 1 --compile --gpu v100", "--compile knows the GPUs a100, h100, h200"),
         ("--rate 1 --compile --model 7e9", "--compile needs the shapes of one of"),
         ("--rate 1 --compile --fsdp --hosts 1", "--fsdp needs several hosts"),
@@ -396,5 +419,6 @@ def test_stands_beside_what_the_testbed_writes(tmp_path, capsys):
     assert mean.seconds == pytest.approx(0.3 + wire, rel=0.01)
     assert sign.host_bytes == pytest.approx(sent / 31, rel=0.01)
     assert adam.host_bytes == pytest.approx(1.5 * 4 * 4_433_468)
+    assert adam.own_seconds == adam.seconds
     assert warmup.host_bytes > adam.host_bytes > 30 * compressed.host_bytes
     assert 2 * compressed.host_bytes < counts.host_bytes < 3 * compressed.host_bytes

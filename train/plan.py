@@ -24,7 +24,7 @@ from train.errors import InputError
 from train.objective import abstract_params
 from train.plan_compile import check_compiler, compile_step, describe
 from train.plan_model import Load, Model, bert_flops, dense_flops, load
-from train.plan_report import GIGABIT, make_plan, table, to_json, verdict
+from train.plan_report import GIGABIT, make_plan, milliseconds, table, to_json, verdict
 from train.plan_sizes import SIZES
 from train.plan_targets import GPUS
 from train.plan_wire import Cluster
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 GpuName = Literal["v100", "a100", "h100", "h200", "l40s", "rtx4090"]
+
+HELD_BYTES = 20
+"""Of a parameter on its GPU: itself, gradient, momentum, variance and worker error."""
 
 SHORT = 5e-3
 """Seconds of a micro-batch under which its kernels' starts are not small beside it."""
@@ -111,6 +114,13 @@ def check(config: PlanConfig) -> None:
         raise InputError(f"--latency-us must not be negative, got {config.latency_us}.")
     if config.compile:
         check_compiler(config)
+    else:
+        for name in ("topology", "wire", "fsdp"):
+            if getattr(config, name) != getattr(PlanConfig(rate=1), name):
+                raise InputError(
+                    f"--{name} chooses what is compiled; add --compile, or leave it "
+                    "out: the table has every form."
+                )
     for name in ("warmup", "overlap"):
         if not 0 <= getattr(config, name) <= 1:
             raise InputError(f"--{name} is a share, from 0 to 1.")
@@ -184,7 +194,7 @@ def heading(config: PlanConfig, model: Model, cluster: Cluster, work: Load) -> s
         f"{config.hosts} x {config.gpus} {gpu.label}, "
         f"{config.rate:g} Gbit/s between hosts ({config.rate_is}), "
         f"{cluster.inside_rate / GIGABIT:,.0f} Gbit/s a GPU inside",
-        f"a micro-batch takes {1e3 * work.micro_batch:.3g} ms "
+        f"a micro-batch takes {milliseconds(work.micro_batch)} ms "
         f"({'measured' if measured else 'predicted'})",
     ]
     if not measured:
@@ -193,6 +203,13 @@ def heading(config: PlanConfig, model: Model, cluster: Cluster, work: Load) -> s
         lines.append(
             "A micro-batch this short is bound by starting kernels, which is not "
             "predicted; measure one and give --compute-ms."
+        )
+    held = HELD_BYTES * model.parameters
+    if held > gpu.memory and not config.fsdp:
+        lines.append(
+            f"Parameters, gradients, moments and errors take {held / 1e9:,.0f} GB, and "
+            f"a GPU has {gpu.memory / 1e9:,.0f}: this holds where they are sharded "
+            "inside each host."
         )
     if config.rate_is == "nominal" and config.hosts > 1:
         lines.append(
@@ -212,6 +229,8 @@ def run(config: PlanConfig) -> None:
       InputError: They cannot be used.
     """
     check(config)
+    if config.json is not None:
+        _check_writable(config.json)  # not only after minutes of compiling
     model, cluster = model_of(config), cluster_of(config)
     work = load_of(config, model)
     plan = make_plan(
@@ -228,7 +247,16 @@ def run(config: PlanConfig) -> None:
         answer["compiled"] = compile_step(config)
         print(f"\n{describe(answer['compiled'], config)}")
     if config.json is not None:
-        config.json.write_text(json.dumps(answer, indent=1) + "\n")
+        config.json.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
+
+
+def _check_writable(file: Path) -> None:
+    try:
+        file.open("a").close()
+    except OSError as error:
+        raise InputError(
+            f"--json {file} cannot be written ({error.strerror}); give another file."
+        ) from error
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -99,18 +99,17 @@ def break_even_rate(plan: Plan) -> float | None:
     Returns:
       The rate, to a hundredth; None where it pays at none from 1 Mbit/s on.
     """
+    return _highest(lambda rate: _at_rate(plan, rate).gain)
 
-    def gain(rate: float) -> float:
-        cluster = plan.cluster._replace(rate=rate)
-        return make_plan(
-            plan.model,
-            plan.load,
-            cluster,
-            warmup_share=plan.warmup_share,
-            warmup_itemsize=plan.warmup_itemsize,
-        ).gain
 
-    return _highest(gain)
+def _at_rate(plan: Plan, rate: float) -> Plan:
+    return make_plan(
+        plan.model,
+        plan.load,
+        plan.cluster._replace(rate=rate),
+        warmup_share=plan.warmup_share,
+        warmup_itemsize=plan.warmup_itemsize,
+    )
 
 
 def _highest(gain: Callable[[float], float]) -> float | None:
@@ -141,12 +140,12 @@ def table(plan: Plan) -> str:
     full, half = plan.baselines
     for arm in plan.arms:
         after = arm.compressed
-        warmup = "" if arm in plan.baselines else _milliseconds(arm.warmup.seconds)
+        warmup = "" if arm in plan.baselines else milliseconds(arm.warmup.seconds)
         rows.append(
             (
                 ("→ " if arm is plan.best else "  ") + arm.name,
                 warmup,
-                _milliseconds(after.seconds),
+                milliseconds(after.seconds),
                 _megabytes(after.gpu_bytes),
                 _megabytes(after.host_bytes),
                 f"{after.network_share:.0%}",
@@ -171,11 +170,8 @@ def table(plan: Plan) -> str:
 def verdict(plan: Plan) -> str:
     """Whether it pays, why, and from which link rate on it does not."""
     best, adam = plan.best, plan.baseline
-    step = adam.compressed
     if plan.cluster.hosts * plan.cluster.gpus == 1:
         return "Compression does not pay: one GPU exchanges nothing."
-    ceiling = 1 / (1 - step.network_share)
-    rate = break_even_rate(plan)
     if plan.gain >= PAYS:
         first = (
             f"Compression pays: {best.name} is {plan.gain:.2f} times as fast as "
@@ -184,16 +180,23 @@ def verdict(plan: Plan) -> str:
         )
     else:
         first = (
-            f"Compression does not pay: {_why(plan)}, so that no exchange could be "
-            f"more than {ceiling:.2f} times as fast as {adam.name}, and {best.name} is "
-            f"{plan.gain:.2f} times as fast over a run."
+            f"Compression does not pay: {_why(plan)}; with "
+            f"{plan.warmup_share:.0%} warm-up {best.name} is {plan.gain:.3f} times as "
+            f"fast as {adam.name} over a run; with an exchange that took no time it "
+            f"would be {_ceiling(plan):.3f} times."
         )
     if plan.cluster.hosts == 1:
         return first
+    rate = break_even_rate(plan)
     if rate is None:
-        second = (
-            "It pays at no link rate from 1 Mbit/s on: bytes are not what it waits for."
+        slow = _at_rate(plan, _SLOWEST)
+        reason = (
+            "the warm-up, which is exact, takes too large a share; freeze earlier, or "
+            "see what --warmup-gradients bfloat16 gives"
+            if _ceiling(slow) < PAYS
+            else "bytes are not what it waits for"
         )
+        second = f"It pays at no link rate from 1 Mbit/s on: {reason}."
     elif rate > 0.99 * _FASTEST:
         second = "It pays at every link rate up to 10,000 Gbit/s."
     else:
@@ -202,6 +205,14 @@ def verdict(plan: Plan) -> str:
             f"{_rate(rate)} Gbit/s."
         )
     return f"{first}\n{second}"
+
+
+def _ceiling(plan: Plan) -> float:
+    """What an exchange after the freeze that takes no time would gain over a run."""
+    adam, share = plan.baseline, plan.warmup_share
+    rest = adam.compressed.seconds - adam.compressed.exchange
+    least = share * plan.best.warmup.seconds + (1 - share) * rest
+    return adam.seconds(share) / least
 
 
 def _why(plan: Plan) -> str:
@@ -227,7 +238,7 @@ def _why(plan: Plan) -> str:
         )
     return (
         f"the network is fast enough for this model, {share} "
-        f"({_milliseconds(adam.exchange)} ms)"
+        f"({milliseconds(adam.exchange)} ms)"
     )
 
 
@@ -277,7 +288,8 @@ def to_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _milliseconds(seconds: float) -> str:
+def milliseconds(seconds: float) -> str:
+    """A time in milliseconds, of three digits or so."""
     return f"{1e3 * seconds:,.{0 if seconds > 0.1 else 1}f}"
 
 
