@@ -20,7 +20,8 @@ bytes and write N / 8, `numpy.unpackbits` read N / 8 and write N.
 Each call of an operation is followed by one of its baseline, and the ratio is the
 median over these pairs. An operation's baseline is plain elementwise and reads and
 writes as many bytes, in arrays of the same sizes; what has nothing of its size to be
-made from is filled with one number (and the words of what decompresses are not read). A step's baseline is `optax.adam`'s update.
+made from is filled with one number (and the words of what decompresses are not read).
+A step's baseline is `optax.adam`'s update.
 
 Fresh: results go to buffers that are made for them, whose pages a CPU's operating
 system has yet to provide. Donated: errors and momentum are updated in place, and so is

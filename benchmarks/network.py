@@ -69,6 +69,7 @@ SETTINGS = "model", "batch", "seq", "size"
 OPTIMIZERS = "adam", "onebit_adam"
 EXCHANGES = "pmean", "sign_mean", "count_mean"
 WIRES = "signs", "counts"
+ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Config:
     """What 1-bit Adam sends: of signs and counts."""
     exchange_only: bool = False
     """Take no training steps."""
-    model: str = "mini"
+    model: Literal["tiny", "mini", "small", "medium", "base", "large"] = "mini"
     """Size of the BERT."""
     batch: int = 1
     """Sequences a device."""
@@ -186,8 +187,18 @@ def checked(config: Config) -> list[int]:
                 network_hosts.bits_per_second(rate)
             except ValueError as error:
                 raise SystemExit(f"--rates: {error}.") from None
-    if min(config.devices, config.batch, config.seq, config.repeats) < 1:
-        raise SystemExit("--devices, --batch, --seq and --repeats must be at least 1.")
+    numbers = config.devices, config.batch, config.seq, config.repeats, config.size
+    if not all(number >= 1 for number in numbers):  # NaN is not
+        raise SystemExit(
+            "--devices, --batch, --seq, --repeats and --size must be at least 1."
+        )
+    if not (config.longest > 0 and config.timeout > 0):
+        raise SystemExit("--longest and --timeout must be positive numbers of seconds.")
+    for flag, file in (("--json", config.json), ("--picture", config.picture)):
+        if file and not file.parent.is_dir():
+            raise SystemExit(f"{flag} {file}: there is no folder {file.parent}.")
+    if config.page and not config.page.is_file():
+        raise SystemExit(f"--page {config.page}: there is no such file.")
     counts = listed(config.hosts)
     if not all(count.isdecimal() and int(count) > 1 for count in counts):
         raise SystemExit(f"--hosts takes numbers from 2 on, not {config.hosts!r}.")
@@ -262,7 +273,7 @@ def rows_of(
 
 def main(config: Config) -> None:
     """Measures, prints tables and writes the files that are asked for."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING:
         signal.signal(number, _end)
     why = network_hosts.missing()
     if why:
@@ -318,7 +329,9 @@ def _worker(config: Config, hosts: tuple[Host, ...]) -> list[str]:
 
 def _end(number: int, frame: FrameType | None) -> None:
     del frame
-    # So that everything is taken down.
+    for each in ENDING:
+        signal.signal(each, signal.SIG_IGN)
+    # So that everything is taken down, and a second signal does not keep it from it.
     raise SystemExit(128 + number)
 
 

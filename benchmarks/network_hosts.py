@@ -91,7 +91,8 @@ def missing() -> str | None:
     if os.geteuid():
         return "Network namespaces are made by root: run it as root."
     programs = {"ip": "iproute2", "tc": "iproute2"}
-    programs |= {"unshare": "util-linux", "setpriv": "util-linux"}
+    programs |= dict.fromkeys(("unshare", "setpriv", "taskset"), "util-linux")
+    programs |= {"sysctl": "procps", "hostname": "hostname"}
     for program, package in programs.items():
         if shutil.which(program) is None:
             return f"The program {program} is missing: install {package}."
@@ -226,17 +227,33 @@ def remove_leftovers() -> list[str]:
 
 
 def _remove(names: Sequence[str]) -> None:
+    failures = []
     for name in names:
-        if Path("/run/netns", name).exists():
-            for pid in _run("ip", "netns", "pids", name).split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
-            _run("ip", "netns", "delete", name)
-        shutil.rmtree(NETNS_FILES / name, ignore_errors=True)
+        try:
+            _take_down(name)
+        except OSError as error:  # the others shall not stay for that
+            failures.append(error)
+    if failures:
+        raise failures[0]
+
+
+def _take_down(name: str) -> None:
+    if Path("/run/netns", name).exists():
+        for pid in _run("ip", "netns", "pids", name).split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        _run("ip", "netns", "delete", name)
+    shutil.rmtree(NETNS_FILES / name, ignore_errors=True)
 
 
 def _run(*argv: str) -> str:
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
+    command = " ".join(argv)
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, check=False, timeout=30
+        )
+    except subprocess.TimeoutExpired as error:
+        raise OSError(f"{command} did not end within 30 s") from error
     if done.returncode:
-        raise OSError(f"{' '.join(argv)}: {done.stderr.strip()}")
+        raise OSError(f"{command}: {done.stderr.strip()}")
     return done.stdout

@@ -129,17 +129,22 @@ class Results:
         self.rows.sort(key=lambda r: (r.hosts, r.devices, bits_per_second(r.rate)))
 
 
-def speed_up(row: Row, rows: Sequence[Row]) -> float | None:
+def speed_up(
+    row: Row, rows: Sequence[Row], *, equal_computation: bool = False
+) -> float | None:
     """How much faster a row is than its baseline on as many hosts at the same rate.
 
     Args:
       row: Which.
       rows: Among which the baseline is.
+      equal_computation: Whether the baseline counts as computing no longer than the
+        row does.
 
     Returns:
       The ratio of the medians; None where the baseline was not measured.
     """
     for other in rows:
         if other.where == row.where and other.name == BASELINES[row.kind]:
-            return other.median / row.median
+            excess = max(0.0, other.computation_seconds - row.computation_seconds)
+            return (other.median - equal_computation * excess) / row.median
     return None

@@ -67,6 +67,10 @@ def test_speed_up_is_over_the_same_hosts_rate_and_kind():
     ]
     fast = row(name="onebit_adam", stage="compressed", seconds=[0.5])
     assert speed_up(fast, rows) == 10
+    faster = dataclasses.replace(fast, computation_seconds=0.25)
+    assert speed_up(faster, rows, equal_computation=True) == (5 - 0.75) / 0.5
+    slower = dataclasses.replace(fast, computation_seconds=1.5)
+    assert speed_up(slower, rows, equal_computation=True) == 10
     assert speed_up(dataclasses.replace(fast, hosts=8), rows) is None
 
 
@@ -111,6 +115,10 @@ def test_baselines_are_measured_first():
         (Config(rates="auto", exchange_only=True), "from Adam's step"),
         (Config(rates="100mb"), "a rate is given as 100mbit"),
         (Config(hosts="2,1"), "--hosts takes numbers from 2 on"),
+        (Config(size=float("nan")), "--size must be at least 1"),
+        (Config(longest=float("nan")), "--longest and --timeout must be positive"),
+        (Config(json=Path("/nowhere/x.json")), "there is no folder /nowhere"),
+        (Config(page=Path("/nowhere")), "there is no such file"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(config, what):
@@ -200,7 +208,7 @@ def test_tables():
     ).splitlines()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     assert len(cells) == 4 + 1 + 3
-    assert {len(line) for line in cells[:4]} == {13}
+    assert {len(line) for line in cells[:4]} == {14}
     steps = dict(zip(cells[0], cells[3], strict=True))
     assert steps["faster than adam"] == "10.0"
     assert steps["seconds (quartiles)"] == "0.500 (0.500, 0.500)"
@@ -270,6 +278,27 @@ def test_hosts_are_taken_down_when_it_is_stopped(running, number):
     assert running.returncode in (-number, 128 + number)
     assert not namespaces(running.pid)
     assert not [pid for pid in there if Path("/proc", str(pid)).exists()]
+
+
+@needs_hosts
+def test_a_host_that_cannot_be_taken_down_does_not_keep_the_others(monkeypatch):
+    run = network_hosts._run
+
+    def run_but_for_one(*argv):
+        if argv[:3] == ("ip", "netns", "pids") and argv[3].endswith("h0"):
+            raise OSError("no answer")
+        return run(*argv)
+
+    with (
+        pytest.raises(OSError, match="no answer"),
+        network_hosts.joined(2) as hosts,
+    ):
+        monkeypatch.setattr(network_hosts, "_run", run_but_for_one)
+    assert Path("/run/netns", hosts[0].name).exists()
+    assert not Path("/run/netns", hosts[1].name).exists()
+    monkeypatch.undo()
+    network_hosts._remove([hosts[0].name])
+    assert not namespaces(os.getpid())
 
 
 @needs_hosts
