@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,13 @@ from hypothesis import strategies as st
 
 from train.corpus import (
     DOCUMENT_CHARACTERS,
-    fingerprint,
+    Survey,
     read_corpus,
     split_documents,
+    survey,
 )
 from train.errors import InputError
-from train.tokenized import split_held_out, tokenize
+from train.tokenized import held_out_documents, read_tokens, write_tokens
 from train.vocabulary import (
     SPECIAL,
     read_vocabulary,
@@ -31,7 +33,7 @@ TEXT = "The sun is a star. The moon is not.\n\nRivers are long."
 
 @pytest.fixture(scope="module")
 def reference():
-    return read_corpus([])
+    return list(read_corpus([]))
 
 
 def test_the_default_corpus_is_megabytes_of_english(reference):
@@ -46,7 +48,7 @@ def test_the_default_corpus_is_megabytes_of_english(reference):
 
 
 def test_the_default_corpus_is_the_same_every_time(reference):
-    assert fingerprint(read_corpus([])) == fingerprint(reference)
+    assert survey(read_corpus([])) == survey(reference)
 
 
 def test_files_and_folders_are_read_in_order_without_hidden_ones(tmp_path):
@@ -100,7 +102,7 @@ def test_long_texts_without_blank_lines_are_cut_between_lines():
         for i in range(2000)
         for sentence in (f"Line {i} is a paragraph.", "It has two sentences.")
     ]
-    split_held_out(documents, seed=0)
+    held_out_documents(survey(documents), seed=0)
     # A heading and a blank line before them change nothing.
     assert [s for d in split_documents("Title.\n\n" + LINES) for s in d] == [
         "Title.",
@@ -112,7 +114,7 @@ def test_long_texts_without_blank_lines_are_cut_between_lines():
 def test_text_in_one_line_is_said_to_be(tmp_path):
     (tmp_path / "line.txt").write_text(LINES.replace("\n", " "))
     with pytest.raises(InputError, match=r"one has .* characters: break its lines"):
-        split_held_out(read_corpus([tmp_path]), seed=0)
+        held_out_documents(survey(read_corpus([tmp_path])), seed=0)
 
 
 def test_paragraphs_are_not_cut_as_long_as_they_are_no_longer_than_a_document():
@@ -138,17 +140,17 @@ def test_files_without_text_are_refused(tmp_path, content, message):
     file.write_bytes(content)
     for path in (file, tmp_path):
         with pytest.raises(InputError, match=message) as caught:
-            read_corpus([path])
+            list(read_corpus([path]))
         assert str(path) in str(caught.value)
 
 
 def test_missing_and_unreadable_files_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"nowhere cannot be read \(No such file"):
-        read_corpus([tmp_path / "nowhere"])
+        list(read_corpus([tmp_path / "nowhere"]))
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(InputError, match="holds no text"):
-        read_corpus([empty])
+        list(read_corpus([empty]))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -157,28 +159,31 @@ def test_forbidden_files_are_refused(tmp_path):
     file.write_text(TEXT)
     file.chmod(0)
     with pytest.raises(InputError, match=r"cannot be read \(Permission denied"):
-        read_corpus([file])
+        list(read_corpus([file]))
 
 
 def test_the_fingerprint_tells_texts_apart():
+    def fingerprint(documents):
+        return survey(documents).fingerprint
+
     one = [("a b", "c")]
     assert fingerprint(one) == fingerprint([("a b", "c")])
     assert fingerprint(one) != fingerprint([("a b",), ("c",)])
     assert fingerprint(one) != fingerprint([("a", "b c")])
 
 
-def test_held_out_documents_are_not_trained_on():
-    documents = [(f"document {i}",) for i in range(100)]
-    training, held_out = split_held_out(documents, seed=3)
+def test_a_twentieth_of_the_documents_is_held_out():
+    corpus = Survey("", documents=100, longest=9)
+    held_out = held_out_documents(corpus, seed=3)
     assert len(held_out) == 5
-    assert sorted(training + held_out) == sorted(documents)
-    assert split_held_out(documents, seed=3) == (training, held_out)
-    assert split_held_out(documents, seed=4) != (training, held_out)
+    assert held_out < set(range(100))
+    assert held_out_documents(corpus, seed=3) == held_out
+    assert held_out_documents(corpus, seed=4) != held_out
 
 
 def test_too_small_a_corpus_is_refused():
     with pytest.raises(InputError, match="makes 3 documents and training takes 4"):
-        split_held_out([("a",)] * 3, seed=0)
+        held_out_documents(survey([("a",)] * 3), seed=0)
 
 
 def test_a_vocabulary_is_learnt_from_the_text(reference):
@@ -262,7 +267,10 @@ SENTENCES = st.lists(WORDS, min_size=1, max_size=6).map(" ".join)
 @given(st.lists(st.lists(SENTENCES, min_size=1, max_size=4), min_size=1, max_size=5))
 def test_tokens_are_the_sentences_end_to_end(documents):
     vocabulary = (*SPECIAL, "sun", "moon", "star", "##s")
-    corpus = tokenize([tuple(d) for d in documents], tokenizer_of(vocabulary))
+    with tempfile.TemporaryDirectory() as folder:
+        write_tokens(Path(folder), documents, (), tokenizer_of(vocabulary))
+        corpus, held_out = read_tokens(Path(folder))
+    assert held_out.num_documents == 0
     assert corpus.num_documents == len(documents)
     for i, document in enumerate(documents):
         first, end = corpus.documents[i : i + 2]

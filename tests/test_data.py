@@ -7,12 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.examples import batches, element, examples, special_pieces, stream
+from train.examples import (
+    batches,
+    continues_word,
+    element,
+    examples,
+    special_pieces,
+    stream,
+)
 from train.pairs import (
     MASKED,
     MaskedPairs,
     Pieces,
     Span,
+    choose_words,
     num_predictions,
     pack_spans,
 )
@@ -167,7 +175,7 @@ def test_examples_are_a_function_of_seed_and_index(corpus):
 
 
 def test_each_epoch_sees_every_span_once_in_another_order(corpus):
-    count = len(pack_spans(corpus, LENGTH))
+    count = len(list(pack_spans(corpus, LENGTH)))
     source = examples(corpus, PIECES, LENGTH, seed=0)
 
     def starts(epoch):
@@ -220,7 +228,7 @@ def test_an_iterator_goes_on_where_it_was(corpus):
 )
 def test_any_corpus_packs_and_masks(sentence_lengths, length, seed):
     corpus = make_corpus(sentence_lengths)
-    spans = pack_spans(corpus, length)
+    spans = list(pack_spans(corpus, length))
     covered = [s for span in spans for s in range(span.first, span.last)]
     alone = set(range(corpus.documents[-1])) - set(covered)
     assert len(covered) == len(set(covered))
@@ -255,3 +263,74 @@ def test_special_tokens_are_found_wherever_they_stand():
     pieces = special_pieces(vocabulary)
     assert (pieces.vocab_size, pieces.pad, pieces.cls) == (7, 5, 3)
     assert (pieces.sep, pieces.mask) == (2, 1)
+
+
+def words_of(begins):
+    """The pieces of each word."""
+    return np.split(np.arange(len(begins)), np.flatnonzero(begins)[1:])
+
+
+@given(
+    st.lists(st.booleans(), min_size=1, max_size=60).map(lambda b: [True, *b[1:]]),
+    st.integers(1, 20),
+    st.integers(0, 1000),
+)
+def test_words_are_chosen_whole_until_no_other_fits(begins, count, seed):
+    begins = np.array(begins)
+    chosen = choose_words(begins, count, np.random.default_rng(seed))
+    assert np.all(np.diff(chosen) > 0)
+    assert len(chosen) <= count
+    left = count - len(chosen)
+    for word in words_of(begins):
+        taken = np.isin(word, chosen)
+        assert taken.all() or not taken.any()
+        assert taken.all() or len(word) > left
+
+
+@pytest.fixture(scope="module")
+def whole_words(corpus):
+    """Sequences of words of one to four pieces, and where words are gone on with."""
+    inside = np.random.default_rng(1).random(2 * VOCAB) < 0.4
+    source = examples(corpus, PIECES, LENGTH, 0, inside)
+    return element(batches(source, 2000), 0), inside
+
+
+def test_all_pieces_of_a_word_are_predicted_or_none(whole_words, sample):
+    batch, inside = whole_words
+    # All but the masks is as it is for single pieces.
+    np.testing.assert_array_equal(restored(batch), restored(sample))
+    budget = np.clip(np.round(MASKED * batch.lengths), 1, num_predictions(LENGTH))
+    counts = batch.masked_weights.sum(axis=1)
+    assert np.all(counts <= budget)
+    assert counts.sum() > 0.97 * budget.sum()
+    for i, (first, second) in enumerate(segments(batch)):
+        chosen = batch.masked_positions[i][batch.masked_weights[i] > 0]
+        for segment, offset in ((first, 1), (second, len(first) + 2)):
+            begins = ~inside[segment]
+            begins[0] = True
+            for word in words_of(begins):
+                taken = np.isin(word + offset, chosen)
+                assert taken.all() or not taken.any()
+
+
+def test_the_pieces_of_a_word_are_masked_replaced_and_kept_one_by_one(whole_words):
+    batch, inside = whole_words
+    rows, places = np.nonzero(batch.masked_weights)
+    seen = batch.token_ids[rows, batch.masked_positions[rows, places]]
+    labels = batch.masked_labels[rows, places]
+    assert np.mean(seen == MASK) == pytest.approx(0.8, abs=0.02)
+    assert np.mean(seen == labels) == pytest.approx(0.1, abs=0.015)
+    # The second pieces of words fare as if the first had not been looked at.
+    follows = inside[labels[1:]] & (rows[1:] == rows[:-1])
+    first_is_masked = (seen == MASK)[:-1][follows]
+    second_is_masked = (seen == MASK)[1:][follows]
+    assert np.mean(second_is_masked[~first_is_masked]) == pytest.approx(0.8, abs=0.06)
+
+
+def test_pieces_that_go_on_with_a_word_are_known_by_their_marks():
+    assert continues_word(("a", "##b", "#", "##")).tolist() == [
+        False,
+        True,
+        False,
+        True,
+    ]

@@ -8,7 +8,7 @@ import pytest
 from runs import STEPS, resume, small_config, steps_of, write_corpus
 
 from train import record, run_folder
-from train.corpus import fingerprint, read_corpus
+from train.corpus import read_corpus, survey
 from train.errors import InputError
 from train.pretrain import pretrain
 from train.record import StepMetrics
@@ -17,7 +17,8 @@ from train.run_folder import Run
 
 def leave(config):
     """What training leaves in its folder, but for what its checkpoints hold."""
-    run_folder.write(Run(config, fingerprint(read_corpus(config.corpus)), config.steps))
+    name = survey(read_corpus(config.corpus)).fingerprint
+    run_folder.write(Run(config, name, config.steps))
     for step in range(1, config.steps + 1):
         record.append(config.out, StepMetrics(step, 1.0, "warmup", 1, 1, 0, 0.1, 1.0))
     (config.out / "checkpoints" / str(config.steps)).mkdir(parents=True)

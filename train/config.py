@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from models import SIZES
+from models.config import Attention, Remat
 from train.errors import InputError
 from train.exchange import Wire
 from train.mesh import Topology
@@ -54,6 +55,7 @@ _POSITIVE = ("learning_rate", "decay_rate", "long_learning_rate", "long_decay_ra
 _CHANGEABLE = frozenset(
     {
         "out",
+        "tokens",
         "resume",
         "steps",
         "long_steps",
@@ -80,6 +82,14 @@ class PretrainConfig:
     """Word pieces of a vocabulary trained on the corpus."""
     model: Size = "tiny"
     """Size of the BERT."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What is computed in; parameters and moments are float32."""
+    pre_norm: bool = False
+    """Put a LayerNorm before each sublayer instead of after it."""
+    attention: Attention = "xla"
+    """Who computes attention; cudnn on NVIDIA's GPUs alone, with --dtype bfloat16."""
+    remat: Remat = "none"
+    """What the backward pass computes again instead of keeping it."""
     optimizer: Optimizer = "onebit_adam"
     """1-bit Adam, or plain Adam on the exact mean of the gradients."""
     freeze_step: Freeze | None = None
@@ -94,6 +104,8 @@ class PretrainConfig:
     one; the gradients and the exchange are the whole batch's."""
     seq: int = 64
     """Tokens a sequence."""
+    whole_words: bool = False
+    """Mask all pieces of a word together."""
     workers: int | None = None
     """Devices to train on, of all processes together; default: all, or 8 virtual ones
     on the CPU of a process that is alone."""
@@ -149,10 +161,19 @@ class PretrainConfig:
     """Steps between lines of metrics.jsonl."""
     out: Path = Path("runs/pretrain")
     """Folder for checkpoints, metrics, vocabulary and picture."""
+    tokens: Path | None = None
+    """Folder that keeps the corpus as word pieces, for any number of runs; default: one
+    in --out."""
     resume: bool = False
     """Go on with the run in --out, exactly, with its own settings."""
     compare: bool = False
     """Train plain Adam as well, on the same samples, and draw it beside."""
+
+    @property
+    def model_options(self) -> dict[str, Any]:
+        """What they ask of a model beside its size and its vocabulary."""
+        names = ("dropout", "dtype", "pre_norm", "attention", "remat")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -238,6 +259,10 @@ def check(config: PretrainConfig) -> None:
             raise InputError(f"{_flag(name)} must be positive, not {value}.")
     if config.dropout >= 1:
         raise InputError(f"--dropout must be less than 1, not {config.dropout}.")
+    try:
+        replace(SIZES[config.model], **config.model_options)
+    except ValueError as error:
+        raise InputError(str(error)) from error
     longest = SIZES[config.model].max_positions
     for phase in config.phases:
         if not MIN_LENGTH <= phase.seq <= longest:
@@ -268,6 +293,7 @@ def to_json(config: PretrainConfig) -> dict[str, Any]:
     values = {field.name: getattr(config, field.name) for field in fields(config)}
     values["corpus"] = [str(path.resolve()) for path in config.corpus]
     values["vocab"] = config.vocab and str(config.vocab.resolve())
+    values["tokens"] = config.tokens and str(config.tokens.resolve())
     values["out"] = str(config.out.resolve())
     return values
 
@@ -277,6 +303,7 @@ def from_json(values: dict[str, Any]) -> PretrainConfig:
     paths = {
         "corpus": tuple(map(Path, values["corpus"])),
         "vocab": values["vocab"] and Path(values["vocab"]),
+        "tokens": values.get("tokens") and Path(values["tokens"]),
         "out": Path(values["out"]),
     }
     return PretrainConfig(**values | paths)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import re
 import sysconfig
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from train.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from typing import TextIO
 
 Document = tuple[str, ...]
 """A document is its sentences in order."""
@@ -25,51 +27,58 @@ ends."""
 _SKIPPED = frozenset(
     {"idlelib", "lib2to3", "pydoc_data", "site-packages", "turtledemo"}
 )
-_PARAGRAPH = re.compile(r"\n\s*\n")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[\"'(`]?[A-Z0-9])")
 _RULER = re.compile(r"([^\w\s])\1{3,}")
 _WORD = re.compile(r"[^\W\d_]{2}")
 
 
-def read_corpus(paths: Sequence[Path]) -> list[Document]:
+def read_corpus(paths: Sequence[Path]) -> Iterator[Document]:
     """Reads documents, in an order that depends on nothing but the texts' paths.
 
     Args:
       paths: Text files, and folders whose files are all text; none for the reference
         documentation of the running Python.
 
-    Returns:
-      Documents that have a sentence at least.
+    Yields:
+      Documents, read as they are asked for.
 
     Raises:
       InputError: A path cannot be read, is not text, or there is no text at all.
     """
-    texts = map(_read, _files(paths)) if paths else reference_documentation()
-    documents = [document for text in texts for document in split_documents(text)]
-    if not documents:
+    if paths:
+        texts = map(_read_lines, _files(paths))
+    else:
+        texts = (text.split("\n") for text in reference_documentation())
+    is_empty = True
+    for lines in texts:
+        for document in _documents(lines):
+            is_empty = False
+            yield document
+    if is_empty:
         given = ", ".join(map(str, paths))
         raise InputError(
             f"the corpus {given} holds no text; give files with sentences."
         )
-    return documents
 
 
-def reference_documentation() -> Iterator[str]:
-    """Yields the language reference and every docstring of the standard library.
+@functools.cache
+def reference_documentation() -> tuple[str, ...]:
+    """The language reference and every docstring of the standard library.
 
     The language reference is what `help()` shows on topics, a text a topic; docstrings
     are read from the sources without importing them, a text a module.
     """
     from pydoc_data.topics import topics
 
-    for name in sorted(topics):
-        yield _RULER.sub("", topics[name])
+    texts = [topics[name] for name in sorted(topics)]
     library = Path(sysconfig.get_path("stdlib"))
     sources = (path.relative_to(library) for path in library.rglob("*.py"))
-    for source in sorted(sources, key=lambda path: path.as_posix()):
-        if not _is_test(source) and not _SKIPPED.intersection(source.parts):
-            text = "\n\n".join(_docstrings((library / source).read_bytes()))
-            yield _RULER.sub("", text)
+    texts += [
+        "\n\n".join(_docstrings((library / source).read_bytes()))
+        for source in sorted(sources, key=lambda path: path.as_posix())
+        if not _is_test(source) and not _SKIPPED.intersection(source.parts)
+    ]
+    return tuple(_RULER.sub("", text) for text in texts)
 
 
 def split_documents(text: str) -> Iterator[Document]:
@@ -88,9 +97,13 @@ def split_documents(text: str) -> Iterator[Document]:
       >>> list(split_documents("One is one. Two\nis two.\n\n***\n\nThree."))
       [('One is one.', 'Two is two.', 'Three.')]
     """
+    yield from _documents(text.split("\n"))
+
+
+def _documents(lines: Iterable[str]) -> Iterator[Document]:
     sentences: list[str] = []
     characters = 0
-    for paragraph in _paragraphs(text):
+    for paragraph in _paragraphs(lines):
         if characters >= DOCUMENT_CHARACTERS:
             yield tuple(sentences)
             sentences, characters = [], 0
@@ -101,34 +114,45 @@ def split_documents(text: str) -> Iterator[Document]:
         yield tuple(sentences)
 
 
-def _paragraphs(text: str) -> Iterator[str]:
-    for stretch in _PARAGRAPH.split(text):
-        if len(stretch) <= DOCUMENT_CHARACTERS:
-            yield stretch
-        else:
-            yield from _join_lines(stretch)
-
-
-def _join_lines(stretch: str) -> Iterator[str]:
-    """Whole lines, joined until they are as long as a document."""
-    lines: list[str] = []
+def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
+    """Lines up to a blank one, or to as many characters as a document has."""
+    held: list[str] = []
     characters = 0
-    for line in stretch.split("\n"):
-        lines.append(line)
-        characters += len(line)
-        if characters >= DOCUMENT_CHARACTERS:
-            yield "\n".join(lines)
-            lines, characters = [], 0
-    if lines:
-        yield "\n".join(lines)
+    for line in lines:
+        is_blank = not line.strip()
+        if held and (is_blank or characters >= DOCUMENT_CHARACTERS):
+            yield "\n".join(held)
+            held, characters = [], 0
+        if not is_blank:
+            held.append(line)
+            characters += len(line)
+    if held:
+        yield "\n".join(held)
 
 
-def fingerprint(documents: Iterable[Document]) -> str:
-    """Names a corpus by its contents: a SHA-256 in hexadecimal."""
+class Survey(NamedTuple):
+    """What is known of a corpus when it has been read through.
+
+    Attributes:
+      fingerprint: Its name by its contents: a SHA-256 in hexadecimal.
+      documents: How many there are.
+      longest: Characters of the longest.
+    """
+
+    fingerprint: str
+    documents: int
+    longest: int
+
+
+def survey(documents: Iterable[Document]) -> Survey:
+    """Reads a corpus through."""
     digest = hashlib.sha256()
+    count = longest = 0
     for document in documents:
         digest.update("\n".join(document).encode() + b"\0")
-    return digest.hexdigest()
+        count += 1
+        longest = max(longest, sum(map(len, document)))
+    return Survey(digest.hexdigest(), count, longest)
 
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
@@ -144,9 +168,10 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             yield path
 
 
-def _read(path: Path) -> str:
+def _read_lines(path: Path) -> Iterator[str]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with path.open(encoding="utf-8-sig") as file:
+            yield from _checked(file, path)
     except OSError as error:
         raise InputError(
             f"the corpus {path} cannot be read ({error.strerror}); give the path of a "
@@ -156,9 +181,15 @@ def _read(path: Path) -> str:
         raise InputError(
             f"the corpus file {path} is not UTF-8 text; convert it or leave it out."
         ) from error
-    if "\0" in text:
-        raise InputError(f"the corpus file {path} is binary, not text; leave it out.")
-    return text
+
+
+def _checked(file: TextIO, path: Path) -> Iterator[str]:
+    for line in file:
+        if "\0" in line:
+            raise InputError(
+                f"the corpus file {path} is binary, not text; leave it out."
+            )
+        yield line.removesuffix("\n")
 
 
 def _is_test(source: Path) -> bool:

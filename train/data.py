@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import jax
 
-from train.corpus import fingerprint, read_corpus
+from train import run_folder
+from train.corpus import read_corpus, survey
 from train.errors import InputError
-from train.examples import batches, examples, special_pieces
-from train.tokenized import split_held_out, tokenize
+from train.examples import batches, continues_word, examples, special_pieces
+from train.pairs import read_spans, write_spans
+from train.stored import make
+from train.tokenized import (
+    EVALUATION,
+    TRAINING,
+    held_out_documents,
+    read_tokens,
+    write_tokens,
+)
 from train.vocabulary import (
     read_vocabulary,
     tokenizer_of,
@@ -30,6 +41,7 @@ if TYPE_CHECKING:
     from train.vocabulary import Vocabulary
 
 VOCABULARY_FILE = "vocab.txt"
+TOKENS_FOLDER = "tokens"
 
 
 @dataclass(frozen=True)
@@ -59,6 +71,9 @@ def load_phases(
 ) -> list[Data]:
     """Reads the corpus and the vocabulary, training one where none is given.
 
+    The corpus is read as a stream, a few times, and cut into word pieces once, in files
+    that are named by all that decides them.
+
     Args:
       config: The flags.
       folder: The run's folder.
@@ -70,17 +85,17 @@ def load_phases(
 
     Raises:
       InputError: The corpus or the vocabulary cannot be used, or the corpus has
-        changed.
+        changed, or there is no room for its word pieces.
     """
-    documents = read_corpus(config.corpus)
-    name = fingerprint(documents)
+    about = survey(read_corpus(config.corpus))
+    name = about.fingerprint
     if corpus not in (None, name):
         raise InputError(
             f"the corpus is not the one that the run in {folder} was started with; "
             "restore its files (or the Python that it was started with), or start a "
             "new run in another --out."
         )
-    training, held_out = split_held_out(documents, config.seed)
+    held_out = held_out_documents(about, config.seed)
     kept = folder / VOCABULARY_FILE
     # What else is there was left by a run that was killed before it began.
     if corpus is not None and kept.exists():
@@ -88,16 +103,33 @@ def load_phases(
     elif config.vocab:
         vocabulary = read_vocabulary(config.vocab)
     else:
-        vocabulary = train_vocabulary(training, config.vocab_size)
-    tokenizer = tokenizer_of(vocabulary)
-    training, held_out = (tokenize(part, tokenizer) for part in (training, held_out))
+        documents = enumerate(read_corpus(config.corpus))
+        trained_on = (document for i, document in documents if i not in held_out)
+        vocabulary = train_vocabulary(trained_on, config.vocab_size)
+
+    def fill(new: Path) -> None:
+        documents = read_corpus(config.corpus)
+        write_tokens(new, documents, held_out, tokenizer_of(vocabulary))
+
+    deciding = json.dumps([name, vocabulary, config.seed])
+    key = hashlib.sha256(deciding.encode()).hexdigest()[:16]
+    tokens = (config.tokens or folder / TOKENS_FOLDER) / key
+    where = (config.tokens, "--tokens") if config.tokens else (folder, "--out")
+    with run_folder.writable(*where):
+        make(tokens, fill)
+    training, evaluation = read_tokens(tokens)
     pieces = special_pieces(vocabulary)
+    inside = continues_word(vocabulary) if config.whole_words else None
 
     def batched(
-        part: TokenizedCorpus, phase: Phase, batch: int
+        part: str, text: TokenizedCorpus, phase: Phase, batch: int
     ) -> grain.MapDataset[PreTrainingBatch]:
+        packed = tokens / f"{part}-{phase.seq}"
+        with run_folder.writable(*where):
+            make(packed, lambda new: write_spans(new, text, phase.seq))
+        spans = read_spans(packed)
         return batches(
-            examples(part, pieces, phase.seq, config.seed),
+            examples(text, pieces, phase.seq, config.seed, inside, spans),
             batch,
             process=jax.process_index(),
             num_processes=jax.process_count(),
@@ -107,9 +139,9 @@ def load_phases(
         Data(
             vocabulary,
             name,
-            batched(training, phase, phase.batch),
+            batched(TRAINING, training, phase, phase.batch),
             # As much at once as training does.
-            batched(held_out, phase, phase.batch // phase.accumulate),
+            batched(EVALUATION, evaluation, phase, phase.batch // phase.accumulate),
         )
         for phase in config.phases
     ]

@@ -7,12 +7,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import grain
+import numpy as np
 
 from train.pairs import MaskedPairs, Pieces, pack_spans
 from train.vocabulary import CLS, MASK, PAD, SEP
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jaxtyping import Bool
+
     from models import PreTrainingBatch
+    from train.pairs import Span, Spans
     from train.tokenized import TokenizedCorpus
     from train.vocabulary import Vocabulary
 
@@ -25,8 +31,18 @@ def special_pieces(vocabulary: Vocabulary) -> Pieces:
     return Pieces(len(vocabulary), pad=pad, cls=cls, sep=sep, mask=mask)
 
 
+def continues_word(vocabulary: Vocabulary) -> Bool[np.ndarray, " vocabulary"]:
+    """Which pieces of a vocabulary go on with the word before them."""
+    return np.array([piece.startswith("##") for piece in vocabulary])
+
+
 def examples(
-    corpus: TokenizedCorpus, pieces: Pieces, length: int, seed: int
+    corpus: TokenizedCorpus,
+    pieces: Pieces,
+    length: int,
+    seed: int,
+    inside: Bool[np.ndarray, " vocabulary"] | None = None,
+    spans: Sequence[Span] | Spans | None = None,
 ) -> grain.MapDataset[PreTrainingBatch]:
     """An endless sequence of masked sentence pairs, each epoch shuffled anew.
 
@@ -35,16 +51,20 @@ def examples(
       pieces: The vocabulary's special ids.
       length: Tokens of a sequence.
       seed: Decides order, pairs and masks.
+      inside: Which pieces go on with the word before them, to mask whole words.
+      spans: The corpus's, from `read_spans`; None to pack them into memory.
 
     Returns:
       A data set whose example i is a function of the seed and i.
     """
     return (
-        grain.MapDataset.source(pack_spans(corpus, length))
+        grain.MapDataset.source(
+            list(pack_spans(corpus, length)) if spans is None else spans
+        )
         .seed(seed)
         .shuffle()
         .repeat()
-        .random_map(MaskedPairs(corpus, pieces, length))
+        .random_map(MaskedPairs(corpus, pieces, length, inside))
     )
 
 

@@ -1,18 +1,24 @@
 """Sentence pairs and their masks, as BERT's pre-training makes them.
 
-Devlin et al., `BERT <https://arxiv.org/abs/1810.04805>`_, 2018, appendix A.1 and A.2.
+Devlin et al., `BERT <https://arxiv.org/abs/1810.04805>`_, 2018, appendix A.1 and A.2;
+whole words as in `create_pretraining_data.py` of google-research/bert.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from models import PreTrainingBatch
+from train.stored import Growing, mapped
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from jaxtyping import Bool, Int
 
     from train.tokenized import TokenizedCorpus
@@ -23,6 +29,8 @@ MASKED = 0.15
 SHORT = 0.1
 """Share of the pairs that are cut to a random length."""
 
+_SPANS = "spans.npy"
+_ROWS = 10_000  # that are written at once
 _NUM_SPECIAL = 3  # [CLS] A [SEP] B [SEP]
 
 
@@ -50,19 +58,18 @@ def num_predictions(length: int) -> int:
     return max(1, round(MASKED * length))
 
 
-def pack_spans(corpus: TokenizedCorpus, length: int) -> list[Span]:
+def pack_spans(corpus: TokenizedCorpus, length: int) -> Iterator[Span]:
     """Cuts each document into spans that fill sequences.
 
     Args:
       corpus: The text.
       length: Tokens of a sequence, special tokens included.
 
-    Returns:
+    Yields:
       Spans of at least two word pieces, in the corpus's order; together with the
       single pieces left out, every sentence is in exactly one.
     """
     capacity = length - _NUM_SPECIAL
-    spans = []
     for document in range(corpus.num_documents):
         first, end = corpus.documents[document : document + 2].tolist()
         while first < end:
@@ -70,9 +77,36 @@ def pack_spans(corpus: TokenizedCorpus, length: int) -> list[Span]:
             last = int(np.searchsorted(corpus.sentences, full))
             last = min(max(last, first + 1), end)
             if corpus.sentences[last] - corpus.sentences[first] >= 2:
-                spans.append(Span(document, first, last))
+                yield Span(document, first, last)
             first = last
-    return spans
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Spans by their numbers, from rows of an array."""
+
+    rows: Int[np.ndarray, "spans 3"]
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Span:
+        """One of them."""
+        return Span(*self.rows[index].tolist())
+
+
+def write_spans(folder: Path, corpus: TokenizedCorpus, length: int) -> None:
+    """Writes what `pack_spans` yields, for `read_spans`."""
+    spans = pack_spans(corpus, length)
+    with Growing(folder / _SPANS, np.int64, (3,)) as file:
+        while rows := list(itertools.islice(spans, _ROWS)):
+            file.append(np.array(rows))
+
+
+def read_spans(folder: Path) -> Spans:
+    """Spans of which memory holds what is looked at."""
+    return Spans(mapped(folder / _SPANS))
 
 
 @dataclass(frozen=True)
@@ -83,11 +117,14 @@ class MaskedPairs:
       corpus: The text that the spans are of.
       pieces: The vocabulary's special ids.
       length: Tokens of a sequence, special tokens included.
+      inside: Which word pieces go on with the word before them, to predict whole words;
+        None to predict single pieces.
     """
 
     corpus: TokenizedCorpus
     pieces: Pieces
     length: int
+    inside: Bool[np.ndarray, " vocabulary"] | None = None
 
     def __call__(self, span: Span, rng: np.random.Generator) -> PreTrainingBatch:
         """Builds one sequence; half of the pairs are what the text has.
@@ -148,7 +185,14 @@ class MaskedPairs:
         ordinary = np.delete(np.arange(1, used - 1), len(first))
         places = num_predictions(self.length)
         count = min(places, num_predictions(used))
-        chosen = np.sort(rng.choice(ordinary, count, replace=False))
+        if self.inside is None:
+            chosen = np.sort(rng.choice(ordinary, count, replace=False))
+        else:
+            # What a segment begins with is no part of a word in the other.
+            begins = ~self.inside[tokens[ordinary]]
+            begins[[0, len(first)]] = True
+            chosen = ordinary[choose_words(begins, count, rng)]
+            count = len(chosen)
         positions, labels = np.zeros((2, places), np.int32)
         positions[:count] = chosen
         labels[:count] = tokens[chosen]
@@ -174,6 +218,37 @@ class MaskedPairs:
         return np.where(
             is_masked, self.pieces.mask, np.where(is_kept, tokens, anything)
         )
+
+
+def choose_words(
+    begins: Bool[np.ndarray, " pieces"], count: int, rng: np.random.Generator
+) -> Int[np.ndarray, " chosen"]:
+    """Chooses whole words in a random order, leaving out those that are too many.
+
+    Args:
+      begins: Whether a piece begins a word; the first does.
+      count: Pieces to choose, at most; none may be chosen where words are longer.
+      rng: What decides.
+
+    Returns:
+      The places of the chosen words' pieces, in order.
+
+    Example:
+      >>> import numpy as np
+      >>> from train.pairs import choose_words
+      >>> begins = np.array([True, False, False, True, False])
+      >>> choose_words(begins, 2, np.random.default_rng(0))
+      array([3, 4])
+    """
+    starts = np.append(np.flatnonzero(begins), len(begins))
+    chosen: list[int] = []
+    for word in rng.permutation(len(starts) - 1):
+        first, end = starts[word : word + 2].tolist()
+        if len(chosen) + end - first <= count:
+            chosen += range(first, end)
+        if len(chosen) == count:
+            break
+    return np.sort(np.asarray(chosen, np.intp))
 
 
 def _truncate(

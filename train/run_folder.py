@@ -34,11 +34,12 @@ class Run:
 
 
 @contextlib.contextmanager
-def writable(folder: Path) -> Iterator[None]:
+def writable(folder: Path, flag: str = "--out") -> Iterator[None]:
     """Says in one sentence that a folder cannot be made or written to.
 
     Args:
       folder: The folder that is written to inside.
+      flag: What names it on the command line.
 
     Raises:
       InputError: It cannot be.
@@ -47,7 +48,7 @@ def writable(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(
-            f"--out {folder} cannot be written to ({error.strerror}); give another "
+            f"{flag} {folder} cannot be written to ({error.strerror}); give another "
             "folder."
         ) from error
 

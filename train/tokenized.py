@@ -1,7 +1,8 @@
-"""A corpus as flat arrays of word-piece ids, split into training and held-out text."""
+"""A corpus as flat arrays of word-piece ids, training and held-out text, in files."""
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,17 +10,23 @@ import numpy as np
 
 from train.corpus import DOCUMENT_CHARACTERS
 from train.errors import InputError
+from train.stored import Growing, mapped
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Iterable, Sequence
+    from pathlib import Path
 
     from jaxtyping import Int
     from tokenizers import Tokenizer
 
-    from train.corpus import Document
+    from train.corpus import Document, Survey
 
 HELD_OUT = 0.05
 """Share of the documents that is kept for evaluation."""
+
+TRAINING, EVALUATION = "training", "held_out"
+
+_ARRAYS = {"pieces": np.int32, "sentences": np.int64, "documents": np.int64}
 
 
 @dataclass(frozen=True)
@@ -46,64 +53,93 @@ class TokenizedCorpus:
         return self.pieces[self.sentences[first] : self.sentences[last]]
 
 
-def split_held_out(
-    documents: Sequence[Document], seed: int
-) -> tuple[list[Document], list[Document]]:
-    """Keeps some documents for evaluation.
+def held_out_documents(corpus: Survey, seed: int) -> frozenset[int]:
+    """Chooses documents that are kept for evaluation.
 
     Args:
-      documents: All documents.
+      corpus: What is known of all documents.
       seed: Decides which.
 
     Returns:
-      Training and held-out documents, each in the order given.
+      Their numbers.
 
     Raises:
       InputError: There are too few documents for two of either kind, the least that
         sentence pairs from different documents take.
     """
-    if len(documents) < 4:
-        longest = max(sum(map(len, document)) for document in documents)
+    if corpus.documents < 4:
         advice = "give more text, or more files"
-        if longest > 2 * DOCUMENT_CHARACTERS:
+        if corpus.longest > 2 * DOCUMENT_CHARACTERS:
             advice = (
-                f"a document ends where a line does, and one has {longest:,} "
+                f"a document ends where a line does, and one has {corpus.longest:,} "
                 "characters: break its lines, or give more files"
             )
         raise InputError(
-            f"the corpus makes {len(documents)} documents and training takes 4 at "
+            f"the corpus makes {corpus.documents} documents and training takes 4 at "
             f"least, two of them held out; {advice}."
         )
-    count = max(2, round(HELD_OUT * len(documents)))
-    chosen = np.random.default_rng(seed).permutation(len(documents))[:count]
-    held_out = set(chosen.tolist())
-    return (
-        [d for i, d in enumerate(documents) if i not in held_out],
-        [d for i, d in enumerate(documents) if i in held_out],
-    )
+    count = max(2, round(HELD_OUT * corpus.documents))
+    chosen = np.random.default_rng(seed).permutation(corpus.documents)[:count]
+    return frozenset(chosen.tolist())
 
 
-def tokenize(documents: Sequence[Document], tokenizer: Tokenizer) -> TokenizedCorpus:
-    """Cuts documents into word pieces.
+def write_tokens(
+    folder: Path,
+    documents: Iterable[Document],
+    held_out: Container[int],
+    tokenizer: Tokenizer,
+) -> None:
+    """Cuts documents into word pieces, one at a time, for `read_tokens`.
+
+    Sentences and documents that have no pieces are left out.
 
     Args:
-      documents: The documents.
+      folder: Where to write.
+      documents: All documents.
+      held_out: The numbers of those that are not trained on.
       tokenizer: What cuts them.
-
-    Returns:
-      The corpus without the sentences and documents that have no pieces.
     """
-    pieces: list[np.ndarray] = []
-    starts = [0]
-    for document in documents:
-        encoded = tokenizer.encode_batch(list(document), add_special_tokens=False)
-        ids = [np.asarray(e.ids, np.int32) for e in encoded if e.ids]
-        if ids:
-            pieces += ids
-            starts.append(starts[-1] + len(ids))
-    lengths = [len(sentence) for sentence in pieces]
-    return TokenizedCorpus(
-        pieces=np.concatenate(pieces),
-        sentences=np.cumsum([0, *lengths]),
-        documents=np.asarray(starts),
+    with contextlib.ExitStack() as stack:
+        training, evaluation = (
+            stack.enter_context(_Writer(folder / name))
+            for name in (TRAINING, EVALUATION)
+        )
+        for number, document in enumerate(documents):
+            encoded = tokenizer.encode_batch(list(document), add_special_tokens=False)
+            ids = [e.ids for e in encoded if e.ids]
+            if ids:
+                (evaluation if number in held_out else training).append(ids)
+
+
+def read_tokens(folder: Path) -> tuple[TokenizedCorpus, TokenizedCorpus]:
+    """Training and held-out text, of which memory holds what is looked at."""
+    training, held_out = (
+        TokenizedCorpus(*(mapped(folder / name / f"{array}.npy") for array in _ARRAYS))
+        for name in (TRAINING, EVALUATION)
     )
+    return training, held_out
+
+
+class _Writer(contextlib.ExitStack):
+    """The files of a corpus that grows by documents."""
+
+    def __init__(self, folder: Path):
+        super().__init__()
+        folder.mkdir()
+        self._pieces, self._sentences, self._documents = (
+            self.enter_context(Growing(folder / f"{name}.npy", dtype))
+            for name, dtype in _ARRAYS.items()
+        )
+        self._ends = (0, 0)  # of the last sentence, of the last document
+        self._sentences.append(np.zeros(1, np.int64))
+        self._documents.append(np.zeros(1, np.int64))
+
+    def append(self, sentences: Sequence[Sequence[int]]) -> None:
+        """Adds a document."""
+        piece, sentence = self._ends
+        ends = piece + np.cumsum([len(ids) for ids in sentences])
+        sentence += len(sentences)
+        self._pieces.append(np.concatenate(sentences))
+        self._sentences.append(ends)
+        self._documents.append(np.array([sentence]))
+        self._ends = (int(ends[-1]), sentence)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL = (PAD, UNK, CLS, SEP, MASK)
 
+_BATCH = 10_000  # times that the trainer is handed a word at once
+
 Vocabulary = tuple[str, ...]
 """A vocabulary is its word pieces in the order of their ids."""
 
@@ -46,11 +48,16 @@ def train_vocabulary(documents: Iterable[Document], size: int) -> Vocabulary:
         )
     tokenizer = Tokenizer(WordPiece(unk_token=UNK))
     _split_as_bert(tokenizer, lowercase=True)
-    words = _words(tokenizer, documents)
-    letters = Counter(letter for word in words for letter in word)
+    counts: Counter[str] = Counter()
+    for document in documents:
+        counts.update(_words(tokenizer, document))
+    letters: Counter[str] = Counter()
+    for word, times in counts.items():
+        for letter in word:
+            letters[letter] += times
     # A letter is two pieces, at the start of a word and inside: at most half of all.
     alphabet = {letter for letter, _ in letters.most_common(size // 4)}
-    words = [word for word in words if alphabet.issuperset(word)]
+    words = [word for word in counts if alphabet.issuperset(word)]
     first = sorted({word[0] for word in words})
     inside = sorted({f"##{letter}" for word in words for letter in word[1:]})
     trainer = WordPieceTrainer(
@@ -61,7 +68,12 @@ def train_vocabulary(documents: Iterable[Document], size: int) -> Vocabulary:
         special_tokens=[*SPECIAL, *first, *inside],
         show_progress=False,
     )
-    tokenizer.train_from_iterator([words], trainer)
+    repeated = (
+        [word] * min(_BATCH, counts[word] - done)
+        for word in words
+        for done in range(0, counts[word], _BATCH)
+    )
+    tokenizer.train_from_iterator(repeated, trainer)
     ids = tokenizer.get_vocab()
     return tuple(sorted(ids, key=ids.__getitem__))
 
@@ -139,10 +151,7 @@ def _split_as_bert(tokenizer: Tokenizer, *, lowercase: bool) -> None:
     tokenizer.pre_tokenizer = BertPreTokenizer()
 
 
-def _words(tokenizer: Tokenizer, documents: Iterable[Document]) -> list[str]:
+def _words(tokenizer: Tokenizer, document: Document) -> list[str]:
     """Every word in order, as it is before it is cut into pieces."""
-    words: list[str] = []
-    for document in documents:
-        text = tokenizer.normalizer.normalize_str(" ".join(document))
-        words += [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
-    return words
+    text = tokenizer.normalizer.normalize_str(" ".join(document))
+    return [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
