@@ -135,6 +135,7 @@ def test_a_run_keeps_its_vocabulary_and_a_new_one_takes_what_is_given(config, tm
         ({"long_seq": 513}, "--long-seq must be from 8 to 512"),
         ({"long_seq": 64, "long_batch": 12}, "--long-batch 12 cannot be shared equa"),
         ({"long_seq": 64, "long_steps": 0}, "--long-steps must be at least 1, not 0"),
+        ({"attention": "cudnn"}, "computes in bfloat16 or float16, not float32"),
         ({"decay_rate": 0.0}, "--decay-rate must be positive"),
         ({"vocab_size": 3}, "a vocabulary of 3 leaves no room"),
         ({"vocab": Path("nowhere.txt")}, "the vocabulary nowhere.txt cannot be read"),
@@ -165,11 +166,11 @@ def test_an_output_that_cannot_be_made_is_refused(config, tmp_path, out):
         pretrain(replace(config, out=tmp_path / out))
 
 
-def test_the_largest_seed_is_taken(config):
+def test_the_largest_seed_is_taken(config, tmp_path):
     seed = 2**32 - 1
     check(replace(config, seed=seed))
     init_params(SIZES["tiny"], seed)
-    assert element(load(config, Path("nowhere")).training, 0).token_ids.any()
+    assert element(load(config, tmp_path).training, 0).token_ids.any()
 
 
 def test_freezing_before_the_warm_up_ends_is_warned_of():

@@ -77,7 +77,9 @@ def train(
     """
     folder, phases = config.out, config.phases
     model = replace(
-        SIZES[config.model], vocab_size=len(data[0].vocabulary), dropout=config.dropout
+        SIZES[config.model],
+        vocab_size=len(data[0].vocabulary),
+        **config.model_options,
     )
     with closing(Checkpoints(folder, model, config.optimizer)) as checkpoints:
         reached = None
@@ -94,7 +96,7 @@ def train(
                     record.truncate(folder, reached.progress.sent.steps)
             begin()
         for phase, own in zip(phases, data, strict=True):
-            last = until if phase is phases[-1] else phase.last
+            last = phase.last if phase.last < config.total_steps else until
             if reached and reached.progress.sent.steps >= last:
                 continue
             if len(phases) > 1:

@@ -86,7 +86,7 @@ def _read_run(folder: Path) -> tuple[BertConfig, dict[str, Any]]:
     """The encoder of a pre-training run's newest checkpoint."""
     flags = run_folder.read(folder).config
     pieces = len(read_vocabulary(folder / VOCABULARY_FILE))
-    config = replace(SIZES[flags.model], vocab_size=pieces)
+    config = replace(SIZES[flags.model], vocab_size=pieces, pre_norm=flags.pre_norm)
     step = checkpoint.latest_step(folder)
     arrays = folder.resolve() / checkpoint.FOLDER / str(step) / "arrays"
     abstract = abstract_params(config)
