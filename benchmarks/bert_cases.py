@@ -135,7 +135,7 @@ def optimizer(name: Any) -> optax.GradientTransformationExtraArgs:
     """That of `train.pretrain`, of a single worker."""
     return make_optimizer(
         name,
-        learning_rate_schedule(PEAK, 100, 1000),
+        learning_rate_schedule(PEAK, 0, 1000),
         onebit_jax.freeze_at(1),
         onebit_jax.sign_mean(AXIS),
         weight_decay=WEIGHT_DECAY,

@@ -223,7 +223,8 @@ def table(found: Compiled) -> str:
     for case in found.cases:
         cells = (*_names(case), *(str(case["kernels"].get(kind, 0)) for kind in kinds))
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *(f"- {line}" for line in found.skipped)])
+    skipped = [f"- {line}" for line in found.skipped]
+    return "\n".join([*lines, "", *skipped]).rstrip()
 
 
 def _names(case: dict[str, Any]) -> tuple[str, ...]:

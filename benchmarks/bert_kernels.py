@@ -112,8 +112,8 @@ def kept(text: str, layers: int, batch: int, length: int) -> Counter[str]:
 
     Args:
       text: The module.
-      layers: Turns of the loop.
-      batch: Sequences.
+      layers: Turns of the loop, more than one.
+      batch: Sequences, more than one.
       length: Tokens of each.
 
     Returns:
@@ -127,7 +127,8 @@ def kept(text: str, layers: int, batch: int, length: int) -> Counter[str]:
     ]
     total: Counter[str] = Counter()
     for dtype, bits, axes in _ARRAY.findall(loops[-1].partition(" while(")[0]):
-        sizes = [int(n) for n in axes.split(",") if n]
+        # Attention has axes of size 1 between those for layers and sequences.
+        sizes = [int(n) for n in axes.split(",") if n not in ("", "1")]
         if sizes[:2] == [layers, batch] and length in sizes[2:]:
             total[dtype] += math.prod(sizes) * max(1, int(bits or 8) // 8)
     return total

@@ -81,7 +81,6 @@ class HuggingFace:
             )
         ).to(self.device)
         self.model.train()
-        self.compiled = torch.compile(self.model)
         self.parameters = list(self.model.parameters())
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=PEAK, weight_decay=WEIGHT_DECAY, fused=True
@@ -105,19 +104,23 @@ class HuggingFace:
             }.items()
         }
 
-    def calls(self, model: Any) -> dict[str, Callable[[], Any]]:
+    def calls(self, *, compiled: bool) -> dict[str, Callable[[], Any]]:
         """What is timed, by name: forward, gradients, step.
 
         Args:
-          model: `model` or `compiled`, which share their parameters.
+          compiled: Whether by `torch.compile`, from the first call on.
 
         Returns:
           Functions that start it.
         """
 
+        @functools.cache
+        def model() -> Any:
+            return self.torch.compile(self.model) if compiled else self.model
+
         def loss() -> Any:
             with self.autocast():
-                return model(**self.inputs).loss
+                return model()(**self.inputs).loss
 
         def forward() -> Any:
             with self.torch.no_grad():

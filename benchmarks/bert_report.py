@@ -52,7 +52,7 @@ def text(results: Results | Compiled) -> str:
         ]
         parts += [_about(peak, rows[0]), _table(rows)]
     parts += ["", *(f"- {line}" for line in results.skipped)]
-    return "\n".join(parts)
+    return "\n".join(parts).rstrip()
 
 
 def _heading(results: Results) -> str:

@@ -162,8 +162,8 @@ def peers(shape: Shape, platform: str, names: tuple[str, ...]) -> list[Runner]:
     model = model_config(shape, "xla", "none", scan=False)
     peer = HuggingFace(model, shape, platform)
     runners = []
-    for name, module in ((EAGER, peer.model), (COMPILED, peer.compiled)):
-        calls = peer.calls(module)
+    for name in (EAGER, COMPILED):
+        calls = peer.calls(compiled=name == COMPILED)
         wanted = {key: calls[key] for key in names}
         # It projects every position.
         runners.append(
