@@ -1,11 +1,14 @@
 """cuDNN's attention is what the program asks for, or it is refused; XLA's elsewhere."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from models import SIZES, Encoder
 
@@ -17,10 +20,11 @@ SCORES = "tensor<2x2x12x12x"
 """Sequences, heads, tokens, tokens."""
 
 
-def lowered(config, platform="cuda"):
+def lowered(config, platform="cuda", place=lambda gradient: gradient):
     """The program of an encoder's gradient, for a GPU that need not be there."""
     graph, state = nnx.split(nnx.eval_shape(lambda: Encoder(config, rngs=nnx.Rngs(0))))
 
+    @place
     @jax.grad
     def gradient(state, tokens, lengths):
         hidden = nnx.merge(graph, state).encode(tokens, tokens, lengths)
@@ -52,6 +56,19 @@ def test_cudnn_computes_forward_and_backward(given, forward, backward):
     # By lengths: a mask would be a bias.
     assert program.count("PADDING") == forward + backward
     assert SCORES not in program
+
+
+@pytest.mark.usefixtures("cudnn")
+def test_cudnn_computes_for_each_worker():
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+    place = partial(
+        jax.shard_map, mesh=mesh, in_specs=(P(), P("data"), P("data")), out_specs=P()
+    )
+    program = lowered(dataclasses.replace(CUDNN, scan=True), place=place)
+    for kernel in ("@__cudnn$fmhaSoftmax(", "@__cudnn$fmhaSoftmaxBackward("):
+        assert program.count(kernel) == 1
+    # A worker's sequences.
+    assert "tensor<1x2x12xf32>" in program
 
 
 def test_xla_computes_without_cudnn():
