@@ -26,6 +26,12 @@ def is_main_process() -> bool:
     return jax.process_index() == 0
 
 
+def say(text: str) -> None:
+    """Prints a line, on one process of many."""
+    if is_main_process():
+        print(text, flush=True)
+
+
 def join(cluster: Cluster, workers: int | None) -> None:
     """Joins the other processes, and makes the virtual devices of a CPU.
 

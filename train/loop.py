@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ import onebit_jax
 from models import SIZES
 from train import record, run_folder
 from train.checkpoint import Checkpoint, Checkpoints, Progress
+from train.command import is_main_process, say
 from train.examples import stream
 from train.exchange import make_exchange
 from train.objective import abstract_params, init_params, training_loss
@@ -40,15 +42,8 @@ if TYPE_CHECKING:
     from train.watchdog import Watchdog
 
 
-def is_main_process() -> bool:
-    """Whether this process is the one of many that writes and draws."""
-    return jax.process_index() == 0
-
-
-def say(text: str) -> None:
-    """Prints a line, on one process of many."""
-    if is_main_process():
-        print(text, flush=True)
+AHEAD = 2
+"""Steps that a device has to do while the host prepares the next."""
 
 
 def train(
@@ -188,9 +183,13 @@ class _Training:
     watchdog: Watchdog
 
     @property
-    def is_virtual(self) -> bool:
-        """Whether workers share one CPU, where steps in flight can block each other."""
-        return self.mesh.devices.flat[0].platform == "cpu"
+    def ahead(self) -> int:
+        """Steps that may be in flight behind the one that is waited for.
+
+        None where workers share a CPU: there they can block each other. Elsewhere few,
+        so that what a step may take is counted from about its own start.
+        """
+        return 0 if self.mesh.devices.flat[0].platform == "cpu" else AHEAD
 
     def loop(
         self,
@@ -211,13 +210,15 @@ class _Training:
             mininterval=0.5,
             disable=not is_main_process(),
         ) as bar:
+            losses: deque[jax.Array] = deque()
             for step in range(sent.steps + 1, last + 1):
-                self.watchdog.expect(f"step {step}")
+                self.watchdog.expect(f"step {step - len(losses)}")
                 params, state, loss = self.program.step(
                     params, state, place(next(batches), self.mesh), np.uint32(step - 1)
                 )
-                if self.is_virtual:
-                    loss.block_until_ready()
+                losses.append(loss)
+                if len(losses) > self.ahead:
+                    losses.popleft().block_until_ready()
                 bar.update()
                 log, evaluate, save = (
                     step % every == 0 or step == last
@@ -227,7 +228,6 @@ class _Training:
                         config.checkpoint_every,
                     )
                 )
-                # Real devices are waited for only here.
                 if log or save:
                     sent = self._count(sent, step, state)
                 if log:

@@ -19,7 +19,7 @@ import tyro
 
 from train import picture, record, run_folder
 from train.checkpoint import latest_step
-from train.command import is_main_process, join, one_sentence, watched
+from train.command import is_main_process, join, one_sentence, say, watched
 from train.config import (
     PretrainConfig,
     check,
@@ -30,7 +30,7 @@ from train.config import (
 from train.data import VOCABULARY_FILE, keep_vocabulary, load_phases
 from train.distributed import RESTART, Cluster, check_agreed, check_shared
 from train.errors import InputError
-from train.loop import say, train
+from train.loop import train
 from train.mesh import HOST, make_mesh
 from train.presets import PRESETS
 from train.run_folder import Run
