@@ -79,6 +79,17 @@ def pretraining_batch(golden):
     )
 
 
+def comparable_rows(golden, rows):
+    """Every word piece, but for a padding that is inside a sequence.
+
+    Hugging Face's embedding passes its lookups' gradients to no such row, the original
+    BERT's and this one to every row.
+    """
+    pad = json.loads(str(golden["config"])).get("pad_token_id", 0)
+    is_inside = np.any(golden["input_ids"][golden["attention_mask"] == 1] == pad)
+    return np.flatnonzero((np.arange(rows) != pad) | ~is_inside)
+
+
 def span_batch(golden):
     return SpanBatch(
         *inputs(golden),
@@ -155,7 +166,11 @@ class TestPreTraining:
         }
         assert theirs
         for name, expected in theirs.items():
-            np.testing.assert_allclose(ours[name], expected, err_msg=name, **TOLERANCE)
+            found = ours[name]
+            if name == "bert.embeddings.word_embeddings.weight":
+                rows = comparable_rows(golden, len(expected))
+                found, expected = found[rows], expected[rows]
+            np.testing.assert_allclose(found, expected, err_msg=name, **TOLERANCE)
 
 
 def test_question_answering(golden, config, form, hf_bert_file):
