@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 import jax
@@ -63,6 +64,23 @@ def embed(config: BertConfig, rows: int, rngs: nnx.Rngs) -> nnx.Embed:
     )
 
 
+# Else the backward pass would keep several float32 arrays of the size of x, which may
+# be bfloat16; they take nothing to compute again. XLA may keep what is at hand.
+@partial(jax.checkpoint, static_argnums=3, prevent_cse=False)
+def _normalised(
+    x: Float[Array, "... H"],
+    scale: Float[Array, " H"],
+    bias: Float[Array, " H"],
+    epsilon: float,
+) -> Float[Array, "... H"]:
+    scale, bias = (jnp.broadcast_to(param, x.shape) for param in (scale, bias))
+    x32 = x.astype(jnp.float32)
+    centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+    variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+    normal = centred * jax.lax.rsqrt(variance + epsilon)
+    return (normal * scale + bias).astype(x.dtype)
+
+
 class LayerNorm(nnx.Module):
     """(x - mean) / √(variance + ε) · scale + bias, in float32 whatever x is."""
 
@@ -73,14 +91,7 @@ class LayerNorm(nnx.Module):
 
     def __call__(self, x: Float[Array, "... H"]) -> Float[Array, "... H"]:
         """Normalises the last axis."""
-        x32 = x.astype(jnp.float32)
-        centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
-        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
-        normal = centred * jax.lax.rsqrt(variance + self.epsilon)
-        scale, bias = (
-            jnp.broadcast_to(param[...], x.shape) for param in (self.scale, self.bias)
-        )
-        return (normal * scale + bias).astype(x.dtype)
+        return _normalised(x, self.scale[...], self.bias[...], self.epsilon)
 
 
 @jax.custom_jvp
