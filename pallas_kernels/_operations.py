@@ -24,6 +24,11 @@ def _check_scale(scale: str) -> None:
         raise ValueError(f"scale must be 'rms' or 'mean_abs', got {scale!r}.")
 
 
+def _check_shape(name: str, array: Array, shape: tuple[int, ...]) -> None:
+    if array.shape != shape:
+        raise ValueError(f"{name} must be of shape {shape}, got {array.shape}.")
+
+
 def compress(
     value: Float[Array, " size"],
     error: Float[Array, " size"],
@@ -84,6 +89,10 @@ def compress(
     _check_scale(scale)
     if (momentum is None) != (decay is None):
         raise ValueError("give momentum and decay together, or neither.")
+    _check_shape("value", value, (value.size,))
+    _check_shape("error", error, value.shape)
+    if momentum is not None:
+        _check_shape("momentum", momentum, value.shape)
     arguments = (value, error, momentum, decay, block_size, scale)
     if kernels := mosaic(implementation, value):
         return kernels.compress(*arguments, interpreted=implementation != "mosaic")
@@ -119,7 +128,8 @@ def average_and_recompress(
       The words, the block scales, and the new error, which is zero on padding.
 
     Raises:
-      ValueError: if the implementation is not one that runs here.
+      ValueError: if the shapes do not belong together, or the implementation is not
+        one that runs here.
 
     Example:
       >>> import jax.numpy as jnp
@@ -135,6 +145,10 @@ def average_and_recompress(
       Algorithm 1 (the server's half).
     """
     _check_scale(scale)
+    workers, blocks, width = words.shape
+    _check_shape("scales", scales, (workers, blocks))
+    _check_shape("error", error, (blocks * ROWS * width,))
+    _check_shape("counts", counts, (blocks,))
     arguments = (words, scales, error, counts, scale)
     if kernels := mosaic(implementation, words):
         interpreted = implementation != "mosaic"
@@ -181,6 +195,7 @@ def decompress(
             f"into must be of shape {(size,)} and dtype {jnp.dtype(dtype)}, got "
             f"{into.shape} and {into.dtype}."
         )
+    _check_shape("scales", scales, words.shape[:1])
     if size > ROWS * words.size:
         raise ValueError(f"the words hold {ROWS * words.size} values, not {size}.")
     arguments = (words, scales, size, dtype)

@@ -95,6 +95,11 @@ def _by_chunks(
     return carry
 
 
+def _least_chunked(block_size: int) -> int:
+    """The largest size that is not cut into chunks; one of no whole block is not."""
+    return max(2 * _CHUNK, block_size)
+
+
 def _row_shape(size: int, block_size: int) -> tuple[int, ...]:
     """Rows of a block's width in the largest part of a block that divides a size.
 
@@ -165,7 +170,7 @@ def compress(
     shape = (-1, *_row_shape(size, block_size))
     value, error = value.reshape(shape), error.reshape(shape)
     momentum = None if momentum is None else momentum.reshape(shape)
-    if size <= 2 * _CHUNK:
+    if size <= _least_chunked(block_size):
         result = whole(value, error, momentum)
     else:
         result = lax.platform_dependent(
@@ -232,6 +237,6 @@ def decompress(
         del start
         return unpack_signs(words, scales).astype(dtype).reshape(-1)[:size]
 
-    if size <= 2 * _CHUNK:
+    if size <= _least_chunked(block_size):
         return whole(words, scales, None)
     return lax.platform_dependent(words, scales, into, cpu=by_chunks, default=whole)

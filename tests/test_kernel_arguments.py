@@ -1,5 +1,6 @@
 """Arguments of the three operations: what is refused, and what is chosen."""
 
+import functools
 import types
 
 import jax
@@ -25,6 +26,38 @@ def test_arguments_that_would_be_wrong_in_silence():
             pk.compress(one, one, block_size=32, **lacking)
     with pytest.raises(ValueError, match="hold 32 values, not 33"):
         pk.decompress(jnp.ones((1, 1), jnp.uint32), jnp.ones(1), 33)
+
+
+def test_shapes_that_do_not_belong_together():
+    one, words = jnp.ones(96), jnp.ones((2, 3, 1), jnp.uint32)
+    compress = functools.partial(pk.compress, block_size=32)
+    average = pk.average_and_recompress
+    counts = jnp.ones(3, jnp.int32)
+    scales = jnp.ones((2, 3))
+    for call, message in (
+        (lambda: compress(one.reshape(3, 32), one), r"value must be of shape \(96,\)"),
+        (lambda: compress(one, one[:1]), r"error must be of shape \(96,\), got \(1,\)"),
+        (
+            lambda: compress(one, one, momentum=one[:1], decay=0.9),
+            r"momentum must be of shape \(96,\)",
+        ),
+        (lambda: average(words, scales[:, :1], one, counts), "scales must be"),
+        (lambda: average(words, scales, one[:32], counts), "error must be"),
+        (lambda: average(words, scales, one, counts[:1]), "counts must be"),
+        (lambda: pk.decompress(words[0], counts[:1], 96), "scales must be"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+@pytest.mark.parametrize("size", [32_769, 65_535])
+def test_a_buffer_that_does_not_fill_its_only_block(size):
+    x = jax.random.normal(jax.random.key(size), (size,))
+    words, scales, error = pk.compress(x, jnp.zeros(size), block_size=65_536)
+    np.testing.assert_allclose(scales, [np.sqrt(np.mean(np.square(x)))], rtol=1e-5)
+    restored = pk.decompress(words, scales, size)
+    np.testing.assert_array_equal(restored, np.where(x >= 0, scales, -scales))
+    np.testing.assert_allclose(restored + error, x, rtol=1e-5, atol=1e-6)
 
 
 def test_an_implementation_that_cannot_run_here():
