@@ -98,6 +98,7 @@ def test_is_the_same_model(mode, scan, remat):
     chex.assert_trees_all_close(own_gradients, gradients, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_with_sharded_parameters_it_is_the_same_model():
     mesh = jax.make_mesh((2,), ("device",), axis_types=(AxisType.Auto,))
     pinned = dataclasses.replace(CONFIG, scan=True, remat="layer", batch_axis="device")

@@ -49,7 +49,9 @@ def compiled_step(tx, params, mesh):
     return step.lower(params, state, batch).compile()
 
 
-@pytest.mark.parametrize("workers", [2, 4, 8])
+@pytest.mark.parametrize(
+    "workers", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 8))]
+)
 def test_the_compressed_step_sends_a_thirtieth(workers):
     params, mesh = bert_shapes(SIZES["mini"]), mesh_of(workers)
     size = sum(p.size for p in jax.tree.leaves(params))

@@ -97,6 +97,7 @@ def without_speed(lines):
     return [{n: v for n, v in x.items() if n != "examples_per_second"} for x in lines]
 
 
+@pytest.mark.slow
 def test_each_phase_has_its_own_warm_up_and_freeze(finished):
     lines = steps_of(finished)
     assert [line["step"] for line in lines] == list(range(1, 2 * PHASE + 1))
@@ -114,6 +115,7 @@ def test_each_phase_has_its_own_warm_up_and_freeze(finished):
     assert abs(lines[PHASE]["loss"] - lines[PHASE - 1]["loss"]) < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", KILLED_AFTER)
 def test_a_run_killed_between_phases_or_in_the_second_goes_on_bit_by_bit(
     finished, tmp_path, moment
@@ -125,6 +127,7 @@ def test_a_run_killed_between_phases_or_in_the_second_goes_on_bit_by_bit(
     assert without_speed(record.read(folder)) == without_speed(record.read(finished))
 
 
+@pytest.mark.slow
 def test_positions_that_wait_for_the_second_phase_need_no_mask(finished):
     def rows(folder, step):
         params = arrays(folder, step)["params"]
@@ -144,6 +147,7 @@ def test_positions_that_wait_for_the_second_phase_need_no_mask(finished):
     assert moved.max() <= PHASE * 3 * RATE
 
 
+@pytest.mark.slow
 def test_a_finished_run_goes_on_in_its_last_phase(finished, tmp_path):
     folder = shutil.copytree(finished, tmp_path / "run")
     resume(folder, "--long-steps", str(PHASE + 1))

@@ -205,7 +205,10 @@ def recording(steps):
     return compile_recording
 
 
-@pytest.mark.parametrize("moment", KILLED_AFTER)
+@pytest.mark.parametrize(
+    "moment",
+    [pytest.param("warm-up", marks=pytest.mark.slow), "freeze", "compressed"],
+)
 def test_a_killed_run_goes_on_bit_by_bit(finished, tmp_path, monkeypatch, moment):
     folder = shutil.copytree(finished.parent / moment, tmp_path / "run")
     killed_after = KILLED_AFTER[moment]
@@ -232,6 +235,7 @@ def test_a_killed_run_goes_on_bit_by_bit(finished, tmp_path, monkeypatch, moment
     assert (folder / "training.png").exists()
 
 
+@pytest.mark.slow
 def test_a_finished_run_goes_on_for_as_many_steps(single_run, capsys):
     resume(single_run)
     said = capsys.readouterr().out
