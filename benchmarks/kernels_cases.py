@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 WORKERS = 8
 DECAY = 0.9
 EPS = 1e-8
+LEARNING_RATE = 1e-3
 ADAM = "Adam's update"
+WITH_PARAMETERS = "step and parameters, one jit"
 
 
 class Case(NamedTuple):
@@ -59,6 +61,7 @@ class Inputs(NamedTuple):
       words: the agreed signs.
       scales: their scales.
       nu: the frozen variance.
+      params: the parameters.
     """
 
     value: Array
@@ -71,6 +74,7 @@ class Inputs(NamedTuple):
     words: Array
     scales: Array
     nu: Array
+    params: Array
 
 
 def block_counts(size: int, block_size: int) -> tuple[int, int]:
@@ -97,6 +101,7 @@ def make_inputs(size: int, block_size: int) -> Inputs:
         words=jax.random.bits(next(keys), (blocks, width), jnp.uint32),
         scales=jax.random.uniform(next(keys), (blocks,)),
         nu=value**2,
+        params=2 * value,
     )
 
 
@@ -117,6 +122,7 @@ def bytes_moved(size: int, block_size: int) -> dict[str, int]:
     step = ("compress with momentum", "average and recompress", "decompress and apply")
     total = sum(numbers[part] for part in step)
     numbers |= dict.fromkeys(("step", "step, three jits", "step, one jit"), total)
+    numbers[WITH_PARAMETERS] = total + size
     moved = {operation: 4 * count for operation, count in numbers.items()}
     packed_bytes = -(-size // 8)
     return moved | {
@@ -202,6 +208,17 @@ def cases(
                     _step, inputs, block_size, implementation, donated, form
                 )
                 yield Case(f"step, {form}", buffers, implementation, step, adam)
+    # All in place: nothing hides behind the pages of an update's new buffer.
+    for implementation in implementations:
+        yield Case(
+            WITH_PARAMETERS,
+            "donated",
+            implementation,
+            functools.partial(
+                _step_with_parameters, inputs, block_size, implementation
+            ),
+            functools.partial(_adam_with_parameters, inputs),
+        )
 
 
 def _operations(
@@ -281,8 +298,40 @@ def _step(
     return compiled(step, inputs, carried)
 
 
+def _step_with_parameters(inputs: Inputs, block_size: int, implementation: str) -> Call:
+    """A step's work, the parameters updated too, all of it in place."""
+    parts = {
+        name: function
+        for name, function, _, _ in _operations(inputs, block_size, implementation)
+    }
+
+    def step(*arguments: Array) -> tuple[Array, ...]:
+        held = Inputs(*arguments)
+        sent = parts["compress with momentum"](held.value, held.error, held.momentum)
+        scales = held.received_scales + 0 * sent[1][0]
+        served = parts["average and recompress"](held.received, scales, *held[5:7])
+        scales = held.scales + 0 * served[1][0]
+        mu, update = parts["decompress and apply"](
+            held.words, scales, held.nu, held.momentum
+        )
+        return *sent, *served, mu, held.params - LEARNING_RATE * update
+
+    return compiled(step, inputs, {1: 2, 2: 6, 5: 5, 10: 7})
+
+
+def _adam_with_parameters(inputs: Inputs) -> Call:
+    tx = optax.adam(LEARNING_RATE)
+
+    def step(state: Any, params: Array, gradient: Array) -> tuple[Any, Array]:
+        updates, state = tx.update(gradient, state)
+        return state, params + updates
+
+    arguments = tx.init(inputs.value), inputs.params, inputs.value
+    return compiled(step, arguments, {0: 0, 1: 1})
+
+
 def _adam(inputs: Inputs, donated: bool) -> Call:
-    tx = optax.adam(1e-3)
+    tx = optax.adam(LEARNING_RATE)
 
     def update(state: Any, gradient: Array) -> Any:
         # Donated buffers go to results of their shape in order: the state's first.
