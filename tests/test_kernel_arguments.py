@@ -26,6 +26,8 @@ def test_arguments_that_would_be_wrong_in_silence():
             pk.compress(one, one, block_size=32, **lacking)
     with pytest.raises(ValueError, match="hold 32 values, not 33"):
         pk.decompress(jnp.ones((1, 1), jnp.uint32), jnp.ones(1), 33)
+    with pytest.raises(ValueError, match="hold 32 values, not -1"):
+        pk.decompress(jnp.ones((1, 1), jnp.uint32), jnp.ones(1), -1)
 
 
 def test_shapes_that_do_not_belong_together():

@@ -98,6 +98,8 @@ def check(result, x, counted, scale, tolerance):
 )
 def test_compress(rng, implementation, size, block_size, scale, with_momentum):
     value, error, momentum = rng.normal(size=(3, size)).astype(np.float32)
+    for buffer in (value, error, momentum):
+        buffer[::7] *= 1e-20  # beside values of a normal size
     options = {"momentum": jnp.asarray(momentum), "decay": 0.9} if with_momentum else {}
     result = pk.compress(
         jnp.asarray(value),
@@ -162,6 +164,41 @@ def test_average_and_recompress(rng, implementation, workers, size, block_size):
 
 
 @each
+@pytest.mark.parametrize("scale", ["rms", "mean_abs"])
+def test_what_workers_sent_may_be_hard(implementation, scale):
+    """NaN, infinity and zero in a block of their own; the others do not notice."""
+    words = jnp.full((3, 16, 8), 2**32 - 1, jnp.uint32)
+    sent = np.full((3, 16), 2, np.float32)
+    sent[1, 2], sent[0, 3], sent[2, 4], sent[:, 5] = np.nan, np.inf, -np.inf, 0
+    owed = np.zeros((16, 256), np.float32)
+    owed[6, 100], owed[7, 200] = np.nan, np.inf
+    new_words, scales, error = pk.average_and_recompress(
+        words,
+        jnp.asarray(sent),
+        jnp.asarray(owed.reshape(-1)),
+        jnp.full(16, 256, jnp.int32),
+        scale=scale,
+        implementation=implementation,
+    )
+    hard = [2, 3, 4, 6, 7]
+    expected = np.full(16, 2.0)
+    expected[5] = 0
+    scales, error = np.asarray(scales), np.asarray(error).reshape(owed.shape)
+    np.testing.assert_array_equal(np.flatnonzero(~np.isfinite(scales)), hard)
+    assert not np.isfinite(error[hard]).any()
+    easy = np.setdiff1d(np.arange(16), hard)
+    np.testing.assert_allclose(scales[easy], expected[easy], rtol=2e-6)
+    np.testing.assert_allclose(error[easy], 0, atol=4e-6)
+    restored = pk.decompress(
+        new_words, jnp.asarray(scales), owed.size, implementation=implementation
+    )
+    restored = np.asarray(restored).reshape(owed.shape)
+    np.testing.assert_array_equal(
+        np.abs(restored), np.abs(scales)[:, None] + 0 * owed[0]
+    )
+
+
+@each
 def test_numbers_that_are_hard(implementation):
     """Each in a block of its own; the others do not notice."""
     tiny, huge = np.float32(1e-42), np.float32(1e25)
@@ -182,6 +219,8 @@ def test_numbers_that_are_hard(implementation):
     assert scales[2] in (0, tiny), "a square that is not normal may be zero"
     # As good as the square of 1e-18, which is near the smallest normal number.
     np.testing.assert_allclose(scales[3:5], hard[3:5], rtol=2e-6)
+    left = error[3:5] + scales[3:5, None]
+    np.testing.assert_allclose(left, value[3:5], rtol=2e-6)
     assert np.all(scales[5:8] == np.inf)
     assert not np.isfinite(error[5:9]).any()
     assert not bits[7:9].any(), "NaN is negative"
