@@ -322,9 +322,9 @@ def _step_with_parameters(inputs: Inputs, block_size: int, implementation: str) 
 def _adam_with_parameters(inputs: Inputs) -> Call:
     tx = optax.adam(LEARNING_RATE)
 
-    def step(state: Any, params: Array, gradient: Array) -> tuple[Any, Array]:
+    def step(state: Any, params: Array, gradient: Array) -> tuple[Any, Any]:
         updates, state = tx.update(gradient, state)
-        return state, params + updates
+        return state, optax.apply_updates(params, updates)
 
     arguments = tx.init(inputs.value), inputs.params, inputs.value
     return compiled(step, arguments, {0: 0, 1: 1})
