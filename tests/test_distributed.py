@@ -115,8 +115,8 @@ def test_a_process_that_is_alone_starts_nothing(initialized, monkeypatch, enviro
         (KUBERNETES, Cluster(), (None, None, None), {}),
         (
             {},
-            Cluster("host:1", 2, 0, start_timeout=5, heartbeat_timeout=7),
-            ("host:1", 2, 0),
+            Cluster("host:61001", 2, 0, start_timeout=5, heartbeat_timeout=7),
+            ("host:61001", 2, 0),
             {"heartbeat_timeout_seconds": 7},
         ),
     ],
@@ -172,20 +172,17 @@ def test_processes_that_do_not_meet_end_in_a_sentence(process):
     )
 
 
-def test_a_port_that_is_in_use_ends_in_a_sentence():
+def test_a_port_that_is_in_use_is_refused(initialized):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        flags = f"--coordinator {address} --processes 2 --process 0"
-        command = [sys.executable, "-m", "train.pretrain", *flags.split()]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=60
-        )
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith(
-        f"error: the 2 processes did not meet at {address} (UNKNOWN: Failed to start"
-    )
+        port = taken.getsockname()[1]
+        with pytest.raises(InputError, match=f"cannot listen on port {port} "):
+            start(Cluster(f"127.0.0.1:{port}", 2, 0))
+        assert not initialized
+        start(Cluster(f"127.0.0.1:{port}", 2, 1))
+    start(Cluster(f"127.0.0.1:{port}", 2, 0))
+    assert len(initialized) == 2
 
 
 def test_a_folder_that_hosts_do_not_share_is_refused(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import socket
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -107,6 +108,8 @@ def start(cluster: Cluster) -> int | None:
             f"--coordinator {coordinator} alone does not say which process this is; "
             "give --processes and --process as well."
         )
+    if coordinator is not None and known and process == 0:
+        _check_port(coordinator)
     # A SIGTERM shall end the process, not only be noted.
     jax.config.update("jax_enable_preemption_service", False)
     where = f"at {coordinator}" if coordinator else f"that {detected.name} names"
@@ -270,6 +273,20 @@ def _check(cluster: Cluster) -> None:
         if value < 1:
             flag = name.replace("_", "-")
             raise InputError(f"--{flag} must be at least 1 second, not {value}.")
+
+
+def _check_port(coordinator: str) -> None:
+    # Where it is taken, JAX's own server ends the process without a word.
+    port = int(coordinator.rpartition(":")[2])
+    with socket.socket() as found:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind(("", port))
+        except OSError as error:
+            raise InputError(
+                f"process 0 cannot listen on port {port} ({error.strerror}); give "
+                "another in --coordinator."
+            ) from error
 
 
 def _number(name: str) -> int | None:
