@@ -6,16 +6,19 @@ import contextlib
 import os
 import sys
 import traceback
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import jax
+import tyro
 
 from train.distributed import Cluster, loss_in, start
 from train.errors import LOST_EXIT, InputError, LostError
 from train.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+Flags = TypeVar("Flags")
 
 VIRTUAL_WORKERS = 8
 """Workers where there is only a CPU and nothing else is asked for."""
@@ -30,6 +33,26 @@ def say(text: str) -> None:
     """Prints a line, on one process of many."""
     if is_main_process():
         print(text, flush=True)
+
+
+def read_flags(default: Flags, arguments: Sequence[str], module: str) -> Flags:
+    """Reads a command line.
+
+    Args:
+      default: The flags as they are where they are not given.
+      arguments: The command line's.
+      module: What Python runs.
+
+    Returns:
+      The flags.
+    """
+    return tyro.cli(
+        type(default),
+        args=arguments,
+        default=default,
+        prog=f"python -m {module}",
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+    )
 
 
 def join(cluster: Cluster, workers: int | None) -> None:

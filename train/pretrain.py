@@ -15,11 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import jax
-import tyro
 
 from train import picture, record, run_folder
 from train.checkpoint import latest_step
-from train.command import is_main_process, join, one_sentence, say, watched
+from train.command import is_main_process, join, one_sentence, read_flags, say, watched
 from train.config import (
     PretrainConfig,
     check,
@@ -54,7 +53,7 @@ class Command:
 
 def parse(arguments: Sequence[str]) -> Command:
     """Reads the flags; a preset, or a run that goes on, has those not given."""
-    given = _read_flags(arguments, Command())
+    given = read_flags(Command(), arguments, "train.pretrain")
     config = given.training
     if not config.resume:
         if config.preset is None:
@@ -62,25 +61,15 @@ def parse(arguments: Sequence[str]) -> Command:
         preset = PRESETS[config.preset]
         if config.optimizer == "adam":
             preset = without_freeze(preset)
-        return _read_flags(arguments, Command(preset))
+        return read_flags(Command(preset), arguments, "train.pretrain")
     stored = run_folder.read(config.out).config
     own = replace(stored, out=config.out, resume=True)
-    given = _read_flags(arguments, Command(own))
+    given = read_flags(Command(own), arguments, "train.pretrain")
     if given.training.topology == "auto":  # it has been decided
         own_topology = replace(given.training, topology=stored.topology)
         given = replace(given, training=own_topology)
     check_resumable(stored, given.training)
     return given
-
-
-def _read_flags(arguments: Sequence[str], default: Command) -> Command:
-    return tyro.cli(
-        Command,
-        args=arguments,
-        default=default,
-        prog="python -m train.pretrain",
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
-    )
 
 
 def pretrain(config: PretrainConfig, timeout: float = Cluster.timeout) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from train import checkpoint, record
 from train.config import PretrainConfig, from_json, to_json, train_the_same
 from train.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+Made = TypeVar("Made")
 
 FILE = "config.json"
 
@@ -99,7 +101,7 @@ def check_own(run: Run) -> None:
 
 
 def write(run: Run) -> None:
-    """Remembers a run; all at once, so that a killed process leaves the run before.
+    """Remembers a run.
 
     Args:
       run: The run, whose folder is its `out`.
@@ -107,13 +109,8 @@ def write(run: Run) -> None:
     Raises:
       InputError: The folder cannot be written to.
     """
-    folder = run.config.out
     values = {"flags": to_json(run.config), "corpus": run.corpus, "until": run.until}
-    with writable(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        new = folder / (FILE + ".new")
-        new.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-        new.replace(folder / FILE)
+    write_values(run.config.out, values)
 
 
 def read(folder: Path) -> Run:
@@ -128,6 +125,44 @@ def read(folder: Path) -> Run:
     Raises:
       InputError: There is no run, or its file is damaged.
     """
+    return read_values(
+        folder,
+        lambda values: Run(
+            from_json(values["flags"]), values["corpus"], values["until"]
+        ),
+    )
+
+
+def write_values(folder: Path, values: dict[str, Any]) -> None:
+    """Writes a run's file; all at once, so that a killed process leaves the one before.
+
+    Args:
+      folder: The run's folder, made where it is not there.
+      values: What can be JSON.
+
+    Raises:
+      InputError: The folder cannot be written to.
+    """
+    with writable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        new = folder / (FILE + ".new")
+        new.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        new.replace(folder / FILE)
+
+
+def read_values(folder: Path, make: Callable[[dict[str, Any]], Made]) -> Made:
+    """Reads what `write_values` wrote.
+
+    Args:
+      folder: The run's folder.
+      make: From the values to what is to be known of the run.
+
+    Returns:
+      What was made.
+
+    Raises:
+      InputError: There is no run, or its file is damaged.
+    """
     try:
         text = (folder / FILE).read_text(encoding="utf-8")
     except OSError as error:
@@ -136,8 +171,7 @@ def read(folder: Path) -> Run:
             "leave out --resume to start one."
         ) from error
     try:
-        values = json.loads(text)
-        return Run(from_json(values["flags"]), values["corpus"], values["until"])
+        return make(json.loads(text))
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"{folder / FILE} is damaged; start a new run in another --out."

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
-import tyro
 from tqdm import tqdm
 
 import onebit_jax
 from models import huggingface
 from train import record, run_folder, squad_folder
 from train.checkpoint import Checkpoint, Checkpoints, Progress, latest_step
-from train.command import is_main_process, join, one_sentence, watched
+from train.command import is_main_process, join, one_sentence, read_flags, watched
 from train.data import VOCABULARY_FILE
 from train.distributed import Cluster, check_agreed, check_shared
 from train.errors import InputError
@@ -296,25 +295,15 @@ def _loop(
 
 def parse(arguments: Sequence[str]) -> Command:
     """Reads the flags; a run that goes on has its own for those not given."""
-    given = _read_flags(arguments, Command())
+    given = read_flags(Command(), arguments, "train.squad")
     if not given.training.resume:
         return given
     folder = given.training.out
     stored = squad_folder.read(folder).config
     own = replace(stored, out=folder, resume=True)
-    given = _read_flags(arguments, Command(own))
+    given = read_flags(Command(own), arguments, "train.squad")
     check_resumable(stored, given.training)
     return given
-
-
-def _read_flags(arguments: Sequence[str], default: Command) -> Command:
-    return tyro.cli(
-        Command,
-        args=arguments,
-        default=default,
-        prog="python -m train.squad",
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
-    )
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import TYPE_CHECKING, NamedTuple
 
 from train import run_folder
@@ -36,7 +35,7 @@ def contents_name(*parts: bytes | str) -> str:
 
 
 def remember(run: Remembered) -> None:
-    """Writes what `read` reads, all at once.
+    """Writes what `read` reads.
 
     Args:
       run: The run, whose folder is its `out`.
@@ -44,13 +43,8 @@ def remember(run: Remembered) -> None:
     Raises:
       InputError: The folder cannot be written to.
     """
-    folder = run.config.out
     values = {"flags": to_json(run.config), "contents": run.contents}
-    with run_folder.writable(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        new = folder / (run_folder.FILE + ".new")
-        new.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-        new.replace(folder / run_folder.FILE)
+    run_folder.write_values(run.config.out, values)
 
 
 def read(folder: Path) -> Remembered:
@@ -65,19 +59,10 @@ def read(folder: Path) -> Remembered:
     Raises:
       InputError: There is no run, or its file is damaged.
     """
-    path = folder / run_folder.FILE
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        return Remembered(from_json(values["flags"]), values["contents"])
-    except OSError as error:
-        raise InputError(
-            f"there is no run in {folder} to go on with ({path.name}: "
-            f"{error.strerror}); leave out --resume to start one."
-        ) from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{path} is damaged; start a new run in another --out."
-        ) from error
+    return run_folder.read_values(
+        folder,
+        lambda values: Remembered(from_json(values["flags"]), values["contents"]),
+    )
 
 
 def check_own(run: Remembered) -> None:
