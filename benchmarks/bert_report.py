@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from benchmarks.bert_rows import Results
+from benchmarks.page import fill
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,26 +116,3 @@ def write(
         file.write_text(dump + "\n", encoding="utf-8")
     if page and old is not None:
         page.write_text(fill(old, results.platform, text(results)), encoding="utf-8")
-
-
-def fill(page: str, platform: str, table: str) -> str:
-    """Puts a table between a page's marks for a platform.
-
-    Args:
-      page: What has the lines `<!-- cpu -->` and `<!-- end of cpu -->`, or those of
-        another platform.
-      platform: 'cpu', 'gpu', or a GPU that was compiled for.
-      table: What goes between.
-
-    Returns:
-      The new page.
-
-    Raises:
-      SystemExit: It has no such marks.
-    """
-    marks = f"<!-- {platform} -->", f"<!-- end of {platform} -->"
-    before, start, rest = page.partition(marks[0])
-    _, end, after = rest.partition(marks[1])
-    if not (start and end):
-        raise SystemExit(f"The page must have the lines {' and '.join(marks)}.")
-    return f"{before}{start}\n\n{table}\n\n{end}{after}"

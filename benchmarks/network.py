@@ -43,14 +43,14 @@ from tqdm import tqdm
 
 from benchmarks import network_hosts, network_processes
 from benchmarks.network_report import (
-    MARKS,
-    fill,
+    MARK,
     read_rows,
     tables,
     write_json,
     write_picture,
 )
 from benchmarks.network_rows import BASELINES, Results, Row
+from benchmarks.page import fill
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -291,8 +291,8 @@ def main(config: Config) -> None:
     )
     if config.json and config.json.exists():
         results.rows += read_rows(config.json, results)
-    page = config.page.read_text("utf-8") if config.page else "\n".join(MARKS)
-    fill(page, "")  # What is wrong with it is said before anything is measured.
+    if config.page:  # What is wrong with it is said before anything is measured.
+        fill(config.page.read_text("utf-8"), MARK, "")
     for count in counts:
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -308,7 +308,8 @@ def main(config: Config) -> None:
                     write_json(config.json, results)
     print(tables(results))
     if config.page:
-        config.page.write_text(fill(page, tables(results)), "utf-8")
+        page = config.page.read_text("utf-8")
+        config.page.write_text(fill(page, MARK, tables(results)), "utf-8")
     if config.picture:
         write_picture(config.picture, results)
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-MARKS = "<!-- measured -->", "<!-- end -->"
+MARK = "measured"
+"""The part of a page that the tables go to."""
 
 
 def tables(results: Results) -> str:
@@ -125,26 +126,6 @@ def read_rows(file: Path, results: Results) -> list[Row]:
             )
     names = [each.name for each in dataclasses.fields(Row)]
     return [Row(**{name: row[name] for name in names}) for row in stored["rows"]]
-
-
-def fill(page: str, text: str) -> str:
-    """Puts text between a page's two marks.
-
-    Args:
-      page: What has the marks `MARKS`, each once, on lines of their own.
-      text: What goes there.
-
-    Returns:
-      The new page.
-
-    Raises:
-      SystemExit: If it has no such marks.
-    """
-    before, mark, rest = page.partition(MARKS[0])
-    _, end, after = rest.partition(MARKS[1])
-    if not mark or not end:
-        raise SystemExit(f"The page must have the lines {' and '.join(MARKS)}.")
-    return f"{before}{mark}\n\n{text}\n\n{end}{after}"
 
 
 def write_picture(file: Path, results: Results) -> None:

@@ -19,7 +19,8 @@ import jax
 import tyro
 
 from benchmarks.network_hosts import bits_per_second
-from benchmarks.network_report import fill
+from benchmarks.network_report import MARK
+from benchmarks.page import fill
 from models import SIZES
 from train.objective import abstract_params
 from train.plan_wire import Cluster, Phase, exact, flat, hierarchical, scalars
@@ -148,7 +149,7 @@ def main(file: Annotated[Path, tyro.conf.Positional], page: Path | None = None) 
     text = table(compare(json.loads(file.read_text("utf-8"))))
     print(text)
     if page is not None:
-        page.write_text(fill(page.read_text("utf-8"), text), "utf-8")
+        page.write_text(fill(page.read_text("utf-8"), MARK, text), "utf-8")
 
 
 if __name__ == "__main__":

@@ -14,9 +14,10 @@ from benchmarks.bert_cases import Shape, make_batch, model_config, optimizer, pr
 from benchmarks.bert_flops import OF_FORWARD, forward_flops
 from benchmarks.bert_kernels import kept, kernels
 from benchmarks.bert_measure import _baseline, _of_pass
-from benchmarks.bert_report import fill, text
+from benchmarks.bert_report import text
 from benchmarks.bert_rows import Peak, Results, Row
 from benchmarks.bert_runners import COMPILED, EAGER, OURS, Runner
+from benchmarks.page import fill
 from models import SIZES
 from train.mesh import make_mesh
 from train.objective import abstract_params

@@ -17,9 +17,10 @@ from jax.sharding import AxisType, PartitionSpec
 import onebit_jax
 from benchmarks import network_hosts, network_processes
 from benchmarks.network import Config, auto_rate, cases, checked
-from benchmarks.network_report import fill, read_rows, tables, write_json
+from benchmarks.network_report import read_rows, tables, write_json
 from benchmarks.network_rows import Results, Row, speed_up
 from benchmarks.network_traffic import collectives_alone, host_bytes
+from benchmarks.page import fill
 
 ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "-m", "benchmarks.network"]
@@ -218,12 +219,12 @@ def test_tables():
 
 
 def test_a_page_keeps_all_but_its_tables():
-    page = "a\n<!-- measured -->\nold\n<!-- end -->\nb\n"
-    filled = "a\n<!-- measured -->\n\nnew\n\n<!-- end -->\nb\n"
-    assert fill(page, "new") == filled
-    assert fill(filled, "new") == filled
+    page = "a\n<!-- measured -->\nold\n<!-- end of measured -->\nb\n"
+    filled = "a\n<!-- measured -->\n\nnew\n\n<!-- end of measured -->\nb\n"
+    assert fill(page, "measured", "new") == filled
+    assert fill(filled, "measured", "new") == filled
     with pytest.raises(SystemExit, match="must have the lines"):
-        fill("a\n<!-- measured -->\n", "new")
+        fill("a\n<!-- measured -->\n", "measured", "new")
 
 
 def test_without_root_it_says_so():

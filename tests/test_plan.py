@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh
 
 import onebit_jax
 from benchmarks import plan_network
-from benchmarks.network_report import MARKS, write_json
+from benchmarks.network_report import write_json
 from benchmarks.network_rows import Results, Row
 from train import plan, plan_compile, plan_paper, plan_wire
 from train.errors import InputError
@@ -407,7 +407,7 @@ def test_stands_beside_what_the_testbed_writes(tmp_path, capsys):
     settings = {"model": "tiny", "size": 1e6}
     file, page = tmp_path / "network.json", tmp_path / "page.md"
     write_json(file, Results(settings, {}, "a CPU", "0.10", rows))
-    page.write_text("\n".join(["before", *MARKS, "after"]))
+    page.write_text("before\n<!-- measured -->\n<!-- end of measured -->\nafter")
     plan_network.main(file, page)
     printed = capsys.readouterr().out.strip()
     assert len(printed.splitlines()) == 2 + len(rows)
