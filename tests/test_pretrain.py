@@ -28,8 +28,9 @@ from runs import (
 )
 
 from models import SIZES
-from train import loop, program, record
+from train import loop, program, record, run_folder
 from train.config import PretrainConfig
+from train.errors import InputError
 from train.pretrain import pretrain
 from train.record import EvalMetrics, StepMetrics
 
@@ -262,6 +263,20 @@ def test_a_run_goes_on_to_more_steps_with_other_workers(single_run, capsys):
         before["total_sent_bytes"] + 2 * after["sent_bytes"]
     )
     assert abs(after["loss"] - before["loss"]) < 0.5
+
+
+def test_what_the_workers_or_the_text_cannot_do_is_refused(config, tmp_path):
+    cudnn = replace(config, attention="cudnn", dtype="bfloat16")
+    with pytest.raises(InputError, match="--attention cudnn needs NVIDIA GPUs"):
+        pretrain(cudnn)
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for letter in "abcdefgh":
+        (corpus / f"{letter}.txt").write_text(f"word{letter}")
+    with pytest.raises(InputError, match="training documents have no two word pieces"):
+        pretrain(replace(config, corpus=(corpus,)))
+    assert not run_folder.exists(config.out)
+    run_folder.check_free(config.out)
 
 
 def test_skipped_steps_are_counted_and_written(config, tmp_path, monkeypatch):

@@ -46,6 +46,10 @@ ASKED = (("Who?", "red fox", "grey owl", "Nine small boats"),
 def files(tmp_path, monkeypatch):
     """A SQuAD file, its vocabulary, and BERTs that are small."""
     monkeypatch.setattr(start_module, "SIZES", {"tiny": SMALL})
+    return write_squad(tmp_path)
+
+
+def write_squad(folder):
     paragraphs = [
         {
             "context": context,
@@ -60,9 +64,9 @@ def files(tmp_path, monkeypatch):
         }
         for i, context in enumerate(CONTEXTS)
     ]
-    train = tmp_path / "train.json"
+    train = folder / "train.json"
     train.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
-    vocab = tmp_path / "vocab.txt"
+    vocab = folder / "vocab.txt"
     write_vocabulary(
         vocab, train_vocabulary([[c] for c in (*CONTEXTS, "who where")], 150)
     )
@@ -78,7 +82,7 @@ def files(tmp_path, monkeypatch):
         dropout=0.1,
         checkpoint_every=4,
         log_every=1,
-        out=tmp_path / "run",
+        out=folder / "run",
     )
 
 
@@ -98,6 +102,7 @@ def test_a_small_model_learns_its_answers(files, optimizer):
         dropout=0.0,
         checkpoint_every=160,
         log_every=10,
+        null_threshold=-1e6,  # in v1.1 there is no answer that is none
     )
     assert scores["all"].f1 >= 90
     predictions = json.loads((files.out / "predictions.json").read_text())
@@ -201,13 +206,13 @@ def test_fine_tuning_starts_from_hugging_faces_weights(files, tmp_path):
 
 
 @pytest.mark.slow
-def test_fine_tuning_starts_from_a_pretraining_run(tmp_path, monkeypatch):
+def test_fine_tuning_starts_from_a_pretraining_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(program, "EVAL_SEQUENCES", 8)
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     config = dataclasses.replace(
         small_config(write_corpus(corpus)),
-        compare=False,
+        pre_norm=True,
         steps=2,
         freeze_step=1,
         warmup_steps=1,
@@ -225,6 +230,17 @@ def test_fine_tuning_starts_from_a_pretraining_run(tmp_path, monkeypatch):
         start.encoder["embeddings"]["norm"]["scale"] - np.ones(128, np.float32)
     )
     assert 0 < moved.max() < 0.1  # two steps from where it began
+    # Adam's run beside it has no vocabulary of its own.
+    vocab = config.out / "vocab.txt"
+    assert read_start(config.out / "adam", vocab, "large").config == start.config
+
+    files = write_squad(tmp_path)
+    tuned = dataclasses.replace(files, start=config.out, vocab=None, steps=1, seq=24)
+    run(dataclasses.replace(tuned, freeze_step=None))
+    # Hugging Face's BERT has no Pre-LayerNorm.
+    assert "weights are in the checkpoints" in capsys.readouterr().out
+    assert not (files.out / "model").exists()
+    assert (files.out / "scores.json").exists()
 
 
 def test_what_cannot_be_used_is_refused(files, tmp_path):

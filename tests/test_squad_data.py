@@ -91,6 +91,10 @@ PLACE = "article 1, paragraph 1, question 1"
         (wrong_answer(answer_start=500), "character 500, where the text has ''"),
         (wrong_answer(answer_start=-49), "character -49, where the text has ''"),
         (wrong_answer(text=" "), "question 'a' has an empty answer"),
+        (
+            broken(question="Wh\ud800?"),
+            f"'question' of {PLACE} has half of a surrogate",
+        ),
         (broken(answers=[]), "question 'a' has no answers; one that cannot"),
         (broken(is_impossible=True), "question 'a' is marked impossible and has ans"),
         (broken(is_impossible="no"), "question 'a': is_impossible must be true or"),

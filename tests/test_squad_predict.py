@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from squad_files import answerable, content, question, unanswerable
 
 from train.squad_data import Question, Squad, parse_squad
-from train.squad_predict import Span, n_best, predict, write_predictions
+from train.squad_predict import Span, answers, n_best, predict, write_predictions
 from train.squad_windows import by_question, has_most_context, windows
 from train.vocabulary import SPECIAL, tokenizer_of
 
@@ -129,6 +129,7 @@ def test_files_for_the_official_scripts(tmp_path):
         "b": given[1].text(),
     }
     assert all(read(tmp_path, "predictions.json").values())
+    assert answers(squad, given, -math.inf) == read(tmp_path, "predictions.json")
     assert not (tmp_path / "null_odds.json").exists()
     best = read(tmp_path, "nbest_predictions.json")["a"]
     assert len(best) == 20

@@ -87,6 +87,17 @@ def test_every_answer_of_given_files_survives(request, length):
         print(f"{file.name}: {torn} of {len(answered)} answers are of torn words")
 
 
+def test_accents_that_are_characters_stay_with_their_letters():
+    words = (*SPECIAL, "one", "cafe", "e", "of", ",")
+    text = "one cafe\u0301 of e\u0301\u0323, e"
+    for written in ("cafe\u0301", "e\u0301\u0323", "one", "e\u0301\u0323, e"):
+        start = text.index(written)
+        asked = Question("q", "of", text, (Answer(written, start),))
+        (window,) = windows([asked], tokenizer_of(words), 16)
+        first, last = window.characters(*window.places)
+        assert text[first:last] == written
+
+
 @st.composite
 def cases(draw):
     words = st.sampled_from(

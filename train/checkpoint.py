@@ -69,6 +69,13 @@ def latest_step(folder: Path) -> int:
     return max((int(path.name) for path in found if path.name.isdigit()), default=0)
 
 
+def stored_model(folder: Path, step: int) -> dict[str, Any]:
+    """The model's sizes with which a checkpoint was saved."""
+    with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
+        about = checkpointer.restore(folder.resolve() / FOLDER / str(step) / "about")
+    return about["model"]
+
+
 class Checkpoints:
     """The checkpoints of one run, of which the last two are kept.
 

@@ -128,6 +128,11 @@ def load_phases(
         with run_folder.writable(*where):
             make(packed, lambda new: write_spans(new, text, phase.seq))
         spans = read_spans(packed)
+        if not len(spans):
+            raise InputError(
+                f"the corpus's {part.replace('_', ' ')} documents have no two word "
+                "pieces together; give more text."
+            )
         return batches(
             examples(text, pieces, phase.seq, config.seed, inside, spans),
             batch,

@@ -87,6 +87,12 @@ def pretrain(config: PretrainConfig, timeout: float = Cluster.timeout) -> None:
     mesh = make_mesh(config.workers, config.topology)
     for phase in config.phases:
         check_divisible(phase, mesh.size)
+    platform = mesh.devices.flat[0].platform
+    if config.attention == "cudnn" and platform != "gpu":
+        raise InputError(
+            f"--attention cudnn needs NVIDIA GPUs, and the workers are on {platform}; "
+            "give --attention xla."
+        )
     with watched(timeout) as watchdog:
         _pretrain(config, mesh, watchdog)
 

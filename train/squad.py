@@ -22,7 +22,14 @@ import onebit_jax
 from models import huggingface
 from train import record, run_folder, squad_folder
 from train.checkpoint import Checkpoint, Checkpoints, Progress, latest_step
-from train.command import is_main_process, join, one_sentence, read_flags, watched
+from train.command import (
+    is_main_process,
+    join,
+    one_sentence,
+    read_flags,
+    say,
+    watched,
+)
 from train.data import VOCABULARY_FILE
 from train.distributed import Cluster, check_agreed, check_shared
 from train.errors import InputError
@@ -37,7 +44,7 @@ from train.squad_config import SquadConfig, check, check_resumable, to_json
 from train.squad_data import read_squad
 from train.squad_folder import Remembered, contents_name
 from train.squad_metrics import evaluate
-from train.squad_predict import predict, write_predictions
+from train.squad_predict import answers, predict, write_predictions
 from train.squad_program import (
     abstract_params,
     examples,
@@ -151,18 +158,24 @@ def fine_tune(
         max_answer=config.max_answer,
     )
     limit = config.null_threshold
-    scores = evaluate(dev, {p.question.id: p.text(limit) for p in predictions})
+    scores = evaluate(dev, answers(dev, predictions, limit))
     if not is_main_process():
         return scores
     with run_folder.writable(config.out):
         write_predictions(config.out, dev, predictions, limit)
         text = json.dumps({name: s._asdict() for name, s in scores.items()}, indent=2)
         (config.out / SCORES).write_text(text + "\n", encoding="utf-8")
-        folder = config.out / MODEL
-        huggingface.write(
-            folder, task.model, jax.device_get(params), "BertForQuestionAnswering"
-        )
-        write_vocabulary(folder / VOCABULARY_FILE, start.vocabulary)
+        if start.config.pre_norm:
+            say(
+                "Hugging Face's BERT has no Pre-LayerNorm: the weights are in the "
+                f"checkpoints of {config.out} alone."
+            )
+        else:
+            folder = config.out / MODEL
+            huggingface.write(
+                folder, task.model, jax.device_get(params), "BertForQuestionAnswering"
+            )
+            write_vocabulary(folder / VOCABULARY_FILE, start.vocabulary)
     return scores
 
 

@@ -178,4 +178,12 @@ def _value(content: Any, key: str, kind: type, where: str) -> Any:
             f"not a SQuAD file: {where} has no {key!r} that is {names[kind]}; give a "
             "file of v1.1 or v2.0."
         )
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"{key!r} of {where} has half of a surrogate pair at character "
+                f"{error.start}, which is no text; remove it."
+            ) from error
     return value

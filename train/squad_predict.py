@@ -111,6 +111,24 @@ def predict(
     return predictions
 
 
+def answers(
+    squad: Squad, predictions: Sequence[Prediction], threshold: float
+) -> dict[str, str]:
+    """The answers, as `predictions.json` has them.
+
+    Args:
+      squad: The questions.
+      predictions: What is answered.
+      threshold: Null odds above which there is no answer, in v2.0; in v1.1 there is
+        one always.
+
+    Returns:
+      From a question's id to its answer.
+    """
+    limit = threshold if squad.has_null else math.inf
+    return {p.question.id: p.text(limit) for p in predictions}
+
+
 def write_predictions(
     folder: Path, squad: Squad, predictions: Sequence[Prediction], threshold: float
 ) -> None:
@@ -123,9 +141,8 @@ def write_predictions(
       predictions: What is answered.
       threshold: Null odds above which there is no answer, in v2.0.
     """
-    limit = threshold if squad.has_null else math.inf
     contents: dict[str, dict[str, Any]] = {
-        "predictions.json": {p.question.id: p.text(limit) for p in predictions},
+        "predictions.json": answers(squad, predictions, threshold),
         "nbest_predictions.json": {
             p.question.id: n_best(p, with_null=squad.has_null) for p in predictions
         },

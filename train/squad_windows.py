@@ -6,6 +6,7 @@ than one, as in Devlin et al., 2018.
 
 from __future__ import annotations
 
+import unicodedata
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -121,7 +122,7 @@ def windows(
     contexts = {
         text: Context(
             np.asarray(encoding.ids, np.int32),
-            np.asarray(encoding.offsets, np.int32).reshape(-1, 2),
+            _with_marks(text, encoding.offsets),
         )
         for text, encoding in zip(texts, tokenizer.encode_batch(texts), strict=True)
     }
@@ -140,6 +141,23 @@ def windows(
         for first, last in _cuts(len(context.pieces), capacity, stride):
             cut.append(Window(number, pieces, context, first, last, answer))
     return cut
+
+
+def _with_marks(
+    text: str, offsets: Sequence[tuple[int, int]]
+) -> Int[np.ndarray, "P 2"]:
+    """Where pieces are in a text, with the combining marks that follow them.
+
+    The tokenizer drops a letter's accents where they are characters of their own.
+    """
+    spans = np.asarray(offsets, np.int32).reshape(-1, 2)
+    limits = [*spans[1:, 0].tolist(), len(text)]
+    for piece, limit in zip(spans, limits, strict=False):
+        end = int(piece[1])
+        while end < limit and unicodedata.category(text[end]) == "Mn":
+            end += 1
+        piece[1] = end
+    return spans
 
 
 def answer_pieces(context: Context, question: Question) -> tuple[int, int] | None:

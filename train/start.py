@@ -85,14 +85,19 @@ def read_start(folder: Path | None, vocab: Path | None, model: Size) -> Start:
 def _read_run(folder: Path) -> tuple[BertConfig, dict[str, Any]]:
     """The encoder of a pre-training run's newest checkpoint."""
     flags = run_folder.read(folder).config
-    pieces = len(read_vocabulary(folder / VOCABULARY_FILE))
-    config = replace(SIZES[flags.model], vocab_size=pieces, pre_norm=flags.pre_norm)
     step = checkpoint.latest_step(folder)
     arrays = folder.resolve() / checkpoint.FOLDER / str(step) / "arrays"
-    abstract = abstract_params(config)
-    # NumPy arrays, whatever devices they were saved on; the optimizer's state is left.
-    how = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), abstract)
     try:
+        stored = checkpoint.stored_model(folder, step)
+        config = replace(
+            SIZES[flags.model],
+            vocab_size=stored["vocab_size"],
+            pre_norm=stored["pre_norm"],
+        )
+        abstract = abstract_params(config)
+        # NumPy arrays, whatever devices they were saved on; the optimizer's state is
+        # left.
+        how = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), abstract)
         with ocp.PyTreeCheckpointer() as checkpointer:
             restored = checkpointer.restore(
                 arrays,
