@@ -45,17 +45,17 @@ class Config:
     """The Markdown page between whose marks, named as the JSON, the tables go."""
     runs: Path = Path("runs/convergence")
     """Folder for the runs' checkpoints and weights."""
-    learning_rates: tuple[float, ...] = (2.5e-4, 5e-4, 1e-3, 2e-3)
+    learning_rates: tuple[float, ...] = (2.5e-4, 5e-4, 7e-4, 1e-3)
     """The grid that Adam and 1-bit Adam are tuned on, with the first seed."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Each decides the parameters, the samples and their order."""
     workers: int = 8
     """Virtual devices."""
-    freeze_step: int = 200
+    freeze_step: int = 120
     """Steps of the warm-up."""
     more_workers: tuple[int, ...] = (16, 32)
     """Other numbers of workers, for Adam and 1-bit Adam."""
-    freezes: tuple[Freeze, ...] = (20, 50, 100, 300, "auto")
+    freezes: tuple[Freeze, ...] = (12, 30, 60, 180, "auto")
     """Other freeze steps, with the first seed; auto: once the variance is stable."""
 
 

@@ -42,9 +42,9 @@ class Shared:
     """Text; default: the reference documentation of the running Python."""
     model: Size = "mini"
     """Size of the BERT."""
-    steps: int = 1000
+    steps: int = 600
     """Training steps."""
-    warmup_steps: int = 100
+    warmup_steps: int = 60
     """Steps in which the learning rate rises."""
     batch: int = 32
     """Sequences a step, of all workers together."""

@@ -69,7 +69,7 @@ def test_every_arm_runs_at_adams_best_and_onebit_adam_at_its_own_too(known, tmp_
     for workers, pair in found.workers.items():
         for runs in pair.values():
             assert [run.case.workers for run in runs] == [workers] * 3
-    assert {run.case.freeze for run in found.freezes} == {20, 50, 100, 200, 300, "auto"}
+    assert {run.case.freeze for run in found.freezes} == {12, 30, 60, 120, 180, "auto"}
     assert {run.case.seed for run in found.freezes} == {0}
 
 

@@ -260,6 +260,19 @@ def test_unusable_vocabularies_are_refused(tmp_path):
         train_vocabulary([("word",)], 5)
 
 
+def test_long_stretches_are_cut_into_equal_ones(tmp_path):
+    vocabulary = (*SPECIAL, "sun", "moon")
+    words = ["sun", "moon", "moon"] * 100
+    documents = [[" ".join(words[:n])] for n in (1, 64, 65, 129, 300)]
+    write_tokens(tmp_path, documents, (), tokenizer_of(vocabulary))
+    corpus, _ = read_tokens(tmp_path)
+    lengths = np.diff(corpus.sentences).tolist()
+    assert lengths == [1, 64, 32, 33, 43, 43, 43, 60, 60, 60, 60, 60]
+    assert np.diff(corpus.documents).tolist() == [1, 1, 2, 3, 5]
+    whole = corpus.text(7, 12)
+    assert [vocabulary[piece] for piece in whole] == words
+
+
 WORDS = st.sampled_from(["sun", "moon", "star", "stars"])
 SENTENCES = st.lists(WORDS, min_size=1, max_size=6).map(" ".join)
 

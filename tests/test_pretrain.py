@@ -273,7 +273,12 @@ def test_what_the_workers_or_the_text_cannot_do_is_refused(config, tmp_path):
     corpus.mkdir()
     for letter in "abcdefgh":
         (corpus / f"{letter}.txt").write_text(f"word{letter}")
-    with pytest.raises(InputError, match="training documents have no two word pieces"):
+    with pytest.raises(InputError, match="of the corpus's training documents have two"):
+        pretrain(replace(config, corpus=(corpus,)))
+    for letter in "abcdef":
+        (corpus / f"{letter}.txt").write_text("1 2 3 4 " * 1250 + "\n\n7")
+    (corpus / "g.txt").write_text("One is one. Two is two.")
+    with pytest.raises(InputError, match="the corpus makes 2 documents and"):
         pretrain(replace(config, corpus=(corpus,)))
     assert not run_folder.exists(config.out)
     run_folder.check_free(config.out)

@@ -105,7 +105,8 @@ def _documents(lines: Iterable[str]) -> Iterator[Document]:
     characters = 0
     for paragraph in _paragraphs(lines):
         if characters >= DOCUMENT_CHARACTERS:
-            yield tuple(sentences)
+            if sentences:  # none in a table of numbers
+                yield tuple(sentences)
             sentences, characters = [], 0
         line = " ".join(paragraph.split())
         characters += len(line)

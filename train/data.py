@@ -17,6 +17,7 @@ from train.pairs import read_spans, write_spans
 from train.stored import make
 from train.tokenized import (
     EVALUATION,
+    MAX_SENTENCE,
     TRAINING,
     held_out_documents,
     read_tokens,
@@ -111,7 +112,7 @@ def load_phases(
         documents = read_corpus(config.corpus)
         write_tokens(new, documents, held_out, tokenizer_of(vocabulary))
 
-    deciding = json.dumps([name, vocabulary, config.seed])
+    deciding = json.dumps([name, vocabulary, config.seed, MAX_SENTENCE])
     key = hashlib.sha256(deciding.encode()).hexdigest()[:16]
     tokens = (config.tokens or folder / TOKENS_FOLDER) / key
     where = (config.tokens, "--tokens") if config.tokens else (folder, "--out")
@@ -128,10 +129,10 @@ def load_phases(
         with run_folder.writable(*where):
             make(packed, lambda new: write_spans(new, text, phase.seq))
         spans = read_spans(packed)
-        if not len(spans):
+        if text.num_documents < 2 or not len(spans):
             raise InputError(
-                f"the corpus's {part.replace('_', ' ')} documents have no two word "
-                "pieces together; give more text."
+                f"fewer than two of the corpus's {part.replace('_', ' ')} documents "
+                "have two word pieces together; give more text."
             )
         return batches(
             examples(text, pieces, phase.seq, config.seed, inside, spans),

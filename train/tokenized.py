@@ -13,7 +13,7 @@ from train.errors import InputError
 from train.stored import Growing, mapped
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Sequence
+    from collections.abc import Container, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from jaxtyping import Int
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 HELD_OUT = 0.05
 """Share of the documents that is kept for evaluation."""
+
+MAX_SENTENCE = 64
+"""Word pieces of the longest stretch that is handled as a sentence."""
 
 TRAINING, EVALUATION = "training", "held_out"
 
@@ -91,7 +94,9 @@ def write_tokens(
 ) -> None:
     """Cuts documents into word pieces, one at a time, for `read_tokens`.
 
-    Sentences and documents that have no pieces are left out.
+    Sentences and documents that have no pieces are left out. Long sentences, and text
+    whose sentences end in no way that is known, are cut into equal stretches: what a
+    sequence has no room for would hardly be trained on.
 
     Args:
       folder: Where to write.
@@ -106,9 +111,15 @@ def write_tokens(
         )
         for number, document in enumerate(documents):
             encoded = tokenizer.encode_batch(list(document), add_special_tokens=False)
-            ids = [e.ids for e in encoded if e.ids]
+            ids = [part for e in encoded for part in _stretches(e.ids)]
             if ids:
                 (evaluation if number in held_out else training).append(ids)
+
+
+def _stretches(ids: list[int]) -> Iterator[list[int]]:
+    count = -(-len(ids) // MAX_SENTENCE)
+    for i in range(count):
+        yield ids[len(ids) * i // count : len(ids) * (i + 1) // count]
 
 
 def read_tokens(folder: Path) -> tuple[TokenizedCorpus, TokenizedCorpus]:
