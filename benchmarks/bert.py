@@ -38,6 +38,7 @@ from typing import Literal
 
 import tyro
 
+from benchmarks.page import fill
 from models.config import SIZES, Attention, Remat
 
 Pass = Literal["forward", "backward", "step"]
@@ -107,6 +108,10 @@ def main(config: Config) -> None:
     from benchmarks import bert_report
 
     page = config.page and config.page.read_text("utf-8")
+    if page:  # What is wrong with it is said before anything is measured.
+        import jax
+
+        fill(page, config.compile or jax.default_backend(), "")
     said = ""
     for results in run(config):
         # After each length, so that what has been measured is there if the next fails.

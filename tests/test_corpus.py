@@ -235,6 +235,8 @@ def test_a_vocabulary_comes_back_as_written(tmp_path):
 def test_capitals_make_a_cased_vocabulary():
     assert tokenizer_of((*SPECIAL, "star", "Star")).encode("Star").ids == [6]
     assert tokenizer_of((*SPECIAL, "star")).encode("Star").ids == [5]
+    assert tokenizer_of((*SPECIAL, "star", "[URL]", "<S>")).encode("Star").ids == [5]
+    assert tokenizer_of((*SPECIAL, "star"), cased=True).encode("Star").ids == [1]
 
 
 @pytest.mark.parametrize("missing", SPECIAL)

@@ -233,6 +233,9 @@ def test_presets_are_the_papers_and_flags_override_them():
     check(config)
     stored = from_json(json.loads(json.dumps(to_json(config))))
     assert stored == replace(config, out=config.out.resolve())
+    single = parse(["--preset", "bert-base", "--long-seq", "None"]).training
+    check(single)
+    assert len(single.phases) == 1
     adam = parse(["--preset", "bert-base", "--optimizer", "adam"]).training
     check(adam)
     assert adam.phases[0].learning_rate == 4e-4

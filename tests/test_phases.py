@@ -21,6 +21,8 @@ PHASE = 4  # steps, of each phase
 RATE = 1e-3
 # The newest checkpoint before each is at the end of the first phase, in the second.
 KILLED_AFTER = {"boundary": 5, "second": 7}
+BYTES_HELD = {}
+"""By all arrays, after each step of the run that was not interrupted."""
 MODEL = replace(
     SIZES["tiny"],
     hidden_size=32,
@@ -75,6 +77,8 @@ def finished(config, tmp_path_factory, _small):
 
     def append_and_copy(folder, metrics):
         append(folder, metrics)
+        held = sum(x.nbytes for x in jax.live_arrays())
+        BYTES_HELD.setdefault(metrics.step, held)
         for name, step in KILLED_AFTER.items():
             if metrics.step == step:
                 shutil.copytree(out, base / name)
@@ -125,6 +129,13 @@ def test_a_run_killed_between_phases_or_in_the_second_goes_on_bit_by_bit(
     resume(folder)
     chex.assert_trees_all_equal(arrays(folder, 2 * PHASE), arrays(finished, 2 * PHASE))
     assert without_speed(record.read(folder)) == without_speed(record.read(finished))
+
+
+@pytest.mark.slow
+def test_the_second_phase_holds_nothing_of_the_first(finished):
+    params = arrays(finished, 2 * PHASE)["params"]
+    own = sum(x.nbytes for x in jax.tree.leaves(params))
+    assert BYTES_HELD[2 * PHASE - 1] < BYTES_HELD[PHASE - 1] + own
 
 
 @pytest.mark.slow

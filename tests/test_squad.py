@@ -23,7 +23,7 @@ from train.squad import fine_tune
 from train.squad_config import SquadConfig, check
 from train.squad_data import read_squad
 from train.squad_metrics import evaluate
-from train.start import read_start
+from train.start import TOKENIZER, read_start
 from train.vocabulary import train_vocabulary, write_vocabulary
 
 SMALL = dataclasses.replace(
@@ -113,7 +113,12 @@ def test_a_small_model_learns_its_answers(files, optimizer):
     assert compressed == (12 if optimizer == "onebit_adam" else 0)  # of 16, freeze 25 %
     # What was learnt is there for others to use, and to go on from.
     _, params = huggingface.read(files.out / "model", "BertForQuestionAnswering")
+    with pytest.raises(InputError, match=r"a run of train.squad; give its .*model"):
+        read_start(files.out, files.vocab, "tiny")
     again = read_start(files.out / "model", None, "tiny")
+    assert not again.cased
+    (files.out / "model" / TOKENIZER).write_text('{"do_lower_case": false}')
+    assert read_start(files.out / "model", None, "tiny").cased
     chex.assert_trees_all_equal(again.encoder, params["bert"])
 
 
@@ -236,7 +241,8 @@ def test_fine_tuning_starts_from_a_pretraining_run(tmp_path, monkeypatch, capsys
 
     files = write_squad(tmp_path)
     tuned = dataclasses.replace(files, start=config.out, vocab=None, steps=1, seq=24)
-    run(dataclasses.replace(tuned, freeze_step=None))
+    faster = {"dtype": "bfloat16", "remat": "layer"}
+    run(tuned, freeze_step=None, **faster)
     # Hugging Face's BERT has no Pre-LayerNorm.
     assert "weights are in the checkpoints" in capsys.readouterr().out
     assert not (files.out / "model").exists()
@@ -250,6 +256,8 @@ def test_what_cannot_be_used_is_refused(files, tmp_path):
         run(files, seq=33)
     with pytest.raises(InputError, match=r"--batch 7 cannot be shared equally by 2"):
         run(files, batch=7)
+    with pytest.raises(InputError, match="--attention cudnn needs NVIDIA GPUs"):
+        run(files, attention="cudnn", dtype="bfloat16")
     with pytest.raises(InputError, match=r"no run in .* to go on with"):
         run(files, resume=True)
     assert not files.out.exists()
@@ -261,6 +269,7 @@ def test_what_cannot_be_used_is_refused(files, tmp_path):
         ({"seq": 7}, "--seq must be at least 8, not 7"),
         ({"stride": 0}, "--stride must be at least 1"),
         ({"learning_rate": 0.0}, "--learning-rate must be positive"),
+        ({"epochs": 0.0}, "--epochs must be positive"),
         ({"clip": float("nan")}, "--clip must be at least 0, not nan"),
         ({"null_threshold": float("inf")}, "--null-threshold must be finite"),
         ({"dropout": 1.0}, "--dropout must be less than 1"),

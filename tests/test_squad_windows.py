@@ -1,6 +1,9 @@
 """Answers survive the way through windows of word pieces and back to characters."""
 
 import dataclasses
+import re
+import sys
+import unicodedata
 from functools import cache
 
 import numpy as np
@@ -26,6 +29,8 @@ from train.vocabulary import (
     train_vocabulary,
 )
 
+MARKS = [c for c in map(chr, range(sys.maxunicode)) if unicodedata.category(c) == "Mn"]
+ACCENTS = re.compile(f"[{''.join(MARKS)}]*")
 WORDS = (*SPECIAL, "one", "bit", "##s", "a", "sign", "of", "##x", ".", ",", "é", "e")
 
 
@@ -38,7 +43,9 @@ def excerpt_vocabulary():
 def starts_and_ends(context, tokenizer):
     """The characters that word pieces start and end at."""
     offsets = tokenizer.encode(context).offsets
-    return {start for start, _ in offsets}, {end for _, end in offsets}
+    # Accents that are characters of their own belong to the letter before them.
+    ends = {end + len(ACCENTS.match(context, end)[0]) for _, end in offsets}
+    return {start for start, _ in offsets}, ends
 
 
 def check_round_trip(squad, vocabulary, length):

@@ -29,6 +29,21 @@ def is_main_process() -> bool:
     return jax.process_index() == 0
 
 
+def say_if_never_compressed(flag: str, freeze: int | str, steps: int) -> None:
+    """Tells that 1-bit Adam would stay in its warm-up.
+
+    Args:
+      flag: What the freeze step is given by.
+      freeze: Steps before the variance is frozen, or a word.
+      steps: Steps in all.
+    """
+    if isinstance(freeze, int) and freeze >= steps:
+        say(
+            f"no step will be compressed: {flag} is {freeze:,} of {steps:,} steps; "
+            "give fewer."
+        )
+
+
 def say(text: str) -> None:
     """Prints a line, on one process of many."""
     if is_main_process():

@@ -119,11 +119,12 @@ class PretrainConfig:
     seed: int = 0
     """Decides the parameters, the order of the text, its masks and the dropout."""
     learning_rate: float = 1.5e-3
-    """Peak of the learning rate; it falls to a tenth at the end."""
+    """Peak of the learning rate; without --decay-every it falls to a tenth at the
+    end."""
     warmup_steps: int | None = None
     """Steps in which the learning rate rises to its peak; default: a tenth of them."""
     decay_rate: float = 0.99
-    """Factor by which the learning rate falls in --decay-every steps."""
+    """Factor by which the learning rate falls in --decay-every steps, where given."""
     decay_every: int | None = None
     """Steps in which the learning rate falls by --decay-rate, exponentially; default:
     it falls linearly instead, to a tenth at the end."""
@@ -248,12 +249,7 @@ def check(config: PretrainConfig) -> None:
             raise InputError(f"{_flag(name)} must be a finite number, not {value}.")
     if config.seed > MAX_SEED:
         raise InputError(f"--seed must be at most {MAX_SEED}, not {config.seed}.")
-    for name in (
-        "learning_rate",
-        "decay_rate",
-        "long_learning_rate",
-        "long_decay_rate",
-    ):
+    for name in _POSITIVE:
         value = getattr(config, name)
         if value is not None and not value > 0:
             raise InputError(f"{_flag(name)} must be positive, not {value}.")
@@ -338,6 +334,13 @@ def check_resumable(stored: PretrainConfig, given: PretrainConfig) -> None:
 def without_freeze(config: PretrainConfig) -> PretrainConfig:
     """The flags without those of a freeze, which plain Adam has none of."""
     return replace(config, freeze_step=None, long_freeze_step=None)
+
+
+def without_second_phase(config: PretrainConfig) -> PretrainConfig:
+    """The flags without those of a second phase."""
+    return replace(
+        config, **{f.name: None for f in fields(config) if f.name.startswith("long_")}
+    )
 
 
 def train_the_same(one: PretrainConfig, other: PretrainConfig) -> bool:

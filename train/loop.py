@@ -16,7 +16,7 @@ import onebit_jax
 from models import SIZES
 from train import record, run_folder
 from train.checkpoint import Checkpoint, Checkpoints, Progress
-from train.command import is_main_process, say
+from train.command import is_main_process, say, say_if_never_compressed
 from train.examples import stream
 from train.exchange import make_exchange
 from train.objective import abstract_params, init_params, training_loss
@@ -102,8 +102,10 @@ def train(
             )
             run = onebit_jax.data_parallel(loss_fn, tx, mesh)
             with closing(stream(own.training)) as batches:
+                is_new = reached is None
                 start = _start(phase, run, batches, reached, model, config.seed)
-                if reached is None:
+                reached = None  # its arrays need no memory while this phase trains
+                if is_new:
                     watchdog.expect("the checkpoint of step 0")
                     checkpoints.save(start, mesh)
                     begin()
@@ -112,6 +114,9 @@ def train(
                     run, model, start.params, start.state, own, mesh
                 )
                 _say_rates(config.optimizer, program)
+                if config.optimizer == "onebit_adam":
+                    flag = f"{phase.flags}freeze-step"
+                    say_if_never_compressed(flag, phase.freeze, phase.steps)
                 training = _Training(
                     config, phase, mesh, schedule, program, checkpoints, watchdog
                 )

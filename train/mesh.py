@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from train.errors import InputError
+
+if TYPE_CHECKING:
+    from models.config import Attention
 
 AXIS = "data"
 """The axis of a mesh of workers that are all alike."""
@@ -69,3 +72,21 @@ def make_mesh(workers: int | None = None, topology: Topology = "auto") -> Mesh:
         return Mesh(np.array(chosen), (AXIS,), axis_types=(AxisType.Auto,))
     hosts = np.array(chosen).reshape(processes, each)
     return Mesh(hosts, (HOST, DEVICE), axis_types=(AxisType.Auto,) * 2)
+
+
+def check_attention(attention: Attention, mesh: Mesh) -> None:
+    """Refuses attention that the workers' devices cannot compute.
+
+    Args:
+      attention: Who computes it.
+      mesh: The workers.
+
+    Raises:
+      InputError: It is cuDNN's, and they are not GPUs.
+    """
+    platform = mesh.devices.flat[0].platform
+    if attention == "cudnn" and platform != "gpu":
+        raise InputError(
+            f"--attention cudnn needs NVIDIA GPUs, and the workers are on {platform}; "
+            "give --attention xla."
+        )

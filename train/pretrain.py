@@ -25,12 +25,13 @@ from train.config import (
     check_resumable,
     to_json,
     without_freeze,
+    without_second_phase,
 )
 from train.data import VOCABULARY_FILE, keep_vocabulary, load_phases
 from train.distributed import RESTART, Cluster, check_agreed, check_shared
 from train.errors import InputError
 from train.loop import train
-from train.mesh import HOST, make_mesh
+from train.mesh import HOST, check_attention, make_mesh
 from train.presets import PRESETS
 from train.run_folder import Run
 
@@ -61,7 +62,10 @@ def parse(arguments: Sequence[str]) -> Command:
         preset = PRESETS[config.preset]
         if config.optimizer == "adam":
             preset = without_freeze(preset)
-        return read_flags(Command(preset), arguments, "train.pretrain")
+        given = read_flags(Command(preset), arguments, "train.pretrain")
+        if given.training.long_seq is None:  # its second phase is left out
+            given = replace(given, training=without_second_phase(given.training))
+        return given
     stored = run_folder.read(config.out).config
     own = replace(stored, out=config.out, resume=True)
     given = read_flags(Command(own), arguments, "train.pretrain")
@@ -87,12 +91,7 @@ def pretrain(config: PretrainConfig, timeout: float = Cluster.timeout) -> None:
     mesh = make_mesh(config.workers, config.topology)
     for phase in config.phases:
         check_divisible(phase, mesh.size)
-    platform = mesh.devices.flat[0].platform
-    if config.attention == "cudnn" and platform != "gpu":
-        raise InputError(
-            f"--attention cudnn needs NVIDIA GPUs, and the workers are on {platform}; "
-            "give --attention xla."
-        )
+    check_attention(config.attention, mesh)
     with watched(timeout) as watchdog:
         _pretrain(config, mesh, watchdog)
 

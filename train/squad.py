@@ -28,14 +28,14 @@ from train.command import (
     one_sentence,
     read_flags,
     say,
+    say_if_never_compressed,
     watched,
 )
-from train.data import VOCABULARY_FILE
 from train.distributed import Cluster, check_agreed, check_shared
 from train.errors import InputError
 from train.examples import batches, special_pieces, stream
 from train.exchange import make_exchange
-from train.mesh import make_mesh
+from train.mesh import check_attention, make_mesh
 from train.optimizer import freeze_rule, learning_rate_schedule, make_optimizer
 from train.program import place
 from train.record import StepMetrics
@@ -43,7 +43,7 @@ from train.sent import Sent
 from train.squad_config import SquadConfig, check, check_resumable, to_json
 from train.squad_data import read_squad
 from train.squad_folder import Remembered, contents_name
-from train.squad_metrics import evaluate
+from train.squad_metrics import best_threshold, evaluate
 from train.squad_predict import answers, predict, write_predictions
 from train.squad_program import (
     abstract_params,
@@ -53,8 +53,8 @@ from train.squad_program import (
     training_loss,
 )
 from train.squad_windows import windows
-from train.start import Start, read_start
-from train.vocabulary import tokenizer_of, write_vocabulary
+from train.start import MODEL_FOLDER, Start, read_start, write_tokenizer
+from train.vocabulary import tokenizer_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -65,11 +65,12 @@ if TYPE_CHECKING:
 
     from models import BertConfig, SpanBatch
     from train.sent import Stage
+    from train.squad_data import Squad
     from train.squad_metrics import Score
+    from train.squad_predict import Prediction
     from train.watchdog import Watchdog
 
 SCORES = "scores.json"
-MODEL = "model"
 
 
 class Task(NamedTuple):
@@ -115,6 +116,7 @@ def fine_tune(
             f"--batch {config.batch} cannot be shared equally by {mesh.size} workers; "
             "make it a multiple, or give --workers."
         )
+    check_attention(config.attention, mesh)
     training = read_squad(file)
     dev = read_squad(config.dev) if config.dev else training
     start = read_start(config.start, config.vocab, config.model)
@@ -123,7 +125,7 @@ def fine_tune(
             f"--seq {config.seq} is more than the {start.config.max_positions} "
             "positions of this BERT; give fewer."
         )
-    tokenizer = tokenizer_of(start.vocabulary)
+    tokenizer = tokenizer_of(start.vocabulary, cased=start.cased)
     pieces = special_pieces(start.vocabulary)
     cut, asked = (
         windows(squad.questions, tokenizer, config.seq, stride=config.stride)
@@ -131,7 +133,7 @@ def fine_tune(
     )
     task = Task(
         config=config,
-        model=replace(start.config, dropout=config.dropout),
+        model=_model(config, start.config),
         start=start,
         mesh=mesh,
         batches=batches(
@@ -141,7 +143,7 @@ def fine_tune(
             num_processes=jax.process_count(),
         ),
         steps=config.num_steps(len(cut)),
-        contents=contents_name(file.read_bytes(), *start.vocabulary),
+        contents=contents_name(file.read_bytes(), *start.vocabulary, str(start.cased)),
     )
     with watched(timeout) as watchdog:
         params = _train(task, watchdog)
@@ -155,7 +157,7 @@ def fine_tune(
         starts,
         ends,
         num_best=config.num_best,
-        max_answer=config.max_answer,
+        max_answer=min(config.max_answer, config.seq),
     )
     limit = config.null_threshold
     scores = evaluate(dev, answers(dev, predictions, limit))
@@ -163,20 +165,41 @@ def fine_tune(
         return scores
     with run_folder.writable(config.out):
         write_predictions(config.out, dev, predictions, limit)
-        text = json.dumps({name: s._asdict() for name, s in scores.items()}, indent=2)
-        (config.out / SCORES).write_text(text + "\n", encoding="utf-8")
+        written = {name: score._asdict() for name, score in scores.items()}
+        if dev.has_null:
+            written["best"] = _best(dev, predictions)
+        text = json.dumps(written, indent=2) + "\n"
+        (config.out / SCORES).write_text(text, encoding="utf-8")
         if start.config.pre_norm:
             say(
                 "Hugging Face's BERT has no Pre-LayerNorm: the weights are in the "
                 f"checkpoints of {config.out} alone."
             )
         else:
-            folder = config.out / MODEL
+            folder = config.out / MODEL_FOLDER
             huggingface.write(
                 folder, task.model, jax.device_get(params), "BertForQuestionAnswering"
             )
-            write_vocabulary(folder / VOCABULARY_FILE, start.vocabulary)
+            write_tokenizer(folder, start)
     return scores
+
+
+def _model(config: SquadConfig, read: BertConfig) -> BertConfig:
+    try:
+        return replace(read, **config.model_options)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+
+
+def _best(dev: Squad, predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """The score at the null threshold that suits these questions best."""
+    threshold, score = best_threshold(
+        dev,
+        {p.question.id: p.text() for p in predictions},
+        {p.question.id: p.null_odds for p in predictions},
+    )
+    # JSON has no infinity: below all odds nothing is answered.
+    return {**score._asdict(), "null_threshold": max(threshold, -1e9)}
 
 
 def _train(task: Task, watchdog: Watchdog) -> Any:
@@ -202,6 +225,9 @@ def _train(task: Task, watchdog: Watchdog) -> Any:
         # A folder with a checkpoint in it must say whose it is.
         squad_folder.remember(own)
     check_shared(folder / run_folder.FILE)
+    if config.optimizer == "onebit_adam":
+        freeze = config.freeze(task.steps)
+        say_if_never_compressed("--freeze-step", freeze, task.steps)
     warmup = config.warmup(task.steps)
     schedule = learning_rate_schedule(config.learning_rate, warmup, task.steps)
     tx = make_optimizer(

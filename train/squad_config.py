@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from models.config import Attention, Remat
 from train.config import MAX_SEED, Optimizer, Size
 from train.errors import InputError
 from train.exchange import Wire
@@ -21,7 +22,6 @@ FREEZE = 0.25
 
 _LEAST = {
     "freeze_step": 1,
-    "epochs": 0,
     "steps": 1,
     "batch": 1,
     "seq": 8,
@@ -61,6 +61,12 @@ class SquadConfig:
     """A vocab.txt; default: the one in --start."""
     model: Size = "tiny"
     """Size of a BERT that starts with random weights."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What is computed in; parameters and moments are float32."""
+    attention: Attention = "xla"
+    """Who computes attention; cudnn on NVIDIA's GPUs alone, with --dtype bfloat16."""
+    remat: Remat = "none"
+    """What the backward pass computes again instead of keeping it."""
     optimizer: Optimizer = "onebit_adam"
     """1-bit Adam, or plain Adam on the exact mean of the gradients."""
     freeze_step: int | None = None
@@ -109,6 +115,12 @@ class SquadConfig:
     resume: bool = False
     """Go on with the run in --out, exactly, with its own settings."""
 
+    @property
+    def model_options(self) -> dict[str, Any]:
+        """What they ask of a model beside its weights."""
+        names = ("dropout", "dtype", "attention", "remat")
+        return {name: getattr(self, name) for name in names}
+
     def num_steps(self, windows: int) -> int:
         """The steps to train, of so many windows."""
         return self.steps or max(1, round(self.epochs * windows / self.batch))
@@ -148,10 +160,11 @@ def check(config: SquadConfig) -> Path:
             raise InputError(f"{_flag(field.name)} must be finite, not {value}.")
     if config.seed > MAX_SEED:
         raise InputError(f"--seed must be at most {MAX_SEED}, not {config.seed}.")
-    if not config.learning_rate > 0:
-        raise InputError(
-            f"--learning-rate must be positive, not {config.learning_rate}."
-        )
+    for name in ("epochs", "learning_rate"):
+        if not getattr(config, name) > 0:
+            raise InputError(
+                f"{_flag(name)} must be positive, not {getattr(config, name)}."
+            )
     if config.dropout >= 1:
         raise InputError(f"--dropout must be less than 1, not {config.dropout}.")
     if config.optimizer == "adam" and (config.freeze_step or config.wire != "signs"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,13 +15,18 @@ from train import checkpoint, run_folder
 from train.data import VOCABULARY_FILE
 from train.errors import InputError
 from train.objective import abstract_params
-from train.vocabulary import read_vocabulary
+from train.vocabulary import is_cased, read_vocabulary, write_vocabulary
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from train.config import Size
     from train.vocabulary import Vocabulary
+
+
+TOKENIZER = "tokenizer_config.json"
+MODEL_FOLDER = "model"
+"""Where a run of `train.squad` leaves its weights."""
 
 
 class Start(NamedTuple):
@@ -30,11 +36,13 @@ class Start(NamedTuple):
       config: The model's sizes.
       vocabulary: Its word pieces.
       encoder: The encoder's parameters; None for random ones.
+      cased: Whether its tokenizer keeps capitals and accents.
     """
 
     config: BertConfig
     vocabulary: Vocabulary
     encoder: dict[str, Any] | None
+    cased: bool
 
 
 def read_start(folder: Path | None, vocab: Path | None, model: Size) -> Start:
@@ -59,14 +67,17 @@ def read_start(folder: Path | None, vocab: Path | None, model: Size) -> Start:
         vocab = folder / VOCABULARY_FILE
     vocabulary = read_vocabulary(vocab)
     if folder is None:
-        return Start(
-            replace(SIZES[model], vocab_size=len(vocabulary)), vocabulary, None
-        )
+        config = replace(SIZES[model], vocab_size=len(vocabulary))
+        return Start(config, vocabulary, None, is_cased(vocabulary))
     if (folder / huggingface.WEIGHTS).exists():
         try:
             config, encoder = huggingface.read_encoder(folder)
         except WeightsError as error:
             raise InputError(str(error)) from error
+    elif (folder / MODEL_FOLDER / huggingface.WEIGHTS).exists():
+        raise InputError(
+            f"{folder} is a run of train.squad; give its {folder / MODEL_FOLDER}."
+        )
     elif (folder / checkpoint.FOLDER).exists():
         config, encoder = _read_run(folder)
     else:
@@ -79,7 +90,36 @@ def read_start(folder: Path | None, vocab: Path | None, model: Size) -> Start:
             f"the vocabulary {vocab} has {len(vocabulary):,} word pieces and the "
             f"weights in {folder} have {config.vocab_size:,}; give --vocab theirs."
         )
-    return Start(config, vocabulary, encoder)
+    return Start(config, vocabulary, encoder, _is_cased(folder, vocabulary))
+
+
+def _is_cased(folder: Path, vocabulary: Vocabulary) -> bool:
+    """What the folder's tokenizer_config.json says, or else the vocabulary."""
+    file = folder / TOKENIZER
+    if not file.exists():
+        return is_cased(vocabulary)
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+        lowercase = settings.get("do_lower_case")
+    except (OSError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"{file} is not JSON with a tokenizer's settings ({error}); mend it, or "
+            "remove it to go by the capitals of the vocabulary."
+        ) from error
+    return is_cased(vocabulary) if lowercase is None else not lowercase
+
+
+def write_tokenizer(folder: Path, start: Start) -> None:
+    """Writes the vocabulary, and whether it is cased, as Hugging Face reads them.
+
+    Args:
+      folder: Where to.
+      start: Whose they are.
+    """
+    write_vocabulary(folder / VOCABULARY_FILE, start.vocabulary)
+    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": not start.cased}
+    text = json.dumps(settings, indent=2) + "\n"
+    (folder / TOKENIZER).write_text(text, encoding="utf-8")
 
 
 def _read_run(folder: Path) -> tuple[BertConfig, dict[str, Any]]:

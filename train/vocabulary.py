@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL = (PAD, UNK, CLS, SEP, MASK)
+
+_SPECIAL_FORM = re.compile(r"\[.+\]|<.+>")
 
 _BATCH = 10_000  # times that the trainer is handed a word at once
 
@@ -125,11 +128,25 @@ def write_vocabulary(path: Path, vocabulary: Vocabulary) -> None:
     path.write_text("".join(f"{piece}\n" for piece in vocabulary), encoding="utf-8")
 
 
-def tokenizer_of(vocabulary: Sequence[str]) -> Tokenizer:
+def is_cased(vocabulary: Sequence[str]) -> bool:
+    """Whether word pieces have capitals, but for special ones: [MASK], <S>.
+
+    Args:
+      vocabulary: The word pieces.
+
+    Returns:
+      Whether text is looked up in it as it is written.
+    """
+    words = (piece for piece in vocabulary if not _SPECIAL_FORM.fullmatch(piece))
+    return any(piece != piece.lower() for piece in words)
+
+
+def tokenizer_of(vocabulary: Sequence[str], *, cased: bool | None = None) -> Tokenizer:
     """BERT's tokenizer with a vocabulary.
 
     Args:
-      vocabulary: The word pieces; those with capitals make the tokenizer a cased one.
+      vocabulary: The word pieces.
+      cased: Whether capitals and accents stay; None for `is_cased`.
 
     Returns:
       A tokenizer that adds no special tokens.
@@ -140,7 +157,8 @@ def tokenizer_of(vocabulary: Sequence[str]) -> Tokenizer:
       [5, 6, 1]
     """
     ids = {piece: index for index, piece in enumerate(vocabulary)}
-    cased = any(piece != piece.lower() for piece in ids.keys() - set(SPECIAL))
+    if cased is None:
+        cased = is_cased(vocabulary)
     tokenizer = Tokenizer(WordPiece(ids, unk_token=UNK))
     _split_as_bert(tokenizer, lowercase=not cased)
     return tokenizer
