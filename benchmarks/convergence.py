@@ -126,7 +126,7 @@ def study(config: Config, runs: Runs, report: Callable[[Study], None]) -> Study:
     Args:
       config: What is compared.
       runs: Where the runs come from.
-      report: Called with the study so far after each training.
+      report: Called with the study so far, once Adam is tuned and after each training.
 
     Returns:
       All of it.
@@ -155,7 +155,12 @@ def study(config: Config, runs: Runs, report: Callable[[Study], None]) -> Study:
         Case(ONEBIT_ADAM, rate, first, config.workers, freeze)
         for freeze in (*config.freezes, config.freeze_step)
     ]
-    own: list[Case] = []
+
+    def own_best() -> list[Case]:
+        cases = tuned(ONEBIT_ADAM)
+        if len(runs.done(cases)) < len(cases):
+            return []
+        return seeds(ONEBIT_ADAM, best(cases))
 
     def ended() -> Study:
         return Study(
@@ -163,7 +168,7 @@ def study(config: Config, runs: Runs, report: Callable[[Study], None]) -> Study:
             freeze_step=config.freeze_step,
             tuning={arm: runs.done(tuned(arm)) for arm in (ADAM, ONEBIT_ADAM)},
             arms={arm: runs.done(cases) for arm, cases in arms.items()},
-            own_best=runs.done(own),
+            own_best=runs.done(own_best()),
             workers={
                 n: {arm: runs.done(cases) for arm, cases in pair.items()}
                 for n, pair in several.items()
@@ -181,12 +186,12 @@ def study(config: Config, runs: Runs, report: Callable[[Study], None]) -> Study:
     def train_pairs(pair: dict[str, list[Case]]) -> None:
         train_each(chain(*zip(pair[ADAM], pair[ONEBIT_ADAM], strict=True)))
 
+    report(ended())
     train_pairs(arms)
     for arm in ARMS[2:]:
         train_each(arms[arm])
     train_each(tuned(ONEBIT_ADAM))
-    own += seeds(ONEBIT_ADAM, best(tuned(ONEBIT_ADAM)))
-    train_each(own)
+    train_each(own_best())
     train_each(freezes)
     for n in config.more_workers:
         train_pairs(several[n])

@@ -70,12 +70,13 @@ def text(study: Study) -> str:
 
 
 def _tuning(study: Study) -> str:
-    rates = sorted({r.case.learning_rate for rs in study.tuning.values() for r in rs})
+    tuning = {arm: runs for arm, runs in study.tuning.items() if runs}
+    rates = sorted({r.case.learning_rate for runs in tuning.values() for r in runs})
     rows = [
-        [f"{rate:g}", *(_loss_at(rate, runs) for runs in study.tuning.values())]
+        [f"{rate:g}", *(_loss_at(rate, runs) for runs in tuning.values())]
         for rate in rates
     ]
-    return _table(["learning rate", *study.tuning], rows)
+    return _table(["learning rate", *tuning], rows)
 
 
 def _loss_at(rate: float, runs: Sequence[Run]) -> str:
