@@ -158,7 +158,8 @@ def test_a_run_that_was_killed_goes_on_exactly(files, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="training file or the vocabulary is not"):
         run(other, resume=True)
     files.train.write_text(files.train.read_text().rstrip())
-    # The folder remembers everything else.
+    # The folder remembers everything else, the word pieces too.
+    files.vocab.unlink()
     flags = ["--resume", "--out", str(other.out), "--log-every", "1"]
     run(squad.parse(flags).training)
     own = huggingface.read_tensors(other.out / "model" / "model.safetensors")

@@ -65,8 +65,17 @@ class Checkpoint(NamedTuple):
 
 def latest_step(folder: Path) -> int:
     """The steps of the newest checkpoint in a run's folder; 0 if there is none."""
+    return max(_steps(folder), default=0)
+
+
+def exist(folder: Path) -> bool:
+    """Whether there is a checkpoint in a run's folder."""
+    return bool(_steps(folder))
+
+
+def _steps(folder: Path) -> list[int]:
     found = (folder / FOLDER).glob("[0-9]*")
-    return max((int(path.name) for path in found if path.name.isdigit()), default=0)
+    return [int(path.name) for path in found if path.name.isdigit()]
 
 
 def stored_model(folder: Path, step: int) -> dict[str, Any]:

@@ -53,7 +53,13 @@ from train.squad_program import (
     training_loss,
 )
 from train.squad_windows import windows
-from train.start import MODEL_FOLDER, Start, read_start, write_tokenizer
+from train.start import (
+    MODEL_FOLDER,
+    Start,
+    read_own_start,
+    read_start,
+    write_tokenizer,
+)
 from train.vocabulary import tokenizer_of
 
 if TYPE_CHECKING:
@@ -119,7 +125,8 @@ def fine_tune(
     check_attention(config.attention, mesh)
     training = read_squad(file)
     dev = read_squad(config.dev) if config.dev else training
-    start = read_start(config.start, config.vocab, config.model)
+    start = read_own_start(config.out) if config.resume else None
+    start = start or read_start(config.start, config.vocab, config.model)
     if config.seq > start.config.max_positions:
         raise InputError(
             f"--seq {config.seq} is more than the {start.config.max_positions} "
@@ -222,6 +229,9 @@ def _train(task: Task, watchdog: Watchdog) -> Any:
         }
     )
     if is_main_process() and not config.resume:
+        with run_folder.writable(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_tokenizer(folder, task.start)
         # A folder with a checkpoint in it must say whose it is.
         squad_folder.remember(own)
     check_shared(folder / run_folder.FILE)

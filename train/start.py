@@ -93,6 +93,27 @@ def read_start(folder: Path | None, vocab: Path | None, model: Size) -> Start:
     return Start(config, vocabulary, encoder, _is_cased(folder, vocabulary))
 
 
+def read_own_start(folder: Path) -> Start | None:
+    """What a run of `train.squad` goes on with, wherever it has started from.
+
+    Args:
+      folder: The run's folder.
+
+    Returns:
+      The start, without weights, which are in the run's checkpoint; None where there
+      is none yet.
+
+    Raises:
+      InputError: The folder's vocabulary cannot be used.
+    """
+    if not checkpoint.exist(folder):
+        return None
+    vocabulary = read_vocabulary(folder / VOCABULARY_FILE)
+    sizes = checkpoint.stored_model(folder, checkpoint.latest_step(folder))
+    del sizes["optimizer"]
+    return Start(BertConfig(**sizes), vocabulary, None, _is_cased(folder, vocabulary))
+
+
 def _is_cased(folder: Path, vocabulary: Vocabulary) -> bool:
     """What the folder's tokenizer_config.json says, or else the vocabulary."""
     file = folder / TOKENIZER
