@@ -266,6 +266,7 @@ def test_a_run_goes_on_to_more_steps_with_other_workers(single_run, capsys):
 
 
 def test_what_the_workers_or_the_text_cannot_do_is_refused(config, tmp_path):
+    config = replace(config, out=tmp_path / "run")
     cudnn = replace(config, attention="cudnn", dtype="bfloat16")
     with pytest.raises(InputError, match="--attention cudnn needs NVIDIA GPUs"):
         pretrain(cudnn)
