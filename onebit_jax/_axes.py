@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 if TYPE_CHECKING:
     from jax import Array
@@ -146,6 +147,13 @@ def mean(x: Any, axes: tuple[str, ...]) -> Any:
     if x.dtype.itemsize == 2 and AxisType.Auto in types:
         return lax.pmean(x.astype(jnp.float32), axes).astype(x.dtype)
     return lax.pmean(x, axes)
+
+
+def whole(x: Array) -> Array:
+    """A small value as each device inside a worker is to hold it: not divided."""
+    types = jax.sharding.get_abstract_mesh().axis_types
+    # Automatic axes would divide it, and gather it again for every use.
+    return lax.with_sharding_constraint(x, P()) if AxisType.Auto in types else x
 
 
 def check_workers(fits: bool, who: str, workers: int, axes: tuple[str, ...]) -> None:

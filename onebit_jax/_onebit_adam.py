@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -13,6 +12,16 @@ from jax import lax
 from onebit_jax import _axes
 from onebit_jax._exchange import Exchange, exact_mean
 from onebit_jax._freeze import FreezeRule
+from onebit_jax._per_worker import PerWorker
+from onebit_jax._power import (
+    LOW,
+    PERIOD,
+    Power,
+    followed,
+    init_own_lines,
+    init_power,
+    update_power,
+)
 from onebit_jax._stages import COMPRESSED_SCOPE, WARMUP_SCOPE, Stage
 
 if TYPE_CHECKING:
@@ -20,9 +29,6 @@ if TYPE_CHECKING:
     from jax.typing import ArrayLike
     from jaxtyping import Float32, Int32
 
-# A variance below this share of its leaf's mean says that its coordinate has had no
-# gradient to speak of.
-_LOW = 1e-6
 # About the largest update that Adam itself makes, (1 - b1) / sqrt(1 - b2).
 MAX_UPDATE = 3.0
 
@@ -34,7 +40,9 @@ class ScaleByOnebitAdamState(NamedTuple):
       count: number of steps taken.
       mu: momentum, float32, the same on all workers.
       nu: variance, float32, without bias correction; frozen once `frozen_at` is set.
-      power: for each leaf, the running mean of the workers' squared gradients.
+      power: of the workers' gradients, in a running mean.
+      own_lines: the running mean of each worker's own squared gradients, by rows and
+        columns; what of it the others do not know yet is not in `power`.
       frozen_at: number of warm-up steps taken when the variance was frozen; 0 as
         long as it is not.
       frozen_power: `power` at the freeze.
@@ -46,9 +54,10 @@ class ScaleByOnebitAdamState(NamedTuple):
     count: Int32[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
     mu: optax.Params
     nu: optax.Params
-    power: optax.Params
+    power: Power
+    own_lines: Any
     frozen_at: Int32[Array, ""]
-    frozen_power: optax.Params
+    frozen_power: Power
     floored: Float32[Array, ""]
     freeze: Any
     exchange: Any
@@ -72,15 +81,25 @@ def scale_by_onebit_adam(
     .. math::
       m_t = E[\beta_1 m_{t-1} + (1 - \beta_1) g_t^{(i)}], \quad
       u_t = \mathrm{clip}\left(\frac{m_t / (1 - \beta_1^t)}
-      {\rho_t \sqrt{v / (1 - \beta_2^T)} + \epsilon}, \pm 3\right)
+      {\sqrt{\rho_t v / (1 - \beta_2^T)} + \epsilon}, \pm 3\right)
 
     Two things are not the paper's, which has no :math:`\rho` and no bound:
 
-    - :math:`\rho_t^2` is the power of a leaf's gradients, :math:`\frac1n \sum_i
-      \|g^{(i)}\|^2` in a running mean of decay :math:`\beta_2`, relative to its value
-      at the freeze: what stays frozen is how the variance is distributed over a
-      leaf. Gradients that grow after the freeze would otherwise raise the learning
-      rate with them. It costs the exchange of one number a leaf.
+    - :math:`\rho_t` is how the power of the gradients has grown since the freeze.
+      With :math:`p, r_k, c_l` the mean square of the workers' gradients in a leaf, in
+      row k and in column l of a matrix, running means of decay :math:`\beta_2`,
+
+      .. math::
+        \rho_{t,kl} = \frac{p_t}{p_T}
+        \max\left(\frac{r_{t,k} / \bar r_t}{r_{T,k} / \bar r_T}
+        \frac{c_{t,l} / \bar c_t}{c_{T,l} / \bar c_T}, \tfrac14\right)
+
+      Gradients that grow after the freeze would otherwise raise the learning rate
+      with them. What stays frozen is how a matrix's variance differs from a product of
+      one factor a row and one a column. A leaf's power is exchanged in every step, one
+      row and column in 32 of them; matrices with fewer than 16 rows or columns, and
+      leaves of one dimension, have a leaf's power alone. Of more dimensions the last
+      two are a matrix, and each matrix has a power of its own.
     - A sign cannot say zero: a coordinate whose frozen variance is zero, because it
       had no gradient yet, would move by its scale / eps. Its variance is frozen as
       its leaf's mean instead, or is the leaf's power while the whole leaf had none,
@@ -130,16 +149,14 @@ def scale_by_onebit_adam(
     exact = exact_mean(exchange.axes)
 
     def init_fn(params: optax.Params) -> ScaleByOnebitAdamState:
-        def number_a_leaf() -> optax.Params:
-            return jax.tree.map(lambda p: jnp.zeros([], jnp.float32), params)
-
         return ScaleByOnebitAdamState(
             count=jnp.zeros([], jnp.int32),
             mu=optax.tree.zeros_like(params, dtype=jnp.float32),
             nu=optax.tree.zeros_like(params, dtype=jnp.float32),
-            power=number_a_leaf(),
+            power=init_power(params),
+            own_lines=init_own_lines(params, exchange.axes),
             frozen_at=jnp.zeros([], jnp.int32),
-            frozen_power=number_a_leaf(),
+            frozen_power=init_power(params),
             floored=jnp.zeros([], jnp.float32),
             freeze=freeze.init(),
             exchange=exchange.init(params),
@@ -170,14 +187,21 @@ def scale_by_onebit_adam(
             share = weight(decay, steps)
             return jax.tree.map(lambda m: m / share, moment)
 
-        def running_power() -> optax.Params:
+        def running_power(period: int) -> tuple[Power, PerWorker]:
             if as_published:
-                return state.power
-            squares, treedef = jax.tree.flatten(jax.tree.map(_mean_square, updates))
-            if squares:  # in one all-reduce
-                squares = list(lax.pmean(jnp.stack(squares), exchange.axes))
-            squares = treedef.unflatten(squares)
-            return optax.tree.update_moment(squares, state.power, decay2, 1)
+                return state.power, state.own_lines
+            return update_power(
+                updates,
+                state.power,
+                state.own_lines,
+                decay=decay2,
+                weight=weight(decay2, count),
+                count=count,
+                period=period,
+            )
+
+        def corrected_power(power: Power, steps: Int32[Array, ""]) -> Power:
+            return power._replace(leaves=corrected(power.leaves, decay2, steps))
 
         def ratio(
             mu: optax.Params, nu: optax.Params, variance_steps: Int32[Array, ""]
@@ -202,12 +226,13 @@ def scale_by_onebit_adam(
                     state.freeze, count, jnp.asarray(norm, jnp.float32)
                 )
                 now = fires & ~frozen
-                power = running_power()
+                power, own_lines = running_power(1)
                 raised, share = (nu, 0.0) if as_published else _raise_low(nu)
                 return new_updates, state._replace(
                     mu=mu,
                     nu=optax.tree.where(now, raised, nu),
                     power=power,
+                    own_lines=own_lines,
                     frozen_at=jnp.where(fires | frozen, steps, 0),
                     frozen_power=optax.tree.where(now, power, state.frozen_power),
                     floored=jnp.where(now, share, state.floored),
@@ -221,17 +246,17 @@ def scale_by_onebit_adam(
                     frozen, state.frozen_at, jnp.maximum(state.count, 1)
                 )
                 frozen_power = optax.tree.where(frozen, state.frozen_power, state.power)
-                power = running_power()
+                power, own_lines = running_power(PERIOD)
                 mu, exchange_state = exchange.exchange_momentum(
                     updates, state.mu, decay1, state.exchange
                 )
                 nu = state.nu
                 if not as_published:
-                    nu = jax.tree.map(
-                        functools.partial(_followed, weight(decay2, frozen_at)),
+                    nu = followed(
                         nu,
-                        corrected(power, decay2, count),
-                        corrected(frozen_power, decay2, frozen_at),
+                        corrected_power(power, count),
+                        corrected_power(frozen_power, frozen_at),
+                        weight(decay2, frozen_at),
                     )
                 new_updates = ratio(mu, nu, frozen_at)
                 if not as_published:
@@ -239,6 +264,7 @@ def scale_by_onebit_adam(
                 return new_updates, state._replace(
                     mu=mu,
                     power=power,
+                    own_lines=own_lines,
                     frozen_at=frozen_at,
                     frozen_power=frozen_power,
                     exchange=exchange_state,
@@ -264,22 +290,9 @@ def _as_float32(x: ArrayLike) -> float | Float32[Array, ""]:
     return x if isinstance(x, (int, float)) else jnp.asarray(x, jnp.float32)
 
 
-def _mean_square(x: Array) -> Float32[Array, ""]:
-    return jnp.sum(jnp.square(x.astype(jnp.float32))) / float(max(x.size, 1))
-
-
-def _followed(
-    weight: ArrayLike, nu: Array, now: Float32[Array, ""], then: Float32[Array, ""]
-) -> Array:
-    """A leaf's frozen variance, following the power of its gradients."""
-    # A leaf without gradients before the freeze has no variance to be scaled: the
-    # power is one, the same for all of it.
-    return jnp.where(then > 0, nu * (now / jnp.where(then > 0, then, 1)), now * weight)
-
-
 def _raise_low(nu: optax.Params) -> tuple[optax.Params, Float32[Array, ""]]:
     """Variances with the low ones raised to their leaf's mean, and their share."""
-    low = jax.tree.map(lambda v: v < _LOW * jnp.mean(v), nu)
+    low = jax.tree.map(lambda v: v < LOW * jnp.mean(v), nu)
     raised = jax.tree.map(lambda v, is_low: jnp.where(is_low, jnp.mean(v), v), nu, low)
     size = max(sum(v.size for v in jax.tree.leaves(nu)), 1)
     number = sum(jnp.sum(x, dtype=jnp.float32) for x in jax.tree.leaves(low))

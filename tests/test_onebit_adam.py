@@ -14,7 +14,7 @@ from workers import Workers, mesh_of
 import onebit_jax
 from onebit_jax import exact_mean, freeze_at, onebit_adam, onebit_adamw, sign_mean
 
-SHAPES = {"kernel": (30, 7), "bias": (7,), "scale": ()}
+SHAPES = {"kernel": (30, 17), "bias": (17,), "scale": ()}
 
 
 def params_of(seed=0, dtype=jnp.float32):
@@ -85,13 +85,27 @@ def test_before_the_freeze_it_is_optax_adamw():
 
 
 def growing_gradients(step):
-    """Tripled after the freeze, zero in three rows before it, and once with a spike."""
+    """Tripled after the freeze, zero in three rows before it, and once with a spike.
+
+    After the freeze some rows and columns grow by more.
+    """
     gradients = gradients_of(step)
     if step >= 10:
         gradients = {k: 3 * g for k, g in gradients.items()}
+        rows = jnp.linspace(0.2, 4, 30)[None, :, None]
+        gradients["kernel"] *= rows * jnp.linspace(3, 0.3, 17)[None, None]
         spike = gradients["kernel"].at[:, 5, 0].set(1e4 if step == 20 else 0.0)
         return {**gradients, "kernel": spike}
     return {**gradients, "kernel": gradients["kernel"].at[:, :3].set(0)}
+
+
+def shares_of(lines):
+    """Powers of 30 rows and 17 columns relative to the mean."""
+    return np.concatenate([x / np.mean(x) for x in (lines[:30], lines[30:])])
+
+
+def known(shares):
+    return np.where(shares < 1e-6, 1.0, shares)
 
 
 @pytest.mark.parametrize("as_published", [True, False])
@@ -117,17 +131,30 @@ def test_after_the_freeze_it_is_its_formula(as_published):
     for name in SHAPES:
         p = np.asarray(params_of()[name], float)
         m, v, power, frozen_power = np.zeros_like(p), np.zeros_like(p), 0.0, np.nan
+        own_lines, lines, frozen_lines = np.zeros((4, 47)), np.zeros(47), np.zeros(47)
         for step in range(40):
             own = np.asarray(growing_gradients(step)[name], float)
             g = np.mean(own, axis=0)
             m = b1 * m + (1 - b1) * g
             power = b2 * power + (1 - b2) * np.mean(own**2)
+            if name == "kernel":
+                squares = np.concatenate([np.mean(own**2, a) for a in (2, 1)], axis=1)
+                own_lines = b2 * own_lines + (1 - b2) * squares
+                agreed = np.mean(own_lines, axis=0) / (1 - b2 ** (step + 1))
+                # After the freeze two of the 47 a step: all of them in 32.
+                first = min((step + 1) % 32 * 2, 45)
+                now = slice(first, first + 2) if step >= freeze else slice(None)
+                lines[now] = agreed[now]
             steps = min(step + 1, freeze)
             growth = 1.0
             if step < freeze:
                 v = b2 * v + (1 - b2) * g**2
             elif not as_published:
                 growth = power / (1 - b2 ** (step + 1)) / frozen_power
+                if name == "kernel":
+                    shares = shares_of(lines) / known(shares_of(frozen_lines))
+                    shares = np.outer(shares[:30], shares[30:])
+                    growth = growth * np.maximum(shares, 0.25)
             corrected = growth * v / (1 - b2**steps)
             u = m / (1 - b1 ** (step + 1)) / (np.sqrt(corrected) + eps)
             if step >= freeze and not as_published:
@@ -135,7 +162,7 @@ def test_after_the_freeze_it_is_its_formula(as_published):
                 u = np.clip(u, -3, 3)
             p = p - lr * u
             if step == freeze - 1:
-                frozen_power = power / (1 - b2**freeze)
+                frozen_power, frozen_lines = power / (1 - b2**freeze), lines.copy()
                 if not as_published:
                     v = np.where(v < 1e-6 * np.mean(v), np.mean(v), v)
             np.testing.assert_allclose(
@@ -143,7 +170,7 @@ def test_after_the_freeze_it_is_its_formula(as_published):
             )
         np.testing.assert_allclose(run.state[0].nu[name], v, rtol=1e-5)
     assert int(run.state[0].frozen_at) == freeze
-    share = 0 if as_published else 3 * 7 / (30 * 7 + 7 + 1)
+    share = 0 if as_published else 3 * 17 / (30 * 17 + 17 + 1)
     np.testing.assert_allclose(run.state[0].floored, share, rtol=1e-6)
     assert as_published or bounded > 0
 
@@ -152,7 +179,7 @@ def test_the_momentum_is_what_the_exchange_returns():
     tx = onebit_adam(0.1, sign_mean("data", block_size=32), freeze_at(3))
     _, run = train(tx, 8)
     mu, steps = run.state[0].mu["kernel"].reshape(-1), 8
-    for block in np.split(np.pad(mu, (0, 14)), 7):
+    for block in np.split(np.pad(mu, (0, 2)), 16):
         assert len(np.unique(np.abs(block[block != 0]))) == 1, "one scale a block"
     assert int(run.state[0].count) == steps
 

@@ -143,8 +143,10 @@ def test_only_bits_cross_the_workers_axis(layout):
     assert all(c.axes is not None and len(c.axes) == 1 for c in traffic.collectives)
     between = [c for c in traffic.collectives if c.axes == ("data",)]
     floats = [c for c in between if c.dtype != "u32"]
-    # A power a leaf, the loss, and leaves too small to compress.
-    assert sum(c.bytes for c in floats) <= 4 * (leaves + 1 + 2)
+    # Powers: of each leaf, in each step of a 32nd of its rows and columns; the loss,
+    # and leaves too small to compress.
+    lines = sum(sum(p.shape) for p in jax.tree.leaves(init_params(MODEL, 0)))
+    assert sum(c.bytes for c in floats) <= 4 * (leaves + lines / 32 + 1 + 2)
     words = sum(c.sent_bytes for c in between if c.dtype == "u32")
     # Replicated leaves are exchanged by each device, the others once by both.
     assert words <= 1.2 * 2 * size / 8
@@ -328,7 +330,9 @@ def test_accumulated_gradients_stay_sharded():
     ]
     # The product's own sums are of a row a sequence.
     assert all(c.bytes < 64 * 128 for c in inside)
-    assert all(c.op != "all-gather" for c in inside)
+    # Only the power of columns is gathered, no gradient and no moment.
+    gathered = [c for c in inside if c.op == "all-gather"]
+    assert sum(c.bytes for c in gathered) <= 4 * 128
 
 
 def test_bfloat16_parameters_can_be_sharded():
