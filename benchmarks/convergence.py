@@ -182,19 +182,17 @@ def study(config: Config, runs: Runs, report: Callable[[Study], None]) -> Study:
                 runs.of(case)
                 report(ended())
 
-    # A seed of both before the next, so that a study cut short compares them.
-    def train_pairs(pair: dict[str, list[Case]]) -> None:
-        train_each(chain(*zip(pair[ADAM], pair[ONEBIT_ADAM], strict=True)))
+    # A seed of all arms before the next, so that a study cut short compares them.
+    def train_all(of_arms: dict[str, list[Case]]) -> None:
+        train_each(chain(*zip(*of_arms.values(), strict=True)))
 
     report(ended())
-    train_pairs(arms)
-    for arm in ARMS[2:]:
-        train_each(arms[arm])
+    train_all(arms)
     train_each(tuned(ONEBIT_ADAM))
     train_each(own_best())
     train_each(freezes)
     for n in config.more_workers:
-        train_pairs(several[n])
+        train_all(several[n])
     return ended()
 
 

@@ -14,12 +14,13 @@ from onebit_jax._exchange import Exchange, exact_mean
 from onebit_jax._freeze import FreezeRule
 from onebit_jax._per_worker import PerWorker
 from onebit_jax._power import (
-    LOW,
     PERIOD,
     Power,
     followed,
     init_own_lines,
     init_power,
+    line_count,
+    raise_low,
     update_power,
 )
 from onebit_jax._stages import COMPRESSED_SCOPE, WARMUP_SCOPE, Stage
@@ -40,9 +41,8 @@ class ScaleByOnebitAdamState(NamedTuple):
       count: number of steps taken.
       mu: momentum, float32, the same on all workers.
       nu: variance, float32, without bias correction; frozen once `frozen_at` is set.
-      power: of the workers' gradients, in a running mean.
-      own_lines: the running mean of each worker's own squared gradients, by rows and
-        columns; what of it the others do not know yet is not in `power`.
+      power: of the workers' gradients, in running means.
+      own_lines: each worker's own, by rows and columns, part of which it exchanges.
       frozen_at: number of warm-up steps taken when the variance was frozen; 0 as
         long as it is not.
       frozen_power: `power` at the freeze.
@@ -86,24 +86,27 @@ def scale_by_onebit_adam(
     Two things are not the paper's, which has no :math:`\rho` and no bound:
 
     - :math:`\rho_t` is how the power of the gradients has grown since the freeze.
-      With :math:`p, r_k, c_l` the mean square of the workers' gradients in a leaf, in
-      row k and in column l of a matrix, running means of decay :math:`\beta_2`,
+      With p, r and c the mean squares of the workers' gradients in a leaf, in a row and
+      in a column of a matrix, running means of decay :math:`\beta_2`,
 
       .. math::
-        \rho_{t,kl} = \frac{p_t}{p_T}
-        \max\left(\frac{r_{t,k} / \bar r_t}{r_{T,k} / \bar r_T}
-        \frac{c_{t,l} / \bar c_t}{c_{T,l} / \bar c_T}, \tfrac14\right)
+        \rho_{t,kl} = \frac{p_t}{p_T} \max\left(
+        \frac{r_{t,k} / p_t}{r_{T,k} / p_T}
+        \frac{c_{t,l} / p_t}{c_{T,l} / p_T}, \tfrac14\right)
 
       Gradients that grow after the freeze would otherwise raise the learning rate
       with them. What stays frozen is how a matrix's variance differs from a product of
-      one factor a row and one a column. A leaf's power is exchanged in every step, one
-      row and column in 32 of them; matrices with fewer than 16 rows or columns, and
-      leaves of one dimension, have a leaf's power alone. Of more dimensions the last
-      two are a matrix, and each matrix has a power of its own.
+      one factor a row and one a column. In each step p is exchanged and one in 32 of
+      the shares r / p and c / p. A matrix is the last two dimensions of a leaf, those
+      before them number matrices, and c is then relative to its matrix; where one of
+      the two is less than 16, and in one dimension, :math:`\rho` is p's growth alone.
+      A kernel of many heads of few values each is better given with heads and values
+      as one dimension.
     - A sign cannot say zero: a coordinate whose frozen variance is zero, because it
       had no gradient yet, would move by its scale / eps. Its variance is frozen as
-      its leaf's mean instead, or is the leaf's power while the whole leaf had none,
-      and no update exceeds 3, about the largest that Adam itself makes,
+      its leaf's mean instead, times the shares of its row and column where these had
+      gradients, or is the leaf's power while the whole leaf had none; and no update
+      exceeds 3, about the largest that Adam itself makes,
       :math:`(1-\beta_1)/\sqrt{1-\beta_2}`.
 
     Args:
@@ -149,14 +152,15 @@ def scale_by_onebit_adam(
     exact = exact_mean(exchange.axes)
 
     def init_fn(params: optax.Params) -> ScaleByOnebitAdamState:
+        lines = 0 if as_published else line_count(params)
         return ScaleByOnebitAdamState(
             count=jnp.zeros([], jnp.int32),
             mu=optax.tree.zeros_like(params, dtype=jnp.float32),
             nu=optax.tree.zeros_like(params, dtype=jnp.float32),
-            power=init_power(params),
-            own_lines=init_own_lines(params, exchange.axes),
+            power=init_power(params, lines),
+            own_lines=init_own_lines(lines, exchange.axes),
             frozen_at=jnp.zeros([], jnp.int32),
-            frozen_power=init_power(params),
+            frozen_power=init_power(params, lines),
             floored=jnp.zeros([], jnp.float32),
             freeze=freeze.init(),
             exchange=exchange.init(params),
@@ -195,7 +199,6 @@ def scale_by_onebit_adam(
                 state.power,
                 state.own_lines,
                 decay=decay2,
-                weight=weight(decay2, count),
                 count=count,
                 period=period,
             )
@@ -227,7 +230,7 @@ def scale_by_onebit_adam(
                 )
                 now = fires & ~frozen
                 power, own_lines = running_power(1)
-                raised, share = (nu, 0.0) if as_published else _raise_low(nu)
+                raised, share = (nu, 0.0) if as_published else raise_low(nu, power)
                 return new_updates, state._replace(
                     mu=mu,
                     nu=optax.tree.where(now, raised, nu),
@@ -288,12 +291,3 @@ def _as_float32(x: ArrayLike) -> float | Float32[Array, ""]:
     # Python numbers stay weakly typed: Optax's arithmetic to the last bit. Others,
     # such as inject_hyperparams' arrays in the parameters' dtype, are promoted.
     return x if isinstance(x, (int, float)) else jnp.asarray(x, jnp.float32)
-
-
-def _raise_low(nu: optax.Params) -> tuple[optax.Params, Float32[Array, ""]]:
-    """Variances with the low ones raised to their leaf's mean, and their share."""
-    low = jax.tree.map(lambda v: v < LOW * jnp.mean(v), nu)
-    raised = jax.tree.map(lambda v, is_low: jnp.where(is_low, jnp.mean(v), v), nu, low)
-    size = max(sum(v.size for v in jax.tree.leaves(nu)), 1)
-    number = sum(jnp.sum(x, dtype=jnp.float32) for x in jax.tree.leaves(low))
-    return raised, jnp.asarray(number / float(size), jnp.float32)

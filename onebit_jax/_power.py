@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from jax.typing import ArrayLike
     from jaxtyping import Float32, Int32
 
-# A part this small of a mean has had no gradient to speak of.
+# A variance below this share of its leaf's mean says that its coordinate has had no
+# gradient to speak of; so does the power of a line.
 LOW = 1e-6
 # Steps in which every line is exchanged once, after the freeze.
 PERIOD = 32
@@ -27,7 +28,11 @@ PERIOD = 32
 _LEAST_LINES = 16
 # How far the power of a row and a column may bring a variance down. The signs of a
 # line that has no more gradients go on; Adam's momentum would be zero.
-_LEAST_SHARE = 0.25
+_LEAST_GROWTH = 0.25
+
+
+# The shares of a leaf's rows and columns, to be multiplied.
+_Lines = tuple[Any, Any] | None
 
 
 class Power(NamedTuple):
@@ -35,31 +40,33 @@ class Power(NamedTuple):
 
     Attributes:
       leaves: for each leaf, the running mean of the workers' squared gradients.
-      lines: (lines,) the same of each row and each column of each matrix, with bias
-        correction, as it was when it was last exchanged; None without a matrix.
+      lines: (lines,) for each row and each column of each matrix, its share of the
+        leaf's power when it was last exchanged, 1 where it is the leaf's mean; None
+        without a matrix.
     """
 
     leaves: optax.Params
     lines: Any
 
 
-def init_power(params: optax.Params) -> Power:
+def init_power(params: optax.Params, lines: int) -> Power:
     """The power before any gradient."""
-    shapes = [x for p in jax.tree.leaves(params) for x in line_shapes(p.shape)]
-    lines = sum(map(math.prod, shapes))
     return Power(
         leaves=jax.tree.map(lambda _: jnp.zeros([], jnp.float32), params),
-        lines=jnp.zeros(lines, jnp.float32) if lines else None,
+        lines=jnp.ones(lines, jnp.float32) if lines else None,
     )
 
 
-def init_own_lines(params: optax.Params, axes: tuple[str, ...]) -> PerWorker:
+def init_own_lines(lines: int, axes: tuple[str, ...]) -> PerWorker:
     """Each worker's own running mean by lines, before any gradient."""
     _, held = _axes.worker_count(axes)
-    own = jax.tree.map(
-        lambda x: jnp.zeros((held, *x.shape), x.dtype), init_power(params).lines
-    )
+    own = jnp.zeros((held, lines), jnp.float32) if lines else None
     return PerWorker(own, axes, "each")
+
+
+def line_count(params: optax.Params) -> int:
+    """The rows and columns of all matrices of a tree."""
+    return sum(map(_lines_of, jax.tree.leaves(params)))
 
 
 def update_power(
@@ -68,7 +75,6 @@ def update_power(
     own: PerWorker,
     *,
     decay: ArrayLike,
-    weight: ArrayLike,
     count: Int32[Array, ""],
     period: int,
 ) -> tuple[Power, PerWorker]:
@@ -79,7 +85,6 @@ def update_power(
       power: so far.
       own: each worker's running mean by lines so far.
       decay: of the running means.
-      weight: what all gradients, these included, weigh in a running mean.
       count: steps, this one included.
       period: steps in which every line is exchanged once.
 
@@ -89,27 +94,36 @@ def update_power(
     leaves, treedef = jax.tree.flatten(gradients)
     if not leaves:
         return power, own
-    means, lines = zip(*map(_mean_squares, leaves), strict=True)
-    sent, lines = jnp.stack(means), [x for pair in lines for x in pair]
-    agreed, start = power.lines, jnp.int32(0)
+    measured = list(map(_mean_squares, leaves))
+    sent = jnp.stack([mean for mean, _ in measured])
+    lines = [x for _, of_leaf in measured for x in of_leaf]
+    start = length = 0
     if lines:
-        workers = _axes.bound_workers(own.axes)
-        fits = own.value.shape == (1, *power.lines.shape)
-        _axes.check_workers(fits, "1-bit Adam", workers, own.axes)
         new = _axes.whole(jnp.concatenate(lines))
-        new = _axes.whole(optax.tree.update_moment(new, own.value[0], decay, 1))
+        before: Any = own.value
+        fits = before is not None and before.shape == (1, new.size)
+        workers = _axes.bound_workers(own.axes)
+        _axes.check_workers(fits, "1-bit Adam", workers, own.axes)
+        new = _axes.whole(optax.tree.update_moment(new, before[0], decay, 1))
         own = PerWorker(new[None], own.axes, own.role)
         length = -(-new.size // period)
         start = jnp.minimum(count % period * length, new.size - length)
-        # Corrected when it is sent: it is of that step until it is sent again.
-        part = lax.dynamic_slice_in_dim(new / weight, start, length)
+        part = lax.dynamic_slice_in_dim(new, start, length)
         sent = jnp.concatenate([sent, part])
     received = lax.pmean(sent, own.axes)
-    squares, part = received[: len(leaves)], received[len(leaves) :]
+    squares = treedef.unflatten(list(received[: len(leaves)]))
+    power = power._replace(
+        leaves=optax.tree.update_moment(squares, power.leaves, decay, 1)
+    )
     if lines:
-        agreed = _axes.whole(lax.dynamic_update_slice_in_dim(agreed, part, start, 0))
-    squares = treedef.unflatten(list(squares))
-    return Power(optax.tree.update_moment(squares, power.leaves, decay, 1), agreed), own
+        pairs = zip(jax.tree.leaves(power.leaves), leaves, strict=True)
+        of_leaf = [jnp.full(_lines_of(g), p) for p, g in pairs if _lines_of(g)]
+        of_leaf = _axes.whole(jnp.concatenate(of_leaf))
+        of_leaf = lax.dynamic_slice_in_dim(of_leaf, start, length)
+        shares = _ratio(received[len(leaves) :], of_leaf)
+        shares = lax.dynamic_update_slice_in_dim(power.lines, shares, start, 0)
+        power = power._replace(lines=_axes.whole(shares))
+    return power, own
 
 
 def followed(
@@ -119,34 +133,49 @@ def followed(
 
     Args:
       nu: variances, without bias correction.
-      now: the power, with bias correction.
+      now: the power, of leaves with bias correction.
       then: the same at the freeze.
       weight: the variances' bias correction.
 
     Returns:
       The variances, without bias correction.
     """
-    leaves, treedef = jax.tree.flatten(nu)
-    pairs = zip(
-        leaves, jax.tree.leaves(now.leaves), jax.tree.leaves(then.leaves), strict=True
-    )
-    result, start = [], 0
-    for v, power, frozen_power in pairs:
+
+    def of_leaf(
+        v: Array, power: Array, frozen: Array, by: _Lines, was: _Lines
+    ) -> Array:
         # A leaf without gradients before the freeze has no variance to be scaled: the
         # power is one, the same for all of it.
-        v = jnp.where(
-            frozen_power > 0,
-            v * (power / jnp.where(frozen_power > 0, frozen_power, 1)),
-            power * weight,
-        )
-        shapes = line_shapes(v.shape)
-        if shapes:
-            end = start + sum(map(math.prod, shapes))
-            lines = now.lines[start:end], then.lines[start:end]
-            v = v * _lines_growth(*lines, *shapes)
-            start = end
-        result.append(v)
-    return treedef.unflatten(result)
+        v = jnp.where(frozen > 0, v * _ratio(power, frozen), power * weight)
+        if by is None or was is None:
+            return v
+        rows, columns = (x / _known(y) for x, y in zip(by, was, strict=True))
+        growth = _axes.whole(rows) * _axes.whole(columns)
+        return v * jnp.maximum(growth, _LEAST_GROWTH)
+
+    return jax.tree.map(
+        of_leaf, nu, now.leaves, then.leaves, _by_leaf(nu, now), _by_leaf(nu, then)
+    )
+
+
+def raise_low(
+    nu: optax.Params, power: Power
+) -> tuple[optax.Params, Float32[Array, ""]]:
+    """Variances with the low ones raised, and their share.
+
+    A low one becomes its leaf's mean, by the shares of its row and its column, so that
+    it follows their growth as others do.
+    """
+    low = jax.tree.map(lambda v: v < LOW * jnp.mean(v), nu)
+
+    def of_leaf(v: Array, is_low: Array, by: _Lines) -> Array:
+        rows, columns = map(_known, by or (jnp.ones([]), jnp.ones([])))
+        return jnp.where(is_low, jnp.mean(v) * rows * columns, v)
+
+    raised = jax.tree.map(of_leaf, nu, low, _by_leaf(nu, power))
+    size = max(sum(v.size for v in jax.tree.leaves(nu)), 1)
+    number = sum(jnp.sum(x, dtype=jnp.float32) for x in jax.tree.leaves(low))
+    return raised, jnp.asarray(number / float(size), jnp.float32)
 
 
 def line_shapes(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
@@ -154,9 +183,13 @@ def line_shapes(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
     The last two dimensions are a matrix, those before them number matrices.
     """
-    if len(shape) < 2 or min(shape[-2:]) < _LEAST_LINES:
+    if len(shape) < 2 or min(shape[-2:]) < _LEAST_LINES or not math.prod(shape):
         return ()
     return shape[:-1], (*shape[:-2], shape[-1])
+
+
+def _lines_of(x: Array) -> int:
+    return sum(map(math.prod, line_shapes(x.shape)))
 
 
 def _mean_squares(x: Array) -> tuple[Float32[Array, ""], list[Float32[Array, " n"]]]:
@@ -168,30 +201,31 @@ def _mean_squares(x: Array) -> tuple[Float32[Array, ""], list[Float32[Array, " n
     return jnp.mean(rows), [_axes.whole(x.reshape(-1)) for x in (rows, columns)]
 
 
-def _lines_growth(
-    now: Array, then: Array, rows: tuple[int, ...], columns: tuple[int, ...]
-) -> Array:
-    """How the power of a leaf's entries has grown by its lines, beside the leaf's."""
-    middle = math.prod(rows)
-    rows_now, rows_then = now[:middle].reshape(rows), then[:middle].reshape(rows)
-    by_row = _growth(rows_now, rows_then, -1)
-    by_column = _growth(
-        now[middle:].reshape(columns), then[middle:].reshape(columns), -1
-    )
-    by_line = by_row[..., :, None] * by_column[..., None, :]
-    by_matrix = _growth(jnp.mean(rows_now, -1), jnp.mean(rows_then, -1), None)
-    return by_matrix[..., None, None] * jnp.maximum(by_line, _LEAST_SHARE)
+def _by_leaf(tree: optax.Params, power: Power) -> optax.Params:
+    """For each leaf None, or the shares of its rows and, of its matrix's, columns."""
+    leaves, treedef = jax.tree.flatten(tree)
+    result, start = [], 0
+    for x in leaves:
+        parts = []
+        for shape in line_shapes(x.shape):
+            end = start + math.prod(shape)
+            parts.append(power.lines[start:end].reshape(shape))
+            start = end
+        if parts:
+            rows, columns = parts
+            of_matrix = jnp.mean(columns, axis=-1, keepdims=True)
+            columns = _ratio(columns, of_matrix)
+            parts = rows[..., :, None], columns[..., None, :]
+        result.append(parts or None)
+    return treedef.unflatten(result)
 
 
-def _growth(now: Array, then: Array, axis: int | None) -> Array:
-    """Of powers, each relative to the mean of all along an axis."""
-    # Where there was no gradient the frozen variance is its leaf's mean.
-    before = _shares(then, axis)
-    before = jnp.where(before < LOW, 1, before)
-    return _axes.whole(_shares(now, axis) / before)
+def _known(share: Array) -> Array:
+    # What had no gradient has its leaf's mean for a variance.
+    return jnp.where(share < LOW, 1, share)
 
 
-def _shares(power: Array, axis: int | None) -> Array:
-    """Powers relative to their mean; one where there is none."""
-    mean = jnp.mean(power, axis=axis, keepdims=True)
-    return jnp.where(mean > 0, power / jnp.where(mean > 0, mean, 1), 1)
+def _ratio(x: Array, y: Array) -> Array:
+    """One where it cannot be told."""
+    told = (y > 0) & jnp.isfinite(y)
+    return jnp.where(told, x / jnp.where(told, y, 1), 1)

@@ -28,7 +28,7 @@ def sign_mean(
     axis: _axes.AxisNames,
     *,
     block_size: int = 1024,
-    scale: Literal["rms", "mean_abs"] = "rms",
+    scale: Literal["rms", "mean_abs"] = "mean_abs",
     error_dtype: DTypeLike = jnp.float32,
     exact_below: int | None = None,
     bucket_size: int = 2**27,
@@ -46,8 +46,9 @@ def sign_mean(
       \bar\delta \leftarrow \tfrac1n \textstyle\sum_i \hat x^{(i)} + \bar\delta
       - \bar x
 
-    with :math:`C[x] = s_b\,\mathrm{sign}(x)` and :math:`s_b` the root mean square
-    of the block. The sum over steps of what is returned differs from the sum of
+    with :math:`C[x] = s_b\,\mathrm{sign}(x)` and :math:`s_b` the mean magnitude of the
+    block, the scale of the smallest error: :math:`\|x - C[x]\|^2 = \|x\|^2 -
+    \|x\|_1^2 / |b|`, less than :math:`\|x\|^2` whatever x is. The sum over steps of what is returned differs from the sum of
     the exact means by no more than the errors held now. On the wire: for each bucket
     one all-to-all (between two workers an all-gather) and one all-gather of
     (1 + 32 / block_size) bits a value.
@@ -57,7 +58,8 @@ def sign_mean(
     Args:
       axis: name, or names, of the mesh axes whose members are the workers.
       block_size: values a scale; a power of two of at least 32.
-      scale: 'rms', or 'mean_abs' for the mean magnitude.
+      scale: 'mean_abs' for the mean magnitude, or 'rms' for the root mean square, whose
+        error can be larger than what it compresses.
       error_dtype: dtype of the stored errors. bfloat16 halves their memory and
         loses what rounding drops.
       exact_below: leaves of fewer values are averaged exactly, all in one all-reduce.

@@ -69,6 +69,8 @@ def test_every_arm_runs_at_adams_best_and_onebit_adam_at_its_own_too(known, tmp_
     for workers, pair in found.workers.items():
         for runs in pair.values():
             assert [run.case.workers for run in runs] == [workers] * 3
+    order = [case.seed for case in known if case[1:2] + case[3:] == (2e-3, 8, 120)]
+    assert order == sorted(order), "a study cut short compares all arms"
     assert {run.case.freeze for run in found.freezes} == {12, 30, 60, 120, 180, "auto"}
     assert {run.case.seed for run in found.freezes} == {0}
 

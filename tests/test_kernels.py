@@ -126,7 +126,7 @@ def test_low_precision(rng, implementation, value_dtype, error_dtype):
     assert result[2].dtype == error_dtype
     x = np.asarray(value, float) + np.asarray(error, float)
     tolerance = 4e-6 if error_dtype == jnp.float32 else 2e-2
-    check(result, *blocks_of(x, 256), "rms", tolerance)
+    check(result, *blocks_of(x, 256), "mean_abs", tolerance)
     restored = pk.decompress(
         *result[:2], 10_000, value_dtype, implementation=implementation
     )
@@ -135,10 +135,15 @@ def test_low_precision(rng, implementation, value_dtype, error_dtype):
 
 @each
 @pytest.mark.parametrize(
-    ("workers", "size", "block_size"),
-    [(1, 9000, 256), (20, 9000, 256), *((3, *s) for s in SHAPES), (20, 20_000, 8192)],
+    ("scale", "workers", "size", "block_size"),
+    [
+        ("rms", 1, 9000, 256),
+        ("mean_abs", 20, 9000, 256),
+        *(("mean_abs", 3, *shape) for shape in SHAPES),
+        ("rms", 20, 20_000, 8192),
+    ],
 )
-def test_average_and_recompress(rng, implementation, workers, size, block_size):
+def test_average_and_recompress(rng, implementation, scale, workers, size, block_size):
     blocks = -(-size // block_size)
     words = rng.integers(0, 2**32, (workers, blocks, block_size // 32), dtype=np.uint32)
     scales = rng.random((workers, blocks)).astype(np.float32)
@@ -146,14 +151,18 @@ def test_average_and_recompress(rng, implementation, workers, size, block_size):
     counts = rng.integers(0, block_size + 1, blocks).astype(np.int32)
     counts[: blocks // 2] = block_size
     result = pk.average_and_recompress(
-        *map(jnp.asarray, (words, scales, error, counts)), implementation=implementation
+        *map(jnp.asarray, (words, scales, error, counts)),
+        scale=scale,
+        implementation=implementation,
     )
     sent = np.where(bits_of(words) == 1, 1, -1) * scales.astype(float)[..., None]
     y = sent.mean(axis=0) + error.reshape(blocks, block_size)
     counted = np.arange(block_size) < counts[:, None]
     new_words, new_scales, new_error = result
-    power = np.sum(y**2, axis=1, where=counted) / np.maximum(counts, 1)
-    np.testing.assert_allclose(new_scales, np.sqrt(power), rtol=2e-6, atol=ROUNDING)
+    terms = y**2 if scale == "rms" else np.abs(y)
+    mean = np.sum(terms, axis=1, where=counted) / np.maximum(counts, 1)
+    expected = np.sqrt(mean) if scale == "rms" else mean
+    np.testing.assert_allclose(new_scales, expected, rtol=2e-6, atol=ROUNDING)
     certain = counted & (np.abs(y) > 1e-5)
     np.testing.assert_array_equal((bits_of(new_words) == 1)[certain], y[certain] >= 0)
     magnitude = np.asarray(new_scales)[:, None]
@@ -209,6 +218,7 @@ def test_numbers_that_are_hard(implementation):
         jnp.asarray(value.reshape(-1)),
         jnp.zeros(value.size),
         block_size=256,
+        scale="rms",
         implementation=implementation,
     )
     scales, error = np.asarray(scales), np.asarray(error).reshape(value.shape)

@@ -13,7 +13,8 @@ import onebit_jax
 from onebit_jax import exact_mean, freeze_at, onebit_adam, sign_mean
 
 SHAPES = {"stack": (2, 18, 16), "matrix": (20, 33), "narrow": (40, 15), "vector": (40,)}
-LINES = 2 * (18 + 16) + 20 + 33
+COUNTS = (20 + 33, 2 * (18 + 16))  # lines of the matrix and, behind it, of the stack
+LINES = sum(COUNTS)
 PERIOD = 32
 
 
@@ -40,7 +41,7 @@ def test_magnitudes_of_rows_and_columns_are_followed():
     tx = onebit_adam(1.0, exact_mean("data"), freeze_at(5), b1=0.5, b2=0.8)
     run = Workers(tx, {k: jnp.zeros(s) for k, s in SHAPES.items()}, mesh_of(4))
     before, after = factors(0), factors(1)
-    after["stack"][1] *= 7  # a matrix of a stack alone
+    after["stack"][1] *= 1.2  # a matrix of a stack alone
     for step in range(150):
         magnitudes = before if step < 5 else after
         own = {
@@ -54,19 +55,73 @@ def test_magnitudes_of_rows_and_columns_are_followed():
     assert np.abs(np.abs(updates["narrow"]) - 1).max() > 0.1
 
 
+def trained(own, steps, freeze=5, workers=2, exchange=exact_mean, **options):
+    """Updates of a learning rate of 1, after some steps of each worker's gradients."""
+    options = {"b1": 0.5, "b2": 0.8} | options
+    tx = onebit_adam(1.0, exchange("data"), freeze_at(freeze), **options)
+    run = Workers(tx, jax.tree.map(jnp.zeros_like, own(0)), mesh_of(workers))
+    for step in range(steps):
+        gradients = jax.tree.map(lambda g: jnp.stack([g] * workers), own(step))
+        updates = run.update(gradients)
+    return updates, run.state
+
+
+@pytest.mark.parametrize("options", [{}, {"bias_correction": False}])
+@pytest.mark.parametrize("before", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("shape", [(32, 48), (3, 18, 16)])
+def test_what_grows_evenly_stays_even_in_every_step(shape, before, options):
+    """Lines are exchanged in 32 different steps: none may lag behind the others."""
+    sign = jnp.asarray(np.random.default_rng(0).choice([-1.0, 1.0], shape), jnp.float32)
+    for steps in (6, 10, 25):
+        grown = lambda t: sign * (before if t < 5 else 1.0)  # noqa: E731
+        updates, _ = trained(grown, steps, b2=0.95, **options)
+        magnitude = np.abs(updates)
+        np.testing.assert_allclose(magnitude, magnitude.max(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("alive", [1, 8])
+def test_a_row_that_was_partly_silent_learns_as_others(alive):
+    """Its raised variances must not be multiplied by all that the row has grown."""
+    sign = jnp.asarray(
+        np.random.default_rng(0).choice([-1.0, 1.0], (32, 64)), jnp.float32
+    )
+    partly = sign.at[3, alive:].set(0.0)
+    updates, _ = trained(lambda t: partly if t < 5 else sign, 150)
+    np.testing.assert_allclose(-updates[3, alive:], sign[3, alive:], rtol=0.1)
+    # What was alive has grown less than its row.
+    assert np.all(np.abs(updates[3, :alive]) > 0.1)
+
+
 def test_a_line_that_falls_silent_keeps_a_quarter_of_its_variance():
     """The signs of others in its block go on, and would be divided by nothing."""
-    tx = onebit_adam(1.0, exact_mean("data"), freeze_at(5), b1=0.5, b2=0.8)
-    run = Workers(tx, {"matrix": jnp.zeros(SHAPES["matrix"])}, mesh_of(2))
-    sign = signs()["matrix"]
-    for step in range(150):
-        own = sign.copy()
-        own[3] *= 1e-3 if step >= 5 else 1
-        updates = run.update({"matrix": jnp.asarray(np.stack([own] * 2), jnp.float32)})
+    sign = jnp.asarray(signs()["matrix"], jnp.float32)
+    quiet = sign.at[3].mul(1e-3)
+    updates, _ = trained(lambda t: sign if t < 5 else quiet, 150)
     leaf = (19 + 1e-6) / 20
     np.testing.assert_allclose(
-        -updates["matrix"][3], 1e-3 * sign[3] / np.sqrt(leaf / 4), rtol=1e-3
+        -updates[3], 1e-3 * sign[3] / np.sqrt(leaf / 4), rtol=1e-3
     )
+
+
+def test_an_overflow_does_not_become_nan():
+    grown = lambda t: jnp.ones((16, 16)).at[2, 3].set(3e19 if t == 7 else 1.0)  # noqa: E731
+    updates, _ = trained(grown, 50)
+    assert np.all(np.isfinite(updates))
+
+
+def test_a_leaf_of_nothing_has_no_lines():
+    own = {"none": jnp.zeros((0, 16, 16)), "some": jnp.ones((16, 16))}
+    updates, state = trained(lambda t: own, 7)
+    assert updates["none"].shape == (0, 16, 16)
+    assert np.all(np.isfinite(updates["some"]))
+    assert state[0].power.lines.shape == (32,)
+    trained(lambda t: own["none"], 7)
+
+
+def test_as_published_there_are_no_lines():
+    _, state = trained(lambda t: jnp.ones((16, 16)), 7, as_published=True)
+    assert state[0].power.lines is None
+    assert state[0].own_lines.value is None
 
 
 def test_every_line_is_exchanged_once_a_period():
@@ -91,10 +146,12 @@ def test_every_line_is_exchanged_once_a_period():
     for _ in range(PERIOD):
         before, lines = lines, step()
         exchanged += lines != before
-        own = np.asarray(run.state[0].own_lines.value)
-        mean = np.mean(own, axis=0) / (1 - 0.999 ** int(run.state[0].count))
         now = lines != before
-        np.testing.assert_allclose(lines[now], mean[now], rtol=1e-4)
+        own = np.mean(run.state[0].own_lines.value, axis=0)
+        shares = own / np.repeat(
+            [float(run.state[0].power.leaves[k]) for k in ("matrix", "stack")], COUNTS
+        )
+        np.testing.assert_allclose(lines[now], shares[now], rtol=1e-5)
     # The last of them again and again, where a period is longer than they are.
     assert exchanged.min() == 1
     assert exchanged.sum() <= LINES + PERIOD
