@@ -169,8 +169,11 @@ def raise_low(
     low = jax.tree.map(lambda v: v < LOW * jnp.mean(v), nu)
 
     def of_leaf(v: Array, is_low: Array, by: _Lines) -> Array:
-        rows, columns = map(_known, by or (jnp.ones([]), jnp.ones([])))
-        return jnp.where(is_low, jnp.mean(v) * rows * columns, v)
+        mean = jnp.mean(v)
+        if by is not None:
+            rows, columns = (_axes.whole(_known(x)) for x in by)
+            mean = mean * rows * columns
+        return jnp.where(is_low, mean, v)
 
     raised = jax.tree.map(of_leaf, nu, low, _by_leaf(nu, power))
     size = max(sum(v.size for v in jax.tree.leaves(nu)), 1)
@@ -209,12 +212,12 @@ def _by_leaf(tree: optax.Params, power: Power) -> optax.Params:
         parts = []
         for shape in line_shapes(x.shape):
             end = start + math.prod(shape)
-            parts.append(power.lines[start:end].reshape(shape))
+            parts.append(_axes.whole(power.lines[start:end].reshape(shape)))
             start = end
         if parts:
             rows, columns = parts
             of_matrix = jnp.mean(columns, axis=-1, keepdims=True)
-            columns = _ratio(columns, of_matrix)
+            columns = _axes.whole(_ratio(columns, of_matrix))
             parts = rows[..., :, None], columns[..., None, :]
         result.append(parts or None)
     return treedef.unflatten(result)

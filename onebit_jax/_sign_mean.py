@@ -48,10 +48,10 @@ def sign_mean(
 
     with :math:`C[x] = s_b\,\mathrm{sign}(x)` and :math:`s_b` the mean magnitude of the
     block, the scale of the smallest error: :math:`\|x - C[x]\|^2 = \|x\|^2 -
-    \|x\|_1^2 / |b|`, less than :math:`\|x\|^2` whatever x is. The sum over steps of what is returned differs from the sum of
-    the exact means by no more than the errors held now. On the wire: for each bucket
-    one all-to-all (between two workers an all-gather) and one all-gather of
-    (1 + 32 / block_size) bits a value.
+    \|x\|_1^2 / |b|`, less than :math:`\|x\|^2` whatever x is. The sum over steps of
+    what is returned differs from the sum of the exact means by no more than the errors
+    held now. On the wire: for each bucket one all-to-all (between two workers an
+    all-gather) and one all-gather of (1 + 32 / block_size) bits a value.
 
     A value that is not finite, on any worker, makes its block not finite on all.
 
