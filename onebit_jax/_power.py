@@ -100,8 +100,8 @@ def update_power(
     start = length = 0
     if lines:
         new = _axes.whole(jnp.concatenate(lines))
-        before: Any = own.value
-        fits = before is not None and before.shape == (1, new.size)
+        before = own.value
+        fits = getattr(before, "shape", None) == (1, new.size)
         workers = _axes.bound_workers(own.axes)
         _axes.check_workers(fits, "1-bit Adam", workers, own.axes)
         new = _axes.whole(optax.tree.update_moment(new, before[0], decay, 1))
