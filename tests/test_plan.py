@@ -70,6 +70,12 @@ def onebit(exchange):
     return onebit_jax.onebit_adam(1e-3, exchange, onebit_jax.freeze_at(10))
 
 
+def powers_at(cluster):
+    lines = sum(map(plan_wire.lines_of, SHAPES.values()))
+    assert lines == 96 + 1024 + 40 + 41
+    return plan_wire.powers(SIZES, -(-lines // plan_wire.LINES_PERIOD), cluster)
+
+
 WIRES = {"signs": onebit_jax.sign_mean, "counts": onebit_jax.count_mean}
 
 
@@ -82,7 +88,7 @@ def sent(phases, over=None):
 def test_flat_bytes_are_those_of_a_compiled_step(hosts, wire):
     mesh, at = mesh_of(hosts, 1), cluster(hosts, 1)
     traffic = compiled_traffic(mesh, onebit(WIRES[wire](mesh.axis_names)))
-    predicted = (*plan_wire.flat(SIZES, wire, at), plan_wire.scalars(SIZES, at))
+    predicted = (*plan_wire.flat(SIZES, wire, at), powers_at(at))
     # Each collective's bytes are rounded up.
     assert traffic.sent_bytes("compressed") == pytest.approx(sent(predicted), abs=8)
 
@@ -94,7 +100,7 @@ def test_hierarchical_bytes_are_those_of_a_compiled_step(wire):
     traffic = compiled_traffic(mesh, onebit(exchange))
     phases = plan_wire.hierarchical(SIZES, wire, at)
     # What crosses both axes at once is counted for each of them.
-    both = sent((plan_wire.scalars(SIZES, at), *phases), "all")
+    both = sent((powers_at(at), *phases), "all")
     for axis in ("host", "device"):
         found = traffic.sent_bytes("compressed", axis)
         assert found == pytest.approx(sent(phases, axis) + both, abs=8)

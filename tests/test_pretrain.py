@@ -31,6 +31,7 @@ from models import SIZES
 from train import loop, program, record, run_folder
 from train.config import PretrainConfig
 from train.errors import InputError
+from train.plan_wire import lines_of
 from train.pretrain import pretrain
 from train.record import EvalMetrics, StepMetrics
 
@@ -139,6 +140,8 @@ def test_the_stage_and_the_bytes_change_at_the_freeze(finished):
     # A ring's all-reduce of float32 against 1 bit there and 1 bit back.
     params = last_arrays(finished, STEPS)["params"]
     size = sum(x.size for x in jax.tree.leaves(params))
+    # In so small a model rows and columns are many.
+    size += sum(lines_of(x.shape) for x in jax.tree.leaves(params))
     assert warmup == pytest.approx(2 * 7 / 8 * 4 * size, rel=0.01)
     assert warmup > 25 * compressed
     totals = [line["total_sent_bytes"] for line in lines]
@@ -148,8 +151,8 @@ def test_the_stage_and_the_bytes_change_at_the_freeze(finished):
     adam = steps_of(finished / "adam")
     ((stage, sent),) = {(line["stage"], line["sent_bytes"]) for line in adam}
     assert stage == "warmup"
-    # But for a few scalars that the freeze is decided by.
-    assert sent == pytest.approx(warmup, rel=1e-3)
+    # But for the power of leaves, rows and columns.
+    assert sent == pytest.approx(warmup, rel=2e-2)
 
 
 def test_the_learning_rate_rises_and_falls(finished):

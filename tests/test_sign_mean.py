@@ -151,7 +151,9 @@ def test_zeros_stay_exact_zeros():
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])
 def test_what_is_not_finite_reaches_every_worker(bad):
     run = Workers(
-        onebit_jax.sign_mean("data", block_size=64), jnp.zeros(640), mesh_of(8)
+        onebit_jax.sign_mean("data", block_size=64, scale="rms"),
+        jnp.zeros(640),
+        mesh_of(8),
     )
     x = jnp.ones((8, 640)).at[5, 100].set(bad)
     agreed = run.update(x)

@@ -27,7 +27,7 @@ from train.plan_model import Load, Model, bert_flops, dense_flops, load
 from train.plan_report import GIGABIT, make_plan, milliseconds, table, to_json, verdict
 from train.plan_sizes import SIZES
 from train.plan_targets import GPUS
-from train.plan_wire import Cluster
+from train.plan_wire import Cluster, lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,9 +139,11 @@ def model_of(config: PlanConfig) -> Model:
                 f"--seq must be at most {sizes.max_positions}, the positions of BERT "
                 f"{config.model}."
             )
-        leaves = tuple(leaf.size for leaf in jax.tree.leaves(abstract_params(sizes)))
+        leaves = jax.tree.leaves(abstract_params(sizes))
+        lines = sum(lines_of(leaf.shape) for leaf in leaves)
         flops = bert_flops(sizes, config.seq, remat=config.remat)
-        return Model(f"BERT {config.model}", leaves, flops)
+        own = tuple(leaf.size for leaf in leaves)
+        return Model(f"BERT {config.model}", own, flops, lines)
     try:
         parameters = round(float(config.model))
     except (ValueError, OverflowError):

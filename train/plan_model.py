@@ -30,11 +30,13 @@ class Model(NamedTuple):
       name: Its name.
       sizes: Parameters of each leaf.
       flops: FLOP of one sequence, forward and backward.
+      lines: Rows and columns of its matrices, where they are known.
     """
 
     name: str
     sizes: tuple[int, ...]
     flops: float
+    lines: int = 0
 
     @property
     def parameters(self) -> int:
@@ -214,7 +216,10 @@ def arms(
       where there are several hosts of several GPUs; with signs and with counts.
     """
     n = cluster.hosts * cluster.gpus
-    scalars = plan_wire.scalars(model.sizes, cluster)
+    powers = plan_wire.powers(model.sizes, model.lines, cluster)
+    some = plan_wire.powers(
+        model.sizes, -(-model.lines // plan_wire.LINES_PERIOD), cluster
+    )
 
     def exact_step(itemsize: int, *more: Phase) -> Step:
         phases = (*plan_wire.exact(model.sizes, itemsize, cluster), *more)
@@ -223,8 +228,8 @@ def arms(
     def arm(name: str, phases: tuple[Phase, ...], workers: int, shards: int) -> Arm:
         more = compression_bytes(workers, shards) - ADAM_BYTES
         update = work.adam + more * model.parameters / work.memory_rate
-        compressed = _step(work, update, (*phases, scalars), cluster, hides=False)
-        return Arm(name, exact_step(warmup_itemsize, scalars), compressed)
+        compressed = _step(work, update, (*phases, some), cluster, hides=False)
+        return Arm(name, exact_step(warmup_itemsize, powers), compressed)
 
     found = [Arm(name, exact_step(b), exact_step(b)) for name, b in BASELINES.items()]
     for wire in ("signs", "counts"):

@@ -24,7 +24,7 @@ from models import SIZES
 from train.objective import abstract_params
 from train.plan_model import Arm, Load, Model, arms, bert_flops
 from train.plan_targets import GPUS
-from train.plan_wire import Cluster
+from train.plan_wire import Cluster, lines_of
 
 GIGABIT = 1e9 / 8
 LATENCY = 20e-6
@@ -91,7 +91,8 @@ def bert_large() -> Model:
     """The model of the profile."""
     leaves = jax.tree.leaves(abstract_params(SIZES["large"]))
     sizes = tuple(leaf.size for leaf in leaves)
-    return Model("BERT large", sizes, bert_flops(SIZES["large"], TOKENS))
+    lines = sum(lines_of(leaf.shape) for leaf in leaves)
+    return Model("BERT large", sizes, bert_flops(SIZES["large"], TOKENS), lines)
 
 
 def one_gpu(network: str, *, batch: int, accumulate: int) -> Load:

@@ -17,6 +17,8 @@ BLOCK = 1024
 BUCKET = 2**27
 """Values a bucket: a collective carries no more."""
 EXACT_BELOW = BLOCK // 32 + 2
+LEAST_LINES = 16
+LINES_PERIOD = 32
 """Values under which a leaf goes exactly: no more than its block would have words."""
 
 Over = Literal["all", "host", "device"]
@@ -177,14 +179,26 @@ def divide(sizes: tuple[int, ...], parts: int) -> Divided:
     return Divided(small, blocks, -(-blocks * BLOCK // BUCKET))
 
 
-def scalars(sizes: tuple[int, ...], cluster: Cluster) -> Phase:
-    """The loss and 1-bit Adam's one number a leaf, its gradients' power.
+def lines_of(shape: tuple[int, ...]) -> int:
+    """The rows and columns of a leaf whose power 1-bit Adam exchanges."""
+    if len(shape) < 2 or min(shape[-2:]) < LEAST_LINES:
+        return 0
+    return math.prod(shape[:-2]) * (shape[-2] + shape[-1])
 
-    The power of rows and columns is left out: of a large BERT's flat exchange about a
-    thousandth, of what hosts of eight exchange hierarchically a hundredth.
+
+def powers(sizes: tuple[int, ...], lines: int, cluster: Cluster) -> Phase:
+    """The loss and the power of gradients, by leaves and by rows and columns.
+
+    Args:
+      sizes: Values of each leaf.
+      lines: Rows and columns: in the warm-up all, then a part in each step.
+      cluster: The cluster.
+
+    Returns:
+      One phase.
     """
-    size = 4 * (len(sizes) + 1)
-    return ring("all-reduce of a number a leaf", size, cluster, "all", passes=2)
+    size = 4 * (len(sizes) + lines + 1)
+    return ring("all-reduce of powers", size, cluster, "all", passes=2)
 
 
 def exact(sizes: tuple[int, ...], itemsize: int, cluster: Cluster) -> tuple[Phase, ...]:
