@@ -150,8 +150,9 @@ def test_zeros_stay_exact_zeros():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])
 def test_what_is_not_finite_reaches_every_worker(bad):
+    scale = "rms" if bad == 1e30 else "mean_abs"  # its square alone overflows
     run = Workers(
-        onebit_jax.sign_mean("data", block_size=64, scale="rms"),
+        onebit_jax.sign_mean("data", block_size=64, scale=scale),
         jnp.zeros(640),
         mesh_of(8),
     )
