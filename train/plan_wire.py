@@ -17,9 +17,10 @@ BLOCK = 1024
 BUCKET = 2**27
 """Values a bucket: a collective carries no more."""
 EXACT_BELOW = BLOCK // 32 + 2
+"""Values under which a leaf goes exactly: no more than its block would have words."""
+
 LEAST_LINES = 16
 LINES_PERIOD = 32
-"""Values under which a leaf goes exactly: no more than its block would have words."""
 
 Over = Literal["all", "host", "device"]
 
