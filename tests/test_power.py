@@ -1,6 +1,7 @@
 """A frozen variance follows the power of its gradients' rows and columns."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -55,15 +56,20 @@ def test_magnitudes_of_rows_and_columns_are_followed():
     assert np.abs(np.abs(updates["narrow"]) - 1).max() > 0.1
 
 
-def trained(own, steps, freeze=5, workers=2, exchange=exact_mean, **options):
-    """Updates of a learning rate of 1, after some steps of each worker's gradients."""
+def stepwise(own, steps, freeze=5, workers=2, exchange=exact_mean, **options):
+    """Updates of a learning rate of 1, and the state, step by step."""
     options = {"b1": 0.5, "b2": 0.8} | options
     tx = onebit_adam(1.0, exchange("data"), freeze_at(freeze), **options)
     run = Workers(tx, jax.tree.map(jnp.zeros_like, own(0)), mesh_of(workers))
     for step in range(steps):
         gradients = jax.tree.map(lambda g: jnp.stack([g] * workers), own(step))
-        updates = run.update(gradients)
-    return updates, run.state
+        yield run.update(gradients), run.state
+
+
+def trained(own, steps, **options):
+    """What `stepwise` ends with."""
+    *_, last = stepwise(own, steps, **options)
+    return last
 
 
 @pytest.mark.parametrize("options", [{}, {"bias_correction": False}])
@@ -72,9 +78,12 @@ def trained(own, steps, freeze=5, workers=2, exchange=exact_mean, **options):
 def test_what_grows_evenly_stays_even_in_every_step(shape, before, options):
     """Lines are exchanged in 32 different steps: none may lag behind the others."""
     sign = jnp.asarray(np.random.default_rng(0).choice([-1.0, 1.0], shape), jnp.float32)
-    for steps in (6, 10, 25):
-        grown = lambda t: sign * (before if t < 5 else 1.0)  # noqa: E731
-        updates, _ = trained(grown, steps, b2=0.95, **options)
+
+    def grown(step):
+        return sign * (before if step < 5 else 1.0)
+
+    steps = stepwise(grown, 40, b2=0.95, **options)
+    for updates, _ in itertools.islice(steps, 5, None):
         magnitude = np.abs(updates)
         np.testing.assert_allclose(magnitude, magnitude.max(), rtol=1e-4)
 
