@@ -47,15 +47,16 @@ class Config:
     """Folder for the runs' checkpoints and weights."""
     learning_rates: tuple[float, ...] = (2.5e-4, 5e-4, 7e-4, 1e-3, 1.5e-3)
     """The grid that Adam and 1-bit Adam are tuned on, with the first seed."""
-    seeds: tuple[int, ...] = (0, 1, 2)
-    """Each decides the parameters, the samples and their order."""
+    seeds: tuple[int, ...] = (3, 4, 5)
+    """Each decides the parameters, the samples and their order; others than those by
+    which 1-bit Adam's defaults were chosen."""
     workers: int = 8
     """Virtual devices."""
-    freeze_step: int = 120
+    freeze_step: int = 300
     """Steps of the warm-up."""
     more_workers: tuple[int, ...] = (16, 32)
-    """Other numbers of workers, for Adam and 1-bit Adam."""
-    freezes: tuple[Freeze, ...] = (12, 30, 60, 180, "auto")
+    """Other numbers of workers, for Adam and 1-bit Adam, with the first seed."""
+    freezes: tuple[Freeze, ...] = (30, 75, 150, 450, "auto")
     """Other freeze steps, with the first seed; auto: once the variance is stable."""
 
 
@@ -136,10 +137,8 @@ def study(config: Config, runs: Runs, report: Callable[[Study], None]) -> Study:
     def tuned(arm: str) -> list[Case]:
         return [Case(arm, rate, first, *at) for rate in config.learning_rates]
 
-    def seeds(arm: str, rate: float, workers: int = config.workers) -> list[Case]:
-        return [
-            Case(arm, rate, seed, workers, config.freeze_step) for seed in config.seeds
-        ]
+    def seeds(arm: str, rate: float) -> list[Case]:
+        return [Case(arm, rate, seed, *at) for seed in config.seeds]
 
     def best(cases: list[Case]) -> float:
         ended = [runs.of(case) for case in cases]
@@ -148,7 +147,10 @@ def study(config: Config, runs: Runs, report: Callable[[Study], None]) -> Study:
     rate = best(tuned(ADAM))
     arms = {arm: seeds(arm, rate) for arm in ARMS}
     several = {
-        workers: {arm: seeds(arm, rate, workers) for arm in (ADAM, ONEBIT_ADAM)}
+        workers: {
+            arm: [Case(arm, rate, first, workers, config.freeze_step)]
+            for arm in (ADAM, ONEBIT_ADAM)
+        }
         for workers in (config.workers, *config.more_workers)
     }
     freezes = [

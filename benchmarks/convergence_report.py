@@ -25,7 +25,7 @@ class Study(NamedTuple):
       tuning: Of each arm that is tuned, a run a learning rate.
       arms: Of each arm, at Adam's best rate, a run a seed.
       own_best: 1-bit Adam's at its own best rate, a run a seed.
-      workers: Of each number of workers, Adam's and 1-bit Adam's, a run a seed.
+      workers: Of each number of workers, Adam's and 1-bit Adam's, with one seed.
       freezes: 1-bit Adam's, a run a freeze step.
     """
 

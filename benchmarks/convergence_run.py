@@ -42,9 +42,9 @@ class Shared:
     """Text; default: the reference documentation of the running Python."""
     model: Size = "mini"
     """Size of the BERT."""
-    steps: int = 600
+    steps: int = 1500
     """Training steps."""
-    warmup_steps: int = 60
+    warmup_steps: int = 150
     """Steps in which the learning rate rises."""
     batch: int = 32
     """Sequences a step, of all workers together."""

@@ -60,19 +60,19 @@ def test_every_arm_runs_at_adams_best_and_onebit_adam_at_its_own_too(known, tmp_
     assert len(known) == len(set(known))
     assert set(found.arms) == set(ARMS)
     for runs in found.arms.values():
-        assert [run.case.seed for run in runs] == [0, 1, 2]
+        assert [run.case.seed for run in runs] == [3, 4, 5]
         assert {run.case.learning_rate for run in runs} == {2e-3}
         assert {run.case.workers for run in runs} == {8}
-    assert [run.case.seed for run in found.own_best] == [0, 1, 2]
+    assert [run.case.seed for run in found.own_best] == [3, 4, 5]
     assert {run.case.learning_rate for run in found.own_best} == {1e-3}
     assert set(found.workers) == {8, 16, 32}
     for workers, pair in found.workers.items():
         for runs in pair.values():
-            assert [run.case.workers for run in runs] == [workers] * 3
-    order = [case.seed for case in known if case[1:2] + case[3:] == (2e-3, 8, 120)]
+            assert [run.case[2:4] for run in runs] == [(3, workers)]
+    order = [case.seed for case in known if case[1:2] + case[3:] == (2e-3, 8, 300)]
     assert order == sorted(order), "a study cut short compares all arms"
-    assert {run.case.freeze for run in found.freezes} == {12, 30, 60, 120, 180, "auto"}
-    assert {run.case.seed for run in found.freezes} == {0}
+    assert {run.case.freeze for run in found.freezes} == {30, 75, 150, 300, 450, "auto"}
+    assert {run.case.seed for run in found.freezes} == {3}
 
 
 def test_adam_is_compared_on_the_seeds_that_have_ended(known, tmp_path):
@@ -81,7 +81,7 @@ def test_adam_is_compared_on_the_seeds_that_have_ended(known, tmp_path):
     study(config, Runs(config), lambda so_far: shown.append(text(so_far)))
     # The tuning at the one rate is of the first seed; then comes 1-bit Adam's.
     assert "onebit_adam" not in shown[0]
-    assert shown[1].splitlines()[-1].split(" | ")[1:4] == ["5.0010", "5.0010", "+0.02%"]
+    assert shown[1].splitlines()[-1].split(" | ")[1:4] == ["5.3010", "5.3010", "+0.02%"]
     assert "`freeze_when_stable`" in shown[-1]
 
 
