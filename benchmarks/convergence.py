@@ -45,7 +45,7 @@ class Config:
     """The Markdown page between whose marks, named as the JSON, the tables go."""
     runs: Path = Path("runs/convergence")
     """Folder for the runs' checkpoints and weights."""
-    learning_rates: tuple[float, ...] = (2.5e-4, 5e-4, 7e-4, 1e-3, 1.5e-3)
+    learning_rates: tuple[float, ...] = (5e-4, 7e-4, 1e-3, 1.5e-3)
     """The grid that Adam and 1-bit Adam are tuned on, with the first seed."""
     seeds: tuple[int, ...] = (3, 4, 5)
     """Each decides the parameters, the samples and their order; others than those by

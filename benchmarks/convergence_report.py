@@ -127,16 +127,15 @@ def _workers(study: Study) -> str:
     rows = [
         [
             str(workers),
-            " ".join(_nats(run.loss) for run in pair[ADAM]),
-            *_cells(pair[ONEBIT_ADAM], pair[ADAM]),
+            *(" ".join(_nats(run.loss) for run in runs) for runs in pair.values()),
+            _percent(beside(pair[ONEBIT_ADAM], pair[ADAM])),
         ]
         for workers, pair in study.workers.items()
         if pair[ONEBIT_ADAM]
     ]
     if len(rows) < 2:
         return ""
-    heads = ["workers", ADAM, f"{ONEBIT_ADAM}, seeds", "mean", "beside Adam"]
-    return _table(heads, rows)
+    return _table(["workers", ADAM, ONEBIT_ADAM, "beside Adam"], rows)
 
 
 def _freezes(study: Study) -> str:
