@@ -137,8 +137,14 @@ def test_a_run_keeps_its_vocabulary_and_a_new_one_takes_what_is_given(config, tm
         ({"long_seq": 64, "long_steps": 0}, "--long-steps must be at least 1, not 0"),
         ({"attention": "cudnn"}, "computes in bfloat16 or float16, not float32"),
         ({"decay_rate": 0.0}, "--decay-rate must be positive"),
+        ({"decay_rate": 0.9}, "give --decay-every too"),
+        ({"long_seq": 64, "long_decay_rate": 0.9}, "give --long-decay-every too"),
         ({"vocab_size": 3}, "a vocabulary of 3 leaves no room"),
-        ({"vocab": Path("nowhere.txt")}, "the vocabulary nowhere.txt cannot be read"),
+        ({"vocab": Path("a.txt")}, "--vocab-size is of a vocabulary trained on"),
+        (
+            {"vocab": Path("nowhere.txt"), "vocab_size": None},
+            "the vocabulary nowhere.txt cannot be read",
+        ),
         ({"corpus": (Path("nowhere"),)}, "the corpus nowhere cannot be read"),
     ],
 )
@@ -230,12 +236,17 @@ def test_presets_are_the_papers_and_flags_override_them():
     assert (base.model, base.batch, base.learning_rate) == ("base", 4096, 4e-4)
     assert [phase.steps for phase in base.phases] == [118_000, 22_000]
     assert [phase.freeze for phase in base.phases] == [16_000, 1500]
+    assert [phase.decay_rate for phase in (first, second)] == [0.99, 0.9]
     check(config)
     stored = from_json(json.loads(json.dumps(to_json(config))))
     assert stored == replace(config, out=config.out.resolve())
     single = parse(["--preset", "bert-base", "--long-seq", "None"]).training
     check(single)
     assert len(single.phases) == 1
+    other_text = parse(["--preset", "bert-base", "--vocab", "vocab.txt"]).training
+    check(other_text)
+    linear = parse(["--preset", "bert-base", "--decay-every", "None"]).training
+    check(linear)
     adam = parse(["--preset", "bert-base", "--optimizer", "adam"]).training
     check(adam)
     assert adam.phases[0].learning_rate == 4e-4

@@ -22,6 +22,9 @@ Preset = Literal["bert-base", "bert-large"]
 MIN_LENGTH = 8
 """Tokens of the shortest sequence: two segments and their three special tokens."""
 
+DECAY_RATE = 0.99
+"""Factor of an exponential fall of the learning rate, where none is given."""
+
 MAX_SEED = 2**32 - 1
 """The largest seed: JAX looks at its lowest 32 bits alone."""
 
@@ -78,8 +81,8 @@ class PretrainConfig:
     running Python, two megabytes of English."""
     vocab: Path | None = None
     """A vocab.txt of word pieces; default: one trained on the corpus."""
-    vocab_size: int = 4096
-    """Word pieces of a vocabulary trained on the corpus."""
+    vocab_size: int | None = None
+    """Word pieces of a vocabulary trained on the corpus; default: 4,096."""
     model: Size = "tiny"
     """Size of the BERT."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -123,8 +126,8 @@ class PretrainConfig:
     end."""
     warmup_steps: int | None = None
     """Steps in which the learning rate rises to its peak; default: a tenth of them."""
-    decay_rate: float = 0.99
-    """Factor by which the learning rate falls in --decay-every steps, where given."""
+    decay_rate: float | None = None
+    """Factor by which the learning rate falls in --decay-every steps; default: 0.99."""
     decay_every: int | None = None
     """Steps in which the learning rate falls by --decay-rate, exponentially; default:
     it falls linearly instead, to a tenth at the end."""
@@ -188,7 +191,7 @@ class PretrainConfig:
             steps=self.steps,
             learning_rate=self.learning_rate,
             warmup_steps=self.warmup_steps,
-            decay_rate=self.decay_rate,
+            decay_rate=_given(self.decay_rate, DECAY_RATE),
             decay_every=self.decay_every,
             freeze_step=self.freeze_step,
         )
@@ -204,7 +207,7 @@ class PretrainConfig:
             steps=_given(self.long_steps, max(1, round(self.steps / 9))),
             learning_rate=_given(self.long_learning_rate, self.learning_rate),
             warmup_steps=self.long_warmup_steps,
-            decay_rate=_given(self.long_decay_rate, self.decay_rate),
+            decay_rate=_given(self.long_decay_rate, first.decay_rate),
             decay_every=_given(self.long_decay_every, self.decay_every),
             freeze_step=_given(self.long_freeze_step, auto),
         )
@@ -273,6 +276,18 @@ def check(config: PretrainConfig) -> None:
                     f"{_flag(name)} is of a second phase, and there is none; give "
                     "--long-seq too."
                 )
+    for phase, rate in zip(
+        config.phases, (config.decay_rate, config.long_decay_rate), strict=False
+    ):
+        if rate is not None and phase.decay_every is None:
+            raise InputError(
+                f"{phase.flags}decay-rate is of an exponential fall, and this one is "
+                f"linear; give {phase.flags}decay-every too."
+            )
+    if config.vocab and config.vocab_size is not None:
+        raise InputError(
+            "--vocab-size is of a vocabulary trained on the corpus; drop it or --vocab."
+        )
     own = {
         "--compare": config.compare,
         "--freeze-step": config.freeze_step,

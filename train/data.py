@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from train.vocabulary import Vocabulary
 
 VOCABULARY_FILE = "vocab.txt"
+VOCAB_SIZE = 4096
+"""Word pieces of a vocabulary trained on the corpus, where no number is given."""
 TOKENS_FOLDER = "tokens"
 
 
@@ -106,7 +108,7 @@ def load_phases(
     else:
         documents = enumerate(read_corpus(config.corpus))
         trained_on = (document for i, document in documents if i not in held_out)
-        vocabulary = train_vocabulary(trained_on, config.vocab_size)
+        vocabulary = train_vocabulary(trained_on, config.vocab_size or VOCAB_SIZE)
 
     def fill(new: Path) -> None:
         documents = read_corpus(config.corpus)

@@ -31,7 +31,6 @@ def _published(
         steps=steps,
         learning_rate=4e-4,
         warmup_steps=12_500,
-        decay_rate=0.99,
         decay_every=520,
         freeze_step=freeze_step,
         weight_decay=0.01,

@@ -62,6 +62,8 @@ def parse(arguments: Sequence[str]) -> Command:
         preset = PRESETS[config.preset]
         if config.optimizer == "adam":
             preset = without_freeze(preset)
+        if config.vocab:
+            preset = replace(preset, vocab_size=None)
         given = read_flags(Command(preset), arguments, "train.pretrain")
         if given.training.long_seq is None:  # its second phase is left out
             given = replace(given, training=without_second_phase(given.training))

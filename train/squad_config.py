@@ -81,7 +81,8 @@ class SquadConfig:
     seq: int = 384
     """Tokens a window, the question included."""
     stride: int = STRIDE
-    """Word pieces between the starts of two windows over a text."""
+    """Word pieces between the starts of two windows over a text, at most half of those
+    that a window has room for, so that no answer is cut in all of them."""
     workers: int | None = None
     """Devices to train on; default: all, or 8 virtual ones where there is only a
     CPU."""
