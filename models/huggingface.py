@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from models.errors import WeightsError
 from models.huggingface_config import config_json, config_of
@@ -113,10 +113,14 @@ def write(
         labels = [f"LABEL_{i}" for i in range(len(tensors["classifier.bias"]))]
         values["id2label"] = dict(enumerate(labels))
         values["label2id"] = {label: i for i, label in enumerate(labels)}
+    # transformers reads only files that say whose layout they have.
+    content = save(tensors, metadata={"format": "pt"})
+    # Not save_file, whose file nobody else can read and whose errors are no OSErrors.
+    new = folder / f"{WEIGHTS}.new"
+    new.write_bytes(content)
+    new.replace(folder / WEIGHTS)
     text = json.dumps(values, indent=2) + "\n"
     (folder / CONFIG).write_text(text, encoding="utf-8")
-    # transformers reads only files that say whose layout they have.
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
 
 def read_config(path: pathlib.Path) -> BertConfig:
@@ -138,7 +142,7 @@ def read_config(path: pathlib.Path) -> BertConfig:
             f"{path} cannot be read ({error.strerror}); give a folder with "
             f"{CONFIG} and {WEIGHTS}."
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WeightsError(f"{path} is not JSON ({error}); get it anew.") from error
     if not isinstance(values, dict):
         raise WeightsError(f"{path} holds no settings of a model; get it anew.")
@@ -167,6 +171,11 @@ def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
     except SafetensorError as error:
         raise WeightsError(
             f"{path} is no safetensors file, or damaged ({error}); get it anew."
+        ) from error
+    except (AttributeError, KeyError) as error:  # NumPy has no dtype of that name
+        raise WeightsError(
+            f"{path} has tensors of a dtype that cannot be read ({error}); give "
+            "weights of float32, bfloat16 or float16."
         ) from error
 
 
@@ -276,7 +285,12 @@ def _checked(
         )
     expected = shape[::-1] if path[-1] == "kernel" else shape
     if tensor.shape == expected:
-        return turned(tensor.astype(np.float32, copy=False), path)
+        values = tensor.astype(np.float32, copy=False)
+        if not np.isfinite(values).all():
+            raise WeightsError(
+                f"{name} has values that are not finite; get the weights anew."
+            )
+        return turned(values, path)
     if name.endswith(_WORD) and tensor.shape[1:] == expected[1:]:
         raise WeightsError(
             f"the weights have a vocabulary of {tensor.shape[0]:,} word pieces "

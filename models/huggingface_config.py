@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from models.config import BertConfig
@@ -76,8 +77,9 @@ def config_of(values: Mapping[str, Any]) -> BertConfig:
 
 
 def _number(key: str, value: Any, kind: Any, least: int) -> Any:
-    # Not `value < least`, which a NaN would pass; True is an int to Python.
-    if isinstance(value, bool) or not isinstance(value, kind) or not value >= least:
+    # A NaN fails both comparisons; True is an int to Python.
+    is_number = isinstance(value, kind) and not isinstance(value, bool)
+    if not is_number or not least <= value < math.inf:
         what = "a whole number" if kind is int else "a number"
         raise WeightsError(
             f"config.json has {key} {value!r}; it must be {what} of at least {least}."

@@ -1,7 +1,9 @@
 """What is read as a BERT of Hugging Face's, and what is refused by name."""
 
 import dataclasses
+import errno
 import json
+import os
 import struct
 
 import jax
@@ -9,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from safetensors.numpy import save_file
 
 from models import SIZES, BertForSequenceClassification, WeightsError, huggingface
 from models.huggingface_config import config_json, config_of
@@ -111,7 +114,7 @@ def test_the_prefix_may_be_there_or_not(tensors):
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_smaller_dtypes_are_widened(tensors, dtype, tmp_path):
     small = {name: value.astype(dtype) for name, value in tensors.items()}
-    huggingface.save_file(small, tmp_path / "model.safetensors")
+    save_file(small, tmp_path / "model.safetensors")
     params = pretraining(huggingface.read_tensors(tmp_path / "model.safetensors"))
     bias = params["masked"]["bias"]
     assert bias.dtype == np.float32
@@ -169,6 +172,15 @@ def test_what_is_no_weight_is_refused(tensors):
         pretraining(tensors)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_refused(tensors, value):
+    name = "bert.encoder.layer.1.output.dense.weight"
+    tensors[name] = tensors[name].copy()
+    tensors[name][2, 3] = value
+    with refused(f"{name} has values that are not finite"):
+        pretraining(tensors)
+
+
 def test_a_name_in_both_forms_is_refused(tensors):
     norm = "bert.embeddings.LayerNorm"
     tensors[f"{norm}.gamma"] = tensors[f"{norm}.weight"]
@@ -185,6 +197,7 @@ def test_a_name_in_both_forms_is_refused(tensors):
         ({"vocab_size": "many"}, "vocab_size 'many'; it must be a whole number"),
         ({"num_hidden_layers": 0}, "num_hidden_layers 0; it must be .* at least 1"),
         ({"layer_norm_eps": float("nan")}, "layer_norm_eps nan"),
+        ({"initializer_range": float("inf")}, "initializer_range inf"),
         ({"num_attention_heads": 7}, "describes no BERT: 7 heads do not divide"),
         ({"hidden_dropout_prob": 1.5}, "describes no BERT: dropout must be"),
     ],
@@ -216,6 +229,35 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 99) + b"{}")
     with refused("no safetensors file, or damaged"):
         huggingface.read(tmp_path, "BertModel")
+    about = {"x": {"dtype": "F8_E4M3", "shape": [1], "data_offsets": [0, 1]}}
+    header = json.dumps(about).encode()
+    content = struct.pack("<Q", len(header)) + header + b"\0"
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with refused("a dtype that cannot be read"):
+        huggingface.read(tmp_path, "BertModel")
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with refused("is not JSON"):
+        huggingface.read(tmp_path, "BertModel")
+
+
+def test_others_can_read_what_is_written_and_it_is_whole_or_not_there(
+    tmp_path, monkeypatch
+):
+    params = random_params("BertModel")
+    huggingface.write(tmp_path, CONFIG, params, "BertModel")
+    config, weights = (tmp_path / n for n in ("config.json", "model.safetensors"))
+    assert weights.stat().st_mode == config.stat().st_mode
+    before = weights.read_bytes()
+
+    def full(path, content):
+        with path.open("wb") as file:
+            file.write(content[:9])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(type(tmp_path), "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        huggingface.write(tmp_path, CONFIG, params, "BertModel")
+    assert weights.read_bytes() == before
 
 
 def test_a_classifiers_classes_are_those_of_its_weights(tmp_path):
