@@ -1,5 +1,6 @@
 """Texts become documents, vocabularies and tokens, or one clear sentence."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -153,6 +154,26 @@ def test_missing_and_unreadable_files_are_refused(tmp_path):
         list(read_corpus([empty]))
 
 
+def test_no_part_of_a_folder_is_left_out_without_a_word(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text(TEXT)
+    link = tmp_path / "b.txt"
+    link.symlink_to("nowhere")
+    with pytest.raises(InputError, match=r"b\.txt cannot be read \(No such file"):
+        list(read_corpus([tmp_path]))
+    link.unlink()
+    (tmp_path / "closed").mkdir()
+    scan = os.scandir
+
+    def forbid(path):  # root is forbidden nothing
+        if str(path).endswith("closed"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", forbid)
+    with pytest.raises(InputError, match=r"closed cannot be read \(Permission denied"):
+        list(read_corpus([tmp_path]))
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_forbidden_files_are_refused(tmp_path):
     file = tmp_path / "secret.txt"
@@ -245,7 +266,14 @@ def test_a_vocabulary_without_a_special_token_is_refused(tmp_path, missing):
     write_vocabulary(file, [*(t for t in SPECIAL if t != missing), "star"])
     with pytest.raises(InputError) as caught:
         read_vocabulary(file)
-    assert f"has no {missing}; add a line" in str(caught.value)
+    assert f"has no {missing}; give one of a BERT" in str(caught.value)
+
+
+def test_a_byte_order_mark_is_no_piece(tmp_path):
+    file = tmp_path / "vocab.txt"
+    write_vocabulary(file, SPECIAL)
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert read_vocabulary(file) == SPECIAL
 
 
 def test_unusable_vocabularies_are_refused(tmp_path):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
+import os
 import re
 import sysconfig
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from train.errors import InputError
 
@@ -158,26 +160,38 @@ def survey(documents: Iterable[Document]) -> Survey:
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
     for path in paths:
-        if path.is_dir():
-            yield from sorted(
-                file
-                for file in path.rglob("*")
-                if file.is_file()
-                and not any(p.startswith(".") for p in file.relative_to(path).parts)
-            )
-        else:
-            yield path
+        with _readable(path):
+            files = sorted(_in_folder(path)) if path.is_dir() else [path]
+        yield from files
+
+
+def _in_folder(path: Path) -> Iterator[Path]:
+    """All files but hidden ones; a link to nothing too, which cannot be read."""
+    for folder, folders, names in os.walk(path, onerror=_raise):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        files = (Path(folder, name) for name in names if not name.startswith("."))
+        yield from (file for file in files if file.is_file() or not file.exists())
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"the corpus {error.filename or path} cannot be read ({error.strerror}); "
+            "give the path of a text file or of a folder of text files."
+        ) from error
 
 
 def _read_lines(path: Path) -> Iterator[str]:
     try:
-        with path.open(encoding="utf-8-sig") as file:
+        with _readable(path), path.open(encoding="utf-8-sig") as file:
             yield from _checked(file, path)
-    except OSError as error:
-        raise InputError(
-            f"the corpus {path} cannot be read ({error.strerror}); give the path of a "
-            "text file or of a folder of text files."
-        ) from error
     except UnicodeDecodeError as error:
         raise InputError(
             f"the corpus file {path} is not UTF-8 text; convert it or leave it out."

@@ -7,6 +7,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from train.errors import InputError
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -65,12 +67,31 @@ def append(folder: Path, metrics: StepMetrics | EvalMetrics) -> None:
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """All lines, but for one that a killed process left unfinished."""
+    """All lines, but for one that a killed process left unfinished.
+
+    Args:
+      folder: The run's folder.
+
+    Returns:
+      What each line says.
+
+    Raises:
+      InputError: A line is damaged.
+    """
     if not (folder / FILE).exists():
         return []
-    text = (folder / FILE).read_text(encoding="utf-8")
+    text = (folder / FILE).read_text(encoding="utf-8", errors="replace")
     finished, _, _ = text.rpartition("\n")
-    return [json.loads(line) for line in finished.splitlines()]
+    lines = []
+    for number, line in enumerate(finished.splitlines(), start=1):
+        try:
+            lines.append(json.loads(line))
+        except ValueError as error:
+            raise InputError(
+                f"line {number} of {folder / FILE} is damaged ({error}); remove it to "
+                "go on."
+            ) from error
+    return lines
 
 
 def truncate(folder: Path, step: int) -> None:

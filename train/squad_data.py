@@ -68,12 +68,12 @@ def read_squad(path: Path) -> Squad:
         the text where the file says.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InputError(
             f"{path} cannot be read ({error.strerror}); give the path of a SQuAD file."
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(
             f"{path} is not JSON ({error}); give a SQuAD file, v1.1 or v2.0."
         ) from error

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from train.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +48,9 @@ class Growing:
         """Says how many rows there are."""
         self._file.seek(0)
         self._write_header()
+        # A folder is renamed when it is whole, also where the power fails.
+        self._file.flush()
+        os.fsync(self._file.fileno())
         self._file.close()
 
     def append(self, rows: Shaped[np.ndarray, "rows ..."]) -> None:
@@ -63,8 +69,24 @@ class Growing:
 
 
 def mapped(path: Path) -> np.ndarray:
-    """An array of a `.npy` file, of which memory holds what is looked at."""
-    return np.asarray(np.load(path, mmap_mode="r"))
+    """An array of a `.npy` file, of which memory holds what is looked at.
+
+    Args:
+      path: The file, in a folder of the folder of one tokenised corpus.
+
+    Returns:
+      The array.
+
+    Raises:
+      InputError: It is cut short or gone.
+    """
+    try:
+        return np.asarray(np.load(path, mmap_mode="r"))
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(
+            f"{path} is damaged ({error}); delete the folder {path.parent.parent}, "
+            "which is made again."
+        ) from error
 
 
 def make(path: Path, fill: Callable[[Path], None]) -> None:

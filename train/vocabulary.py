@@ -94,7 +94,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
       InputError: The file cannot be read, lacks a special token, or repeats a piece.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
         raise InputError(
             f"the vocabulary {path} cannot be read ({error.strerror}); give the path "
@@ -111,8 +111,8 @@ def read_vocabulary(path: Path) -> Vocabulary:
     missing = [token for token in SPECIAL if token not in pieces]
     if missing:
         raise InputError(
-            f"the vocabulary {path} has no {', '.join(missing)}; add a line for each, "
-            "or leave out --vocab to train one on the corpus."
+            f"the vocabulary {path} has no {', '.join(missing)}; give one of a BERT, "
+            "which has all five."
         )
     piece, times = Counter(pieces).most_common(1)[0]
     if times > 1:
