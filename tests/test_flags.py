@@ -14,7 +14,7 @@ import onebit_jax
 from models import SIZES
 from train import picture, record
 from train.config import PretrainConfig, check, from_json, to_json
-from train.data import load
+from train.data import load, load_phases
 from train.errors import InputError
 from train.examples import element
 from train.objective import abstract_params, init_params
@@ -27,6 +27,7 @@ from train.optimizer import (
 from train.presets import PRESETS
 from train.pretrain import parse, pretrain
 from train.record import StepMetrics
+from train.run_folder import Run
 from train.sent import Sent
 from train.vocabulary import SPECIAL, read_vocabulary, write_vocabulary
 
@@ -90,8 +91,13 @@ def test_a_run_keeps_its_vocabulary_and_a_new_one_takes_what_is_given(config, tm
     new = load(with_given, tmp_path)
     assert new.vocabulary == read_vocabulary(given)
     assert "star" in load(config, tmp_path).vocabulary
-    going_on = load(with_given, tmp_path, new.corpus)
-    assert going_on.vocabulary == read_vocabulary(kept)
+    run = Run(with_given, new.corpus, new.vocabulary_name, until=1)
+    with pytest.raises(InputError, match=r"vocab\.txt is not the one that the run was"):
+        load_phases(with_given, tmp_path, run)
+    write_vocabulary(kept, new.vocabulary)
+    given.unlink()
+    (going_on,) = load_phases(with_given, tmp_path, run)
+    assert going_on.vocabulary == new.vocabulary
 
 
 @pytest.mark.parametrize(
@@ -100,6 +106,7 @@ def test_a_run_keeps_its_vocabulary_and_a_new_one_takes_what_is_given(config, tm
         ({"steps": 0}, "--steps must be at least 1, not 0"),
         ({"batch": 0}, "--batch must be at least 1"),
         ({"seed": -1}, "--seed must be at least 0"),
+        ({"warmup_steps": 2**31}, "--warmup-steps must be at most 2147483647, not 21"),
         ({"seed": 2**32}, "--seed must be at most 4294967295, not 4294967296"),
         ({"clip": float("nan")}, "--clip must be at least 0, not nan"),
         ({"clip": float("inf")}, "--clip must be a finite number, not inf"),

@@ -289,7 +289,7 @@ def test_what_the_workers_or_the_text_cannot_do_is_refused(config, tmp_path):
     run_folder.check_free(config.out)
 
 
-def test_skipped_steps_are_counted_and_written(config, tmp_path, monkeypatch):
+def test_skipped_steps_are_counted_and_written(config, tmp_path, monkeypatch, capsys):
     """A step whose gradients are not finite, in a run that freezes by itself."""
     make = loop.make_optimizer
 
@@ -319,6 +319,10 @@ def test_skipped_steps_are_counted_and_written(config, tmp_path, monkeypatch):
         np.cumsum([line["sent_bytes"] for line in lines]),
     )
     assert not (out / "adam").exists()
+    said = capsys.readouterr().out
+    assert f"1 of {STEPS} steps were skipped, as their gradients" in said
+    was_compressed = lines[-1]["stage"] == "compressed"
+    assert ("no step was compressed" in said) != was_compressed
 
 
 def command(*flags):

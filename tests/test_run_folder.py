@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from runs import STEPS, resume, small_config, steps_of, write_corpus
 
-from train import record, run_folder
-from train.corpus import read_corpus, survey
+from train import record, run_folder, squad_folder
+from train.data import load
 from train.errors import InputError
 from train.pretrain import pretrain
 from train.record import StepMetrics
@@ -17,8 +17,9 @@ from train.run_folder import Run
 
 def leave(config):
     """What training leaves in its folder, but for what its checkpoints hold."""
-    name = survey(read_corpus(config.corpus)).fingerprint
-    run_folder.write(Run(config, name, config.steps))
+    data = load(config, config.out)
+    names = data.corpus, data.vocabulary_name
+    run_folder.write(Run(config, *names, config.steps))
     for step in range(1, config.steps + 1):
         record.append(config.out, StepMetrics(step, 1.0, "warmup", 1, 1, 0, 0.1, 1.0))
     (config.out / "checkpoints" / str(config.steps)).mkdir(parents=True)
@@ -67,7 +68,8 @@ def test_an_output_folder_with_adams_place_taken_is_refused(config, adam):
 )
 def test_another_runs_adam_is_not_gone_on_with(run, adam, changes, tmp_path):
     if "corpus" in changes:
-        changes = {"corpus": (tmp_path / "corpus" / "0.txt",)}
+        files = tuple(sorted((tmp_path / "corpus").iterdir()))
+        changes = {"corpus": files[:4]}
     leave(replace(adam, **changes))
     before = (run / "adam" / "metrics.jsonl").read_bytes()
     with pytest.raises(InputError, match="run/adam holds another run, of other flags"):
@@ -112,6 +114,42 @@ def test_going_on_with_damage_is_refused(run):
     (run / "config.json").write_text("{")
     with pytest.raises(InputError, match=r"config.json is damaged"):
         resume(run)
+
+
+def test_a_damaged_line_of_the_metrics_is_named(run):
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(b"\0\0\xff\n")
+    with pytest.raises(InputError, match=r"line 9 of .*metrics\.jsonl is damaged"):
+        record.read(run)
+
+
+def test_a_run_of_another_command_is_refused(run):
+    with pytest.raises(InputError, match=r"a run of train.pretrain; give one of train"):
+        squad_folder.read(run)
+
+
+def test_word_pieces_go_where_they_are_asked_for(run, tmp_path):
+    flags = ["--steps", str(STEPS + 2), "--tokens", str(tmp_path / "tokens")]
+    with pytest.raises(InputError, match="checkpoints/8 is damaged"):
+        resume(run, *flags)
+    assert len(list((tmp_path / "tokens").iterdir())) == 1
+
+
+def test_word_pieces_that_are_damaged_are_made_again(run, config):
+    (file,) = run.glob("tokens/*/training/pieces.npy")
+    for damage in (file.read_bytes()[:-4], b"", None):
+        if damage is None:
+            file.unlink()
+        else:
+            file.write_bytes(damage)
+        with pytest.raises(InputError, match="delete the folder") as caught:
+            resume(run)
+        folder = str(caught.value).split("delete the folder ")[1].split(",")[0]
+        assert folder == str(file.parent.parent)
+    shutil.rmtree(folder)
+    with pytest.raises(InputError, match="checkpoints/8 is damaged"):
+        resume(run, "--steps", str(STEPS + 2))
+    assert file.exists()
 
 
 def test_going_on_without_a_checkpoint_is_refused(run):

@@ -79,10 +79,27 @@ def _steps(folder: Path) -> list[int]:
 
 
 def stored_model(folder: Path, step: int) -> dict[str, Any]:
-    """The model's sizes with which a checkpoint was saved."""
-    with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
-        about = checkpointer.restore(folder.resolve() / FOLDER / str(step) / "about")
-    return about["model"]
+    """The model's sizes with which a checkpoint was saved.
+
+    Args:
+      folder: The run's folder.
+      step: The checkpoint's.
+
+    Returns:
+      Sizes by name, and the optimizer's.
+
+    Raises:
+      InputError: The checkpoint is damaged.
+    """
+    path = folder.resolve() / FOLDER / str(step)
+    try:
+        with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
+            return checkpointer.restore(path / "about")["model"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise InputError(
+            f"the checkpoint {path} is damaged; move that folder away to go on from "
+            "the one before."
+        ) from error
 
 
 class Checkpoints:
@@ -202,7 +219,7 @@ class Checkpoints:
             state = jax.tree.map(lambda x: _place(x, _divided(x, mesh)), state)
         replicated = NamedSharding(mesh, PartitionSpec())
         with self._whole(step):
-            _read_through(self._folder / str(step) / "arrays")
+            read_through(self._folder / str(step) / "arrays")
             arrays = self._manager.restore(
                 step,
                 args=ocp.args.Composite(
@@ -260,7 +277,7 @@ class Checkpoints:
             )
 
 
-def _read_through(arrays: Path) -> None:
+def read_through(arrays: Path) -> None:
     """Raises what TensorStore does where a file is cut short.
 
     Orbax stops at the first array that cannot be read and closes the event loop that

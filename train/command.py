@@ -18,7 +18,12 @@ from train.watchdog import Watchdog
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from train.sent import Sent
+
 Flags = TypeVar("Flags")
+
+MUCH_UNKNOWN = 0.1
+"""Share of a text that is said when a vocabulary does not know it."""
 
 VIRTUAL_WORKERS = 8
 """Workers where there is only a CPU and nothing else is asked for."""
@@ -41,6 +46,46 @@ def say_if_never_compressed(flag: str, freeze: int | str, steps: int) -> None:
         say(
             f"no step will be compressed: {flag} is {freeze:,} of {steps:,} steps; "
             "give fewer."
+        )
+
+
+def say_if_not_compressed(sent: Sent) -> None:
+    """Tells that a phase of 1-bit Adam has ended in its warm-up.
+
+    Args:
+      sent: What was sent up to its end.
+    """
+    if sent.stage == "warmup":
+        say(
+            f"no step was compressed: up to step {sent.steps:,} the variance was not "
+            "stable; give more steps, or their number as --freeze-step."
+        )
+
+
+def say_if_skipped(sent: Sent) -> None:
+    """Tells that steps were skipped.
+
+    Args:
+      sent: What was sent up to the end.
+    """
+    if sent.total_skipped:
+        say(
+            f"{sent.total_skipped:,} of {sent.steps:,} steps were skipped, as their "
+            "gradients were not finite; if they are many, give a smaller "
+            "--learning-rate."
+        )
+
+
+def say_if_unknown(share: float) -> None:
+    """Tells that a vocabulary is hardly that of a text.
+
+    Args:
+      share: The part of the text's word pieces that are [UNK].
+    """
+    if share > MUCH_UNKNOWN:
+        say(
+            f"{share:.0%} of the text is [UNK] in this vocabulary; give the --vocab of "
+            "such texts."
         )
 
 
@@ -131,7 +176,7 @@ def one_sentence() -> Iterator[None]:
     except LostError as error:
         _leave(f"error: {error}", LOST_EXIT)
     except KeyboardInterrupt:
-        _leave("\nstopped; --resume goes on from the last checkpoint", 130)
+        _leave("\nstopped; --resume goes on from a checkpoint, if there is one", 130)
     except Exception:
         if not jax.distributed.is_initialized():
             raise

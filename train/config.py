@@ -28,6 +28,9 @@ DECAY_RATE = 0.99
 MAX_SEED = 2**32 - 1
 """The largest seed: JAX looks at its lowest 32 bits alone."""
 
+MAX_COUNT = 2**31 - 1
+"""The largest number of anything, which the counters of a state are made for."""
+
 _LEAST = {
     "vocab_size": 1,
     "freeze_step": 1,
@@ -248,10 +251,11 @@ def check(config: PretrainConfig) -> None:
             raise InputError(f"{_flag(name)} must be at least {least}, not {value}.")
     for name in (field.name for field in fields(config)):
         value = getattr(config, name)
+        most = MAX_SEED if name == "seed" else MAX_COUNT
+        if isinstance(value, int) and value > most:
+            raise InputError(f"{_flag(name)} must be at most {most}, not {value}.")
         if isinstance(value, float) and not math.isfinite(value):
             raise InputError(f"{_flag(name)} must be a finite number, not {value}.")
-    if config.seed > MAX_SEED:
-        raise InputError(f"--seed must be at most {MAX_SEED}, not {config.seed}.")
     for name in _POSITIVE:
         value = getattr(config, name)
         if value is not None and not value > 0:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from train import run_folder
+from train.command import say_if_unknown
 from train.corpus import read_corpus, survey
 from train.errors import InputError
 from train.examples import batches, continues_word, examples, special_pieces
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from models import PreTrainingBatch
     from train.config import PretrainConfig
     from train.phases import Phase
+    from train.run_folder import Run
     from train.tokenized import TokenizedCorpus
     from train.vocabulary import Vocabulary
 
@@ -54,23 +56,25 @@ class Data:
     Attributes:
       vocabulary: The word pieces.
       corpus: Name of the text by its contents.
+      vocabulary_name: Name of the word pieces, likewise.
       training: Element t is this process's part of the batch of step t.
       held_out: Likewise, of text that is not trained on, in micro-batches.
     """
 
     vocabulary: Vocabulary
     corpus: str
+    vocabulary_name: str
     training: grain.MapDataset[PreTrainingBatch]
     held_out: grain.MapDataset[PreTrainingBatch]
 
 
-def load(config: PretrainConfig, folder: Path, corpus: str | None = None) -> Data:
+def load(config: PretrainConfig, folder: Path) -> Data:
     """What the first phase trains on; `load_phases` of it alone."""
-    return load_phases(config, folder, corpus)[0]
+    return load_phases(config, folder)[0]
 
 
 def load_phases(
-    config: PretrainConfig, folder: Path, corpus: str | None = None
+    config: PretrainConfig, folder: Path, run: Run | None = None
 ) -> list[Data]:
     """Reads the corpus and the vocabulary, training one where none is given.
 
@@ -80,19 +84,19 @@ def load_phases(
     Args:
       config: The flags.
       folder: The run's folder.
-      corpus: The name that the corpus must have, for a run that goes on; it goes on
-        with the vocabulary in its folder.
+      run: The run that goes on, whose corpus it must be; it goes on with the
+        vocabulary in its folder.
 
     Returns:
       The data of each phase.
 
     Raises:
-      InputError: The corpus or the vocabulary cannot be used, or the corpus has
-        changed, or there is no room for its word pieces.
+      InputError: The corpus or the vocabulary cannot be used or has changed, or there
+        is no room for its word pieces.
     """
     about = survey(read_corpus(config.corpus))
     name = about.fingerprint
-    if corpus not in (None, name):
+    if run and run.corpus != name:
         raise InputError(
             f"the corpus is not the one that the run in {folder} was started with; "
             "restore its files (or the Python that it was started with), or start a "
@@ -101,7 +105,7 @@ def load_phases(
     held_out = held_out_documents(about, config.seed)
     kept = folder / VOCABULARY_FILE
     # What else is there was left by a run that was killed before it began.
-    if corpus is not None and kept.exists():
+    if run and kept.exists():
         vocabulary = read_vocabulary(kept)
     elif config.vocab:
         vocabulary = read_vocabulary(config.vocab)
@@ -109,10 +113,17 @@ def load_phases(
         documents = enumerate(read_corpus(config.corpus))
         trained_on = (document for i, document in documents if i not in held_out)
         vocabulary = train_vocabulary(trained_on, config.vocab_size or VOCAB_SIZE)
+    vocabulary_name = hashlib.sha256("\n".join(vocabulary).encode()).hexdigest()
+    if run and run.vocabulary != vocabulary_name:
+        raise InputError(
+            f"the vocabulary {kept} is not the one that the run was started with; "
+            "restore it, or start a new run in another --out."
+        )
 
     def fill(new: Path) -> None:
         documents = read_corpus(config.corpus)
-        write_tokens(new, documents, held_out, tokenizer_of(vocabulary))
+        share = write_tokens(new, documents, held_out, tokenizer_of(vocabulary))
+        say_if_unknown(share)
 
     deciding = json.dumps([name, vocabulary, config.seed, MAX_SENTENCE])
     key = hashlib.sha256(deciding.encode()).hexdigest()[:16]
@@ -147,6 +158,7 @@ def load_phases(
         Data(
             vocabulary,
             name,
+            vocabulary_name,
             batched(TRAINING, training, phase, phase.batch),
             # As much at once as training does.
             batched(EVALUATION, evaluation, phase, phase.batch // phase.accumulate),

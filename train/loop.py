@@ -16,7 +16,13 @@ import onebit_jax
 from models import SIZES
 from train import record, run_folder
 from train.checkpoint import Checkpoint, Checkpoints, Progress
-from train.command import is_main_process, say, say_if_never_compressed
+from train.command import (
+    is_main_process,
+    say,
+    say_if_never_compressed,
+    say_if_not_compressed,
+    say_if_skipped,
+)
 from train.examples import stream
 from train.exchange import make_exchange
 from train.objective import abstract_params, init_params, training_loss
@@ -116,12 +122,17 @@ def train(
                 _say_rates(config.optimizer, program)
                 if config.optimizer == "onebit_adam":
                     flag = f"{phase.flags}freeze-step"
-                    say_if_never_compressed(flag, phase.freeze, phase.steps)
+                    own_steps = last - phase.earlier_steps
+                    say_if_never_compressed(flag, phase.freeze, own_steps)
                 training = _Training(
                     config, phase, mesh, schedule, program, checkpoints, watchdog
                 )
                 reached = training.loop(start, batches, last)
                 watchdog.expect("")
+                if config.optimizer == "onebit_adam" and phase.freeze == "auto":
+                    say_if_not_compressed(reached.progress.sent)
+        if reached:
+            say_if_skipped(reached.progress.sent)
 
 
 def _optimizer(

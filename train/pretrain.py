@@ -131,12 +131,13 @@ def _pretrain(config: PretrainConfig, mesh: Mesh, watchdog: Watchdog) -> None:
             run_folder.check_own(replace(run, config=arm))
         run = replace(run, config=_decided(run.config, mesh))
         run = replace(run, until=_next_goal(run, config))
-        data = load_phases(run.config, folder, run.corpus)
+        data = load_phases(replace(run.config, tokens=config.tokens), folder, run)
     else:
         for arm in _arms(config):
             run_folder.check_free(arm.out)
         data = load_phases(config, folder)
-        run = Run(_decided(config, mesh), data[0].corpus, config.total_steps)
+        text = data[0].corpus, data[0].vocabulary_name
+        run = Run(_decided(config, mesh), *text, config.total_steps)
     # The run's own number of steps is what its schedules were made for.
     own = {"steps": run.config.steps, "long_steps": run.config.long_steps}
     arms = _arms(replace(config, **own))
@@ -146,7 +147,7 @@ def _pretrain(config: PretrainConfig, mesh: Mesh, watchdog: Watchdog) -> None:
     check_agreed(
         {
             "corpus": run.corpus,
-            "vocabulary": "\n".join(vocabulary),
+            "vocabulary": run.vocabulary,
             "set of flags": json.dumps(to_json(config)),
             "newest checkpoint in --out": str([latest_step(arm.out) for arm in arms]),
             "JAX": jax.__version__,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Made = TypeVar("Made")
 
 FILE = "config.json"
+_COMMAND = "train.pretrain"
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,13 @@ class Run:
     Attributes:
       config: The flags that it was started with.
       corpus: The name of its corpus by its contents.
+      vocabulary: The name of its vocabulary, likewise.
       until: Steps to have trained at its end.
     """
 
     config: PretrainConfig
     corpus: str
+    vocabulary: str
     until: int
 
 
@@ -93,7 +96,8 @@ def check_own(run: Run) -> None:
     if not exists(folder):
         return
     found = read(folder)
-    if found.corpus != run.corpus or not train_the_same(found.config, run.config):
+    same_text = (found.corpus, found.vocabulary) == (run.corpus, run.vocabulary)
+    if not (same_text and train_the_same(found.config, run.config)):
         raise InputError(
             f"{folder} holds another run, of other flags or another corpus; move it "
             "away to go on."
@@ -109,7 +113,13 @@ def write(run: Run) -> None:
     Raises:
       InputError: The folder cannot be written to.
     """
-    values = {"flags": to_json(run.config), "corpus": run.corpus, "until": run.until}
+    values = {
+        "command": _COMMAND,
+        "flags": to_json(run.config),
+        "corpus": run.corpus,
+        "vocabulary": run.vocabulary,
+        "until": run.until,
+    }
     write_values(run.config.out, values)
 
 
@@ -127,8 +137,12 @@ def read(folder: Path) -> Run:
     """
     return read_values(
         folder,
+        _COMMAND,
         lambda values: Run(
-            from_json(values["flags"]), values["corpus"], values["until"]
+            from_json(values["flags"]),
+            values["corpus"],
+            values["vocabulary"],
+            values["until"],
         ),
     )
 
@@ -150,18 +164,21 @@ def write_values(folder: Path, values: dict[str, Any]) -> None:
         new.replace(folder / FILE)
 
 
-def read_values(folder: Path, make: Callable[[dict[str, Any]], Made]) -> Made:
+def read_values(
+    folder: Path, command: str, make: Callable[[dict[str, Any]], Made]
+) -> Made:
     """Reads what `write_values` wrote.
 
     Args:
       folder: The run's folder.
+      command: The "command" whose run it must be.
       make: From the values to what is to be known of the run.
 
     Returns:
       What was made.
 
     Raises:
-      InputError: There is no run, or its file is damaged.
+      InputError: There is no run, or one of another command, or its file is damaged.
     """
     try:
         text = (folder / FILE).read_text(encoding="utf-8")
@@ -171,8 +188,12 @@ def read_values(folder: Path, make: Callable[[dict[str, Any]], Made]) -> Made:
             "leave out --resume to start one."
         ) from error
     try:
-        return make(json.loads(text))
+        values = json.loads(text)
+        if values["command"] == command:
+            return make(values)
+        own = values["command"]
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"{folder / FILE} is damaged; start a new run in another --out."
         ) from error
+    raise InputError(f"{folder} holds a run of {own}; give one of {command}.")

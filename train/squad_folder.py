@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+_COMMAND = "train.squad"
+
+
 class Remembered(NamedTuple):
     """A run, as its folder remembers it.
 
@@ -43,7 +46,11 @@ def remember(run: Remembered) -> None:
     Raises:
       InputError: The folder cannot be written to.
     """
-    values = {"flags": to_json(run.config), "contents": run.contents}
+    values = {
+        "command": _COMMAND,
+        "flags": to_json(run.config),
+        "contents": run.contents,
+    }
     run_folder.write_values(run.config.out, values)
 
 
@@ -61,6 +68,7 @@ def read(folder: Path) -> Remembered:
     """
     return run_folder.read_values(
         folder,
+        _COMMAND,
         lambda values: Remembered(from_json(values["flags"]), values["contents"]),
     )
 

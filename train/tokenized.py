@@ -11,6 +11,7 @@ import numpy as np
 from train.corpus import DOCUMENT_CHARACTERS
 from train.errors import InputError
 from train.stored import Growing, mapped
+from train.vocabulary import UNK
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Sequence
@@ -91,7 +92,7 @@ def write_tokens(
     documents: Iterable[Document],
     held_out: Container[int],
     tokenizer: Tokenizer,
-) -> None:
+) -> float:
     """Cuts documents into word pieces, one at a time, for `read_tokens`.
 
     Sentences and documents that have no pieces are left out. Long sentences, and text
@@ -103,7 +104,12 @@ def write_tokens(
       documents: All documents.
       held_out: The numbers of those that are not trained on.
       tokenizer: What cuts them.
+
+    Returns:
+      The share of the pieces that are [UNK].
     """
+    unknown = total = 0
+    unk = tokenizer.get_vocab()[UNK]
     with contextlib.ExitStack() as stack:
         training, evaluation = (
             stack.enter_context(_Writer(folder / name))
@@ -112,8 +118,11 @@ def write_tokens(
         for number, document in enumerate(documents):
             encoded = tokenizer.encode_batch(list(document), add_special_tokens=False)
             ids = [part for e in encoded for part in _stretches(e.ids)]
+            total += sum(map(len, ids))
+            unknown += sum(e.ids.count(unk) for e in encoded)
             if ids:
                 (evaluation if number in held_out else training).append(ids)
+    return unknown / max(1, total)
 
 
 def _stretches(ids: list[int]) -> Iterator[list[int]]:
