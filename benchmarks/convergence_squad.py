@@ -143,7 +143,7 @@ def scored(config: Config) -> list[dict[str, Any]]:
             dev=asked,
             start=None if arm == RANDOM else folder,
             vocab=folder / VOCABULARY_FILE,
-            model=cast("Size", stored["settings"]["model"]),
+            model=cast("Size", stored["settings"]["model"]) if arm == RANDOM else None,
             optimizer=optimizer,
             seed=case.seed,
             dropout=0.0,

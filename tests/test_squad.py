@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import chex
 import jax
@@ -24,7 +25,7 @@ from train.squad_config import SquadConfig, check
 from train.squad_data import read_squad
 from train.squad_metrics import evaluate
 from train.start import TOKENIZER, read_start
-from train.vocabulary import train_vocabulary, write_vocabulary
+from train.vocabulary import SPECIAL, train_vocabulary, write_vocabulary
 
 SMALL = dataclasses.replace(
     SIZES["tiny"],
@@ -102,7 +103,6 @@ def test_a_small_model_learns_its_answers(files, optimizer):
         dropout=0.0,
         checkpoint_every=160,
         log_every=10,
-        null_threshold=-1e6,  # in v1.1 there is no answer that is none
     )
     assert scores["all"].f1 >= 90
     predictions = json.loads((files.out / "predictions.json").read_text())
@@ -190,16 +190,28 @@ def test_two_processes_train_and_answer_as_one_does(files, tmp_path):
     assert found[0] == found[1]
 
 
-def test_fine_tuning_starts_from_hugging_faces_weights(files, tmp_path):
-    vocabulary = (files.vocab).read_text().splitlines()
-    config = dataclasses.replace(SMALL, vocab_size=len(vocabulary))
+def encoder_of(files, **sizes):
+    num_pieces = len(files.vocab.read_text().splitlines())
+    config = dataclasses.replace(SMALL, vocab_size=num_pieces, **sizes)
     state = nnx.state(Encoder(config, rngs=nnx.Rngs(7)), nnx.Param)
-    encoder = jax.device_get(nnx.to_pure_dict(state))
+    return config, jax.device_get(nnx.to_pure_dict(state))
+
+
+def write_weights(files, **sizes):
+    """A folder in Hugging Face's layout."""
+    config, encoder = encoder_of(files, **sizes)
     head = {"kernel": np.zeros((32, 2), np.float32), "bias": np.zeros(2, np.float32)}
-    folder = tmp_path / "weights"
+    folder = files.out.parent / "weights"
     huggingface.write(
         folder, config, {"bert": encoder, "span": head}, "BertForQuestionAnswering"
     )
+    return folder
+
+
+def test_fine_tuning_starts_from_hugging_faces_weights(files):
+    vocabulary = (files.vocab).read_text().splitlines()
+    folder = write_weights(files)
+    config, encoder = encoder_of(files)
     start = read_start(folder, files.vocab, "tiny")
     assert start.config == config
     chex.assert_trees_all_equal(start.encoder, encoder)
@@ -261,7 +273,70 @@ def test_what_cannot_be_used_is_refused(files, tmp_path):
         run(files, attention="cudnn", dtype="bfloat16")
     with pytest.raises(InputError, match=r"no run in .* to go on with"):
         run(files, resume=True)
+    with pytest.raises(InputError, match=r"--epochs 1e\+300 make \d+ steps"):
+        run(files, steps=None, epochs=1e300)
+    with pytest.raises(InputError, match="--null-threshold is of questions that may"):
+        run(files, null_threshold=1.0)
     assert not files.out.exists()
+
+
+def test_answers_that_are_whole_in_no_window_are_told_of(files, capsys):
+    content = json.loads(files.train.read_text())
+    asked = [p["qas"][0] for p in content["data"][0]["paragraphs"]]
+    asked[0]["answers"] = [{"text": CONTEXTS[0], "answer_start": 0}]
+    files.train.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="--null-threshold"):  # after the check
+        run(files, seq=12, null_threshold=1.0)
+    assert "1 of 6 answers are whole in no window" in capsys.readouterr().out
+    content["data"][0]["paragraphs"] = content["data"][0]["paragraphs"][:1]
+    content["data"][0]["paragraphs"][0]["qas"] = asked[:1]
+    files.train.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="no answer is whole in a window"):
+        run(files, seq=12)
+
+
+def test_a_vocabulary_that_does_not_know_the_text_is_told_of(files, capsys):
+    write_vocabulary(files.vocab, [*SPECIAL, "red", "fox", "who", "?"])
+    with pytest.raises(InputError, match="--null-threshold"):
+        run(files, null_threshold=1.0)
+    known, pieces = 2 + 2, 12 * 2 + 12 * 2 + 11 * 2  # by question, full stops too
+    share = f"{1 - known / pieces:.0%} of the text is [UNK]"
+    assert share in capsys.readouterr().out
+
+
+def test_a_model_that_diverges_gives_no_answers(files, monkeypatch, capsys):
+    def not_finite(model, params, windows, *_):
+        return tuple(np.full((2, len(windows), 32), np.nan, np.float32))
+
+    monkeypatch.setattr(squad, "logits", not_finite)
+    with pytest.raises(InputError, match="the model's scores are not finite"):
+        run(files, steps=1, freeze_step=None, learning_rate=1e-3)
+    assert not (files.out / "predictions.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tokenizer_class": "BertJapaneseTokenizer"}, "has tokenizer_class 'BertJap"),
+        ({"do_lower_case": "false"}, "has do_lower_case 'false'"),
+        ({"do_lower_case": True, "strip_accents": False}, "has strip_accents False"),
+        ({"tokenize_chinese_chars": False}, "has tokenize_chinese_chars False"),
+    ],
+)
+def test_a_tokenizer_that_cuts_in_another_way_is_refused(files, settings, message):
+    folder = write_weights(files)
+    (folder / TOKENIZER).write_text(json.dumps(settings))
+    with pytest.raises(InputError, match=message):
+        read_start(folder, files.vocab, "tiny")
+    same = {"tokenizer_class": "BertTokenizer", "do_lower_case": False}
+    (folder / TOKENIZER).write_text(json.dumps({**same, "strip_accents": False}))
+    assert read_start(folder, files.vocab, "tiny").cased
+
+
+def test_weights_with_one_type_of_tokens_are_refused(files):
+    folder = write_weights(files, num_token_types=1)
+    with pytest.raises(InputError, match="have one type of tokens"):
+        read_start(folder, files.vocab, "tiny")
 
 
 @pytest.mark.parametrize(
@@ -271,6 +346,10 @@ def test_what_cannot_be_used_is_refused(files, tmp_path):
         ({"stride": 0}, "--stride must be at least 1"),
         ({"learning_rate": 0.0}, "--learning-rate must be positive"),
         ({"epochs": 0.0}, "--epochs must be positive"),
+        ({"epochs": 1.0}, "--steps and --epochs say the same"),
+        ({"steps": 2**31}, "--steps must be at most 2147483647, not 2147483648"),
+        ({"seed": 2**32}, "--seed must be at most 4294967295"),
+        ({"start": Path("a"), "model": "tiny"}, "--model is of random weights"),
         ({"clip": float("nan")}, "--clip must be at least 0, not nan"),
         ({"null_threshold": float("inf")}, "--null-threshold must be finite"),
         ({"dropout": 1.0}, "--dropout must be less than 1"),

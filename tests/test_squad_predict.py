@@ -123,6 +123,7 @@ def read(folder, name):
 def test_files_for_the_official_scripts(tmp_path):
     squad = parse_squad(content(question("a", "one bit"), question("b", "scale")))
     given = predictions_of(squad)
+    (tmp_path / "null_odds.json").write_text("{}")  # of another file
     write_predictions(tmp_path, squad, given, threshold=-math.inf)
     assert read(tmp_path, "predictions.json") == {
         "a": given[0].text(),

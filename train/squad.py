@@ -29,8 +29,11 @@ from train.command import (
     read_flags,
     say,
     say_if_never_compressed,
+    say_if_skipped,
+    say_if_unknown,
     watched,
 )
+from train.config import MAX_COUNT
 from train.distributed import Cluster, check_agreed, check_shared
 from train.errors import InputError
 from train.examples import batches, special_pieces, stream
@@ -52,7 +55,7 @@ from train.squad_program import (
     logits,
     training_loss,
 )
-from train.squad_windows import windows
+from train.squad_windows import NOWHERE, unknown_share, windows
 from train.start import (
     MODEL_FOLDER,
     Start,
@@ -60,7 +63,7 @@ from train.start import (
     read_start,
     write_tokenizer,
 )
-from train.vocabulary import tokenizer_of
+from train.vocabulary import UNK, tokenizer_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,6 +77,7 @@ if TYPE_CHECKING:
     from train.squad_data import Squad
     from train.squad_metrics import Score
     from train.squad_predict import Prediction
+    from train.squad_windows import Window
     from train.watchdog import Watchdog
 
 SCORES = "scores.json"
@@ -126,7 +130,7 @@ def fine_tune(
     training = read_squad(file)
     dev = read_squad(config.dev) if config.dev else training
     start = read_own_start(config.out) if config.resume else None
-    start = start or read_start(config.start, config.vocab, config.model)
+    start = start or read_start(config.start, config.vocab, config.model or "tiny")
     if config.seq > start.config.max_positions:
         raise InputError(
             f"--seq {config.seq} is more than the {start.config.max_positions} "
@@ -138,6 +142,13 @@ def fine_tune(
         windows(squad.questions, tokenizer, config.seq, stride=config.stride)
         for squad in (training, dev)
     )
+    _check_answers(training, cut)
+    say_if_unknown(unknown_share(cut, start.vocabulary.index(UNK)))
+    if config.null_threshold and not dev.has_null:
+        raise InputError(
+            f"--null-threshold is of questions that may have no answer, and "
+            f"{config.dev or file} has none such; leave it out."
+        )
     task = Task(
         config=config,
         model=_model(config, start.config),
@@ -149,7 +160,7 @@ def fine_tune(
             process=jax.process_index(),
             num_processes=jax.process_count(),
         ),
-        steps=config.num_steps(len(cut)),
+        steps=_num_steps(config, len(cut)),
         contents=contents_name(file.read_bytes(), *start.vocabulary, str(start.cased)),
     )
     with watched(timeout) as watchdog:
@@ -157,6 +168,11 @@ def fine_tune(
         watchdog.expect("the answers")
         starts, ends = logits(
             task.model, params, asked, pieces, config.seq, config.batch, mesh
+        )
+    if not (np.isfinite(starts).all() and np.isfinite(ends).all()):
+        raise InputError(
+            "the model's scores are not finite; start again with a smaller "
+            "--learning-rate."
         )
     predictions = predict(
         dev.questions,
@@ -189,6 +205,27 @@ def fine_tune(
             )
             write_tokenizer(folder, start)
     return scores
+
+
+def _num_steps(config: SquadConfig, windows: int) -> int:
+    steps = config.num_steps(windows)
+    if steps > MAX_COUNT:
+        raise InputError(f"--epochs {config.epochs} make {steps} steps; give fewer.")
+    return steps
+
+
+def _check_answers(squad: Squad, cut: Sequence[Window]) -> None:
+    """Tells of answers that cannot be learnt."""
+    answered = sum(bool(question.answers) for question in squad.questions)
+    lost = answered - len({w.question for w in cut if w.places != NOWHERE})
+    advice = "they are longer than half a window, or invisible; give a longer --seq"
+    if answered and lost == answered:
+        raise InputError(f"no answer is whole in a window: {advice}.")
+    if lost:
+        say(
+            f"{lost:,} of {answered:,} answers are whole in no window, and are learnt "
+            f"as none: {advice}."
+        )
 
 
 def _model(config: SquadConfig, read: BertConfig) -> BertConfig:
@@ -339,6 +376,7 @@ def _loop(
         if save:
             progress = Progress(sent, feed.get_state())
             checkpoints.save(Checkpoint(params, state, progress), mesh)
+    say_if_skipped(sent)
     return params
 
 

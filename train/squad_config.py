@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from models.config import Attention, Remat
-from train.config import MAX_SEED, Optimizer, Size
+from train.config import MAX_COUNT, MAX_SEED, Optimizer, Size
 from train.errors import InputError
 from train.exchange import Wire
 from train.squad_predict import MAX_ANSWER, NUM_BEST
@@ -16,6 +16,9 @@ from train.squad_windows import STRIDE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+EPOCHS = 2.0
+"""Times that every window is learnt from, where nothing else is asked for."""
 
 FREEZE = 0.25
 """Share of the steps after which 1-bit Adam freezes its variance by default."""
@@ -41,7 +44,7 @@ _PATHS = ("train", "dev", "start", "vocab", "out")
 
 # What a run may change when it goes on.
 _CHANGEABLE = frozenset(
-    {"train", "dev", "start", "vocab", "out", "resume", "workers", "log_every"}
+    {"train", "dev", "out", "resume", "workers", "log_every"}
     | {"checkpoint_every", "num_best", "max_answer", "null_threshold"}
 )
 
@@ -59,8 +62,8 @@ class SquadConfig:
     model.safetensors, or one of train.pretrain's runs; default: random ones."""
     vocab: Path | None = None
     """A vocab.txt; default: the one in --start."""
-    model: Size = "tiny"
-    """Size of a BERT that starts with random weights."""
+    model: Size | None = None
+    """Size of a BERT that starts with random weights; default: tiny."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What is computed in; parameters and moments are float32."""
     attention: Attention = "xla"
@@ -72,8 +75,8 @@ class SquadConfig:
     freeze_step: int | None = None
     """Steps before 1-bit Adam freezes its variance and compresses; default: a quarter
     of the steps."""
-    epochs: float = 2.0
-    """Times that every window is learnt from."""
+    epochs: float | None = None
+    """Times that every window is learnt from; default: 2."""
     steps: int | None = None
     """Training steps, in place of --epochs."""
     batch: int = 96
@@ -124,7 +127,8 @@ class SquadConfig:
 
     def num_steps(self, windows: int) -> int:
         """The steps to train, of so many windows."""
-        return self.steps or max(1, round(self.epochs * windows / self.batch))
+        epochs = EPOCHS if self.epochs is None else self.epochs
+        return self.steps or max(1, round(epochs * windows / self.batch))
 
     def warmup(self, steps: int) -> int:
         """The steps of the learning rate's warm-up."""
@@ -157,15 +161,21 @@ def check(config: SquadConfig) -> Path:
             raise InputError(
                 f"{_flag(field.name)} must be at least {least}, not {value}."
             )
+        most = MAX_SEED if field.name == "seed" else MAX_COUNT
+        if isinstance(value, int) and value > most:
+            raise InputError(
+                f"{_flag(field.name)} must be at most {most}, not {value}."
+            )
         if isinstance(value, float) and not math.isfinite(value):
             raise InputError(f"{_flag(field.name)} must be finite, not {value}.")
-    if config.seed > MAX_SEED:
-        raise InputError(f"--seed must be at most {MAX_SEED}, not {config.seed}.")
     for name in ("epochs", "learning_rate"):
-        if not getattr(config, name) > 0:
-            raise InputError(
-                f"{_flag(name)} must be positive, not {getattr(config, name)}."
-            )
+        value = getattr(config, name)
+        if value is not None and not value > 0:
+            raise InputError(f"{_flag(name)} must be positive, not {value}.")
+    if config.steps and config.epochs:
+        raise InputError("--steps and --epochs say the same; drop either.")
+    if config.start and config.model:
+        raise InputError("--model is of random weights; drop it or --start.")
     if config.dropout >= 1:
         raise InputError(f"--dropout must be less than 1, not {config.dropout}.")
     if config.optimizer == "adam" and (config.freeze_step or config.wire != "signs"):

@@ -152,8 +152,10 @@ def write_predictions(
         contents["null_odds.json"] = {
             p.question.id: min(p.null_odds, 1e9) for p in predictions
         }
+    else:  # those of another file, answered before
+        (folder / "null_odds.json").unlink(missing_ok=True)
     for name, content in contents.items():
-        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         (folder / name).write_text(text, encoding="utf-8")
 
 

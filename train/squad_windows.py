@@ -30,6 +30,9 @@ STRIDE = 128
 MAX_QUESTION = 64
 """Word pieces of a question; what follows is cut off."""
 
+NOWHERE = (0, 0)
+"""The places of what is not in a window: those of [CLS]."""
+
 _NUM_SPECIAL = 3  # [CLS] question [SEP] window [SEP]
 
 
@@ -71,12 +74,12 @@ class Window(NamedTuple):
 
     @property
     def places(self) -> tuple[int, int]:
-        """The places of the answer's first and last piece; 0, 0 if it is not here."""
+        """The places of the answer's first and last piece; `NOWHERE` if not here."""
         if self.answer is None:
-            return 0, 0
+            return NOWHERE
         first, last = self.answer
         if first < self.first or last >= self.last:
-            return 0, 0
+            return NOWHERE
         shift = self.start - self.first
         return first + shift, last + shift
 
@@ -141,6 +144,21 @@ def windows(
         for first, last in _cuts(len(context.pieces), capacity, stride):
             cut.append(Window(number, pieces, context, first, last, answer))
     return cut
+
+
+def unknown_share(windows: Sequence[Window], unk: int) -> float:
+    """The share of the texts' word pieces that are [UNK], by window.
+
+    Args:
+      windows: The windows.
+      unk: The id of [UNK].
+
+    Returns:
+      The share; 0 of no pieces.
+    """
+    parts = [w.context.pieces[w.first : w.last] == unk for w in windows]
+    known = np.concatenate([*parts, np.zeros(0, bool)])
+    return float(known.mean()) if known.size else 0.0
 
 
 def _with_marks(

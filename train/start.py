@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 
 
 TOKENIZER = "tokenizer_config.json"
+# The settings that decide how text is cut, and the values that cut it as here.
+_CUT_BY = {
+    "tokenizer_class": (None, "BertTokenizer", "BertTokenizerFast"),
+    "do_lower_case": (None, True, False),
+    "strip_accents": (None,),
+    "tokenize_chinese_chars": (None, True),
+}
 MODEL_FOLDER = "model"
 """Where a run of `train.squad` leaves its weights."""
 
@@ -85,6 +92,11 @@ def read_start(folder: Path | None, vocab: Path | None, model: Size) -> Start:
             f"{folder} holds no weights; give a folder with {huggingface.CONFIG} and "
             f"{huggingface.WEIGHTS}, or a run of train.pretrain."
         )
+    if config.num_token_types < 2:
+        raise InputError(
+            f"the weights in {folder} have one type of tokens, by which question and "
+            "text cannot be told apart; give weights with two."
+        )
     if len(vocabulary) != config.vocab_size:
         raise InputError(
             f"the vocabulary {vocab} has {len(vocabulary):,} word pieces and the "
@@ -121,12 +133,21 @@ def _is_cased(folder: Path, vocabulary: Vocabulary) -> bool:
         return is_cased(vocabulary)
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
-        lowercase = settings.get("do_lower_case")
-    except (OSError, ValueError, AttributeError) as error:
+        given = {name: settings.get(name) for name in _CUT_BY}
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise InputError(
             f"{file} is not JSON with a tokenizer's settings ({error}); mend it, or "
             "remove it to go by the capitals of the vocabulary."
         ) from error
+    lowercase = given["do_lower_case"]
+    allowed = {**_CUT_BY, "strip_accents": (None, lowercase)}
+    for name, values in allowed.items():
+        if given[name] not in values:
+            raise InputError(
+                f"{file} has {name} {given[name]!r}, by which text is cut in another "
+                "way than here; give weights of a BERT that is not, or remove the "
+                "line to cut it as here."
+            )
     return is_cased(vocabulary) if lowercase is None else not lowercase
 
 
@@ -148,8 +169,9 @@ def _read_run(folder: Path) -> tuple[BertConfig, dict[str, Any]]:
     flags = run_folder.read(folder).config
     step = checkpoint.latest_step(folder)
     arrays = folder.resolve() / checkpoint.FOLDER / str(step) / "arrays"
+    stored = checkpoint.stored_model(folder, step)
     try:
-        stored = checkpoint.stored_model(folder, step)
+        checkpoint.read_through(arrays)
         config = replace(
             SIZES[flags.model],
             vocab_size=stored["vocab_size"],
