@@ -94,10 +94,14 @@ def check(config: Config) -> None:
         raise SystemExit("--seqs, --batch, --repeats and --calls must be at least 1.")
     if not config.passes or not config.remats:
         raise SystemExit("--passes and --remats need one at least.")
-    if config.json and not config.json.parent.is_dir():
-        raise SystemExit(
-            f"--json {config.json}: there is no folder {config.json.parent}."
-        )
+    if config.json:
+        try:
+            config.json.open("a").close()
+        except OSError as error:
+            raise SystemExit(
+                f"--json {config.json} cannot be written ({error.strerror}); give "
+                "another file."
+            ) from error
     if config.page and not config.page.is_file():
         raise SystemExit(f"--page {config.page}: there is no such file.")
 

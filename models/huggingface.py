@@ -105,6 +105,7 @@ def write(
 
     Raises:
       WeightsError: The model has pre-LayerNorm, and Hugging Face's BERT has not.
+      OSError: The folder cannot be written to; the weights in it are as they were.
     """
     tensors = tensors_of(params, config, architecture)
     folder.mkdir(parents=True, exist_ok=True)
@@ -117,8 +118,11 @@ def write(
     content = save(tensors, metadata={"format": "pt"})
     # Not save_file, whose file nobody else can read and whose errors are no OSErrors.
     new = folder / f"{WEIGHTS}.new"
-    new.write_bytes(content)
-    new.replace(folder / WEIGHTS)
+    try:
+        new.write_bytes(content)
+        new.replace(folder / WEIGHTS)
+    finally:  # what a full disk has left of it
+        new.unlink(missing_ok=True)
     text = json.dumps(values, indent=2) + "\n"
     (folder / CONFIG).write_text(text, encoding="utf-8")
 
@@ -195,7 +199,8 @@ def to_params(
       Nested dictionaries of float32 arrays, in the form that `config.scan` asks for.
 
     Raises:
-      WeightsError: Tensors are missing, unknown, or of another shape or dtype.
+      WeightsError: Tensors are missing, unknown, of another shape or dtype, or not
+        finite.
     """
     tensors = _canonical(tensors)
     if architecture in ("BertModel", "Encoder"):

@@ -161,6 +161,10 @@ def test_no_part_of_a_folder_is_left_out_without_a_word(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"b\.txt cannot be read \(No such file"):
         list(read_corpus([tmp_path]))
     link.unlink()
+    link.symlink_to(tmp_path, target_is_directory=True)
+    with pytest.raises(InputError, match=r"b\.txt, a link to a folder"):
+        list(read_corpus([tmp_path]))
+    link.unlink()
     (tmp_path / "closed").mkdir()
     scan = os.scandir
 

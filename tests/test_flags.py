@@ -13,6 +13,7 @@ import pytest
 import onebit_jax
 from models import SIZES
 from train import picture, record
+from train.command import say_if_not_compressed
 from train.config import PretrainConfig, check, from_json, to_json
 from train.data import load, load_phases
 from train.errors import InputError
@@ -82,17 +83,21 @@ def test_losses_that_are_not_finite_are_written_as_json(tmp_path):
     picture.draw(tmp_path / "picture.png", {"adam": record.read(tmp_path)})
 
 
-def test_a_run_keeps_its_vocabulary_and_a_new_one_takes_what_is_given(config, tmp_path):
+def test_a_run_keeps_its_vocabulary_and_a_new_one_takes_what_is_given(
+    config, tmp_path, capsys
+):
     given = tmp_path / "given.txt"
     write_vocabulary(given, (*SPECIAL, "sun", "moon"))
     kept = tmp_path / "vocab.txt"
     write_vocabulary(kept, (*SPECIAL, "moon", "sun"))
     with_given = replace(config, vocab=given)
     new = load(with_given, tmp_path)
+    assert "% of the text is [UNK] in this vocabulary" in capsys.readouterr().out
     assert new.vocabulary == read_vocabulary(given)
     assert "star" in load(config, tmp_path).vocabulary
+    assert "[UNK]" not in capsys.readouterr().out
     run = Run(with_given, new.corpus, new.vocabulary_name, until=1)
-    with pytest.raises(InputError, match=r"vocab\.txt is not the one that the run was"):
+    with pytest.raises(InputError, match="the vocabulary is not the one that the run"):
         load_phases(with_given, tmp_path, run)
     write_vocabulary(kept, new.vocabulary)
     given.unlink()
@@ -198,6 +203,15 @@ def test_freezing_before_the_warm_up_ends_is_warned_of():
         )
 
 
+def test_a_freeze_that_never_came_is_told_of(capsys):
+    say_if_not_compressed("--long-freeze-step", Sent(steps=5, warmup_steps=4))
+    assert not capsys.readouterr().out
+    say_if_not_compressed("--long-freeze-step", Sent(steps=4, warmup_steps=4))
+    said = capsys.readouterr().out
+    assert said.startswith("no step was compressed: up to step 4 ")
+    assert said.endswith("a number as --long-freeze-step.\n")
+
+
 def test_the_freeze_follows_the_warm_up_and_the_steps_by_default():
     default = PretrainConfig(steps=300)
     (phase,) = default.phases
@@ -252,8 +266,12 @@ def test_presets_are_the_papers_and_flags_override_them():
     assert len(single.phases) == 1
     other_text = parse(["--preset", "bert-base", "--vocab", "vocab.txt"]).training
     check(other_text)
-    linear = parse(["--preset", "bert-base", "--decay-every", "None"]).training
-    check(linear)
+    linear = ["--preset", "bert-base", "--decay-every", "None"]
+    check(parse(linear).training)
+    linear += ["--long-decay-every", "None"]
+    with pytest.raises(InputError, match="or --long-decay-rate None"):
+        check(parse(linear).training)
+    check(parse([*linear, "--long-decay-rate", "None"]).training)
     adam = parse(["--preset", "bert-base", "--optimizer", "adam"]).training
     check(adam)
     assert adam.phases[0].learning_rate == 4e-4

@@ -258,6 +258,7 @@ def test_others_can_read_what_is_written_and_it_is_whole_or_not_there(
     with pytest.raises(OSError, match="No space left"):
         huggingface.write(tmp_path, CONFIG, params, "BertModel")
     assert weights.read_bytes() == before
+    assert sorted(tmp_path.iterdir()) == [config, weights]
 
 
 def test_a_classifiers_classes_are_those_of_its_weights(tmp_path):

@@ -39,6 +39,7 @@ CONTEXTS = (
     "A grey owl hunts at night above the quiet frozen lake.",
     "Nine small boats left the harbour before the storm came.",
 )
+TOO_MANY = {"steps": None, "epochs": 1e308}
 ASKED = (("Who?", "red fox", "grey owl", "Nine small boats"),
          ("Where?", "a deep den", "the quiet frozen lake", "the harbour"))  # fmt: skip
 
@@ -260,6 +261,14 @@ def test_fine_tuning_starts_from_a_pretraining_run(tmp_path, monkeypatch, capsys
     assert "weights are in the checkpoints" in capsys.readouterr().out
     assert not (files.out / "model").exists()
     assert (files.out / "scores.json").exists()
+    arrays = config.out / "checkpoints" / "2" / "arrays"
+    data = max(arrays.rglob("d/*"), key=lambda file: file.stat().st_size)
+    data.write_bytes(data.read_bytes()[:-9])
+    with pytest.raises(InputError, match=r"the checkpoint .*/2 cannot be read"):
+        read_start(config.out, None, "large")
+    (config.out / "checkpoints" / "2" / "about" / "metadata").write_text("{")
+    with pytest.raises(InputError, match=r"the checkpoint .*/2 is damaged"):
+        read_start(config.out, None, "large")
 
 
 def test_what_cannot_be_used_is_refused(files, tmp_path):
@@ -273,8 +282,8 @@ def test_what_cannot_be_used_is_refused(files, tmp_path):
         run(files, attention="cudnn", dtype="bfloat16")
     with pytest.raises(InputError, match=r"no run in .* to go on with"):
         run(files, resume=True)
-    with pytest.raises(InputError, match=r"--epochs 1e\+300 make \d+ steps"):
-        run(files, steps=None, epochs=1e300)
+    with pytest.raises(InputError, match=r"--epochs 1e\+308 make more than 2,147,483"):
+        run(files, **TOO_MANY)
     with pytest.raises(InputError, match="--null-threshold is of questions that may"):
         run(files, null_threshold=1.0)
     assert not files.out.exists()
@@ -285,8 +294,8 @@ def test_answers_that_are_whole_in_no_window_are_told_of(files, capsys):
     asked = [p["qas"][0] for p in content["data"][0]["paragraphs"]]
     asked[0]["answers"] = [{"text": CONTEXTS[0], "answer_start": 0}]
     files.train.write_text(json.dumps(content))
-    with pytest.raises(InputError, match="--null-threshold"):  # after the check
-        run(files, seq=12, null_threshold=1.0)
+    with pytest.raises(InputError, match="--epochs"):  # after the check
+        run(files, seq=12, **TOO_MANY)
     assert "1 of 6 answers are whole in no window" in capsys.readouterr().out
     content["data"][0]["paragraphs"] = content["data"][0]["paragraphs"][:1]
     content["data"][0]["paragraphs"][0]["qas"] = asked[:1]
@@ -297,8 +306,8 @@ def test_answers_that_are_whole_in_no_window_are_told_of(files, capsys):
 
 def test_a_vocabulary_that_does_not_know_the_text_is_told_of(files, capsys):
     write_vocabulary(files.vocab, [*SPECIAL, "red", "fox", "who", "?"])
-    with pytest.raises(InputError, match="--null-threshold"):
-        run(files, null_threshold=1.0)
+    with pytest.raises(InputError, match="--epochs"):
+        run(files, **TOO_MANY)
     known, pieces = 2 + 2, 12 * 2 + 12 * 2 + 11 * 2  # by question, full stops too
     share = f"{1 - known / pieces:.0%} of the text is [UNK]"
     assert share in capsys.readouterr().out

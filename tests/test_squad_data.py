@@ -121,10 +121,10 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"none\.json cannot be read \(No such file"):
         read_squad(tmp_path / "none.json")
     file = tmp_path / "dev.json"
-    for junk in (b"a,b\n", b"\xff\xfe"):
+    for junk in (b"a,b\n", b"\xff\xfe", b"[" * 100_000):
         file.write_bytes(junk)
         with pytest.raises(InputError, match=r"dev\.json is not JSON .* give a SQuAD"):
             read_squad(file)
-    file.write_text('{"data": []}')
+    file.write_bytes(b"\xef\xbb\xbf" + b'{"data": []}')  # a byte order mark
     with pytest.raises(InputError, match=r"dev\.json has no questions"):
         read_squad(file)

@@ -277,16 +277,21 @@ class Checkpoints:
             )
 
 
-def read_through(arrays: Path) -> None:
+def read_through(arrays: Path, prefix: bytes = b"") -> None:
     """Raises what TensorStore does where a file is cut short.
 
     Orbax stops at the first array that cannot be read and closes the event loop that
     the others still answer to, each of which then prints a traceback.
+
+    Args:
+      arrays: A checkpoint's folder of arrays.
+      prefix: What the names of those that matter begin with.
     """
     spec = {"driver": "ocdbt", "base": arrays.as_uri() + "/"}
     store = tensorstore.KvStore.open(spec).result()
     for key in store.list().result():
-        store.read(key).result()
+        if key.startswith(prefix):
+            store.read(key).result()
 
 
 def _system_error_in(error: BaseException) -> int | None:

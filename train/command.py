@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Flags = TypeVar("Flags")
 
 MUCH_UNKNOWN = 0.1
-"""Share of a text that is said when a vocabulary does not know it."""
+"""Share of [UNK] in a text above which it is told."""
 
 VIRTUAL_WORKERS = 8
 """Workers where there is only a CPU and nothing else is asked for."""
@@ -49,16 +49,17 @@ def say_if_never_compressed(flag: str, freeze: int | str, steps: int) -> None:
         )
 
 
-def say_if_not_compressed(sent: Sent) -> None:
+def say_if_not_compressed(flag: str, sent: Sent) -> None:
     """Tells that a phase of 1-bit Adam has ended in its warm-up.
 
     Args:
+      flag: What the freeze step is given by.
       sent: What was sent up to its end.
     """
     if sent.stage == "warmup":
         say(
             f"no step was compressed: up to step {sent.steps:,} the variance was not "
-            "stable; give more steps, or their number as --freeze-step."
+            f"stable; give a new run more steps, or a number as {flag}."
         )
 
 
@@ -84,8 +85,8 @@ def say_if_unknown(share: float) -> None:
     """
     if share > MUCH_UNKNOWN:
         say(
-            f"{share:.0%} of the text is [UNK] in this vocabulary; give the --vocab of "
-            "such texts."
+            f"{share:.0%} of the text is [UNK] in this vocabulary; give weights or a "
+            "--vocab of such texts."
         )
 
 

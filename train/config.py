@@ -280,13 +280,15 @@ def check(config: PretrainConfig) -> None:
                     f"{_flag(name)} is of a second phase, and there is none; give "
                     "--long-seq too."
                 )
-    for phase, rate in zip(
-        config.phases, (config.decay_rate, config.long_decay_rate), strict=False
-    ):
-        if rate is not None and phase.decay_every is None:
+    phases = config.phases
+    # The second phase has the first's rate where it has none of its own.
+    rates = (config.decay_rate, phases), (config.long_decay_rate, phases[1:])
+    for rate, own in rates:
+        if rate is not None and not any(phase.decay_every for phase in own):
+            flags = own[0].flags
             raise InputError(
-                f"{phase.flags}decay-rate is of an exponential fall, and this one is "
-                f"linear; give {phase.flags}decay-every too."
+                f"{flags}decay-rate is of an exponential fall, and this one is linear; "
+                f"give {flags}decay-every too, or {flags}decay-rate None."
             )
     if config.vocab and config.vocab_size is not None:
         raise InputError(

@@ -169,6 +169,12 @@ def _in_folder(path: Path) -> Iterator[Path]:
     """All files but hidden ones; a link to nothing too, which cannot be read."""
     for folder, folders, names in os.walk(path, onerror=_raise):
         folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in folders:
+            if (link := Path(folder, name)).is_symlink():  # which could lead in a ring
+                raise InputError(
+                    f"the corpus has {link}, a link to a folder, and such are not "
+                    "followed; give that folder as another --corpus, and remove it."
+                )
         files = (Path(folder, name) for name in names if not name.startswith("."))
         yield from (file for file in files if file.is_file() or not file.exists())
 

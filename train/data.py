@@ -116,8 +116,8 @@ def load_phases(
     vocabulary_name = hashlib.sha256("\n".join(vocabulary).encode()).hexdigest()
     if run and run.vocabulary != vocabulary_name:
         raise InputError(
-            f"the vocabulary {kept} is not the one that the run was started with; "
-            "restore it, or start a new run in another --out."
+            f"the vocabulary is not the one that the run in {folder} was started with; "
+            f"restore its {VOCABULARY_FILE}, or start a new run in another --out."
         )
 
     def fill(new: Path) -> None:

@@ -120,8 +120,8 @@ def train(
                     run, model, start.params, start.state, own, mesh
                 )
                 _say_rates(config.optimizer, program)
+                flag = f"{phase.flags}freeze-step"
                 if config.optimizer == "onebit_adam":
-                    flag = f"{phase.flags}freeze-step"
                     own_steps = last - phase.earlier_steps
                     say_if_never_compressed(flag, phase.freeze, own_steps)
                 training = _Training(
@@ -130,7 +130,7 @@ def train(
                 reached = training.loop(start, batches, last)
                 watchdog.expect("")
                 if config.optimizer == "onebit_adam" and phase.freeze == "auto":
-                    say_if_not_compressed(reached.progress.sent)
+                    say_if_not_compressed(flag, reached.progress.sent)
         if reached:
             say_if_skipped(reached.progress.sent)
 

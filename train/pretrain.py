@@ -153,7 +153,9 @@ def _pretrain(config: PretrainConfig, mesh: Mesh, watchdog: Watchdog) -> None:
             "JAX": jax.__version__,
         }
     )
-    if is_main_process() and not config.resume:
+    # A run that goes on has it, unless it was lost.
+    kept = config.resume and (folder / VOCABULARY_FILE).exists()
+    if is_main_process() and not kept:
         with run_folder.writable(folder):
             folder.mkdir(parents=True, exist_ok=True)
             keep_vocabulary(vocabulary, folder)

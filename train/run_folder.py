@@ -99,7 +99,7 @@ def check_own(run: Run) -> None:
     same_text = (found.corpus, found.vocabulary) == (run.corpus, run.vocabulary)
     if not (same_text and train_the_same(found.config, run.config)):
         raise InputError(
-            f"{folder} holds another run, of other flags or another corpus; move it "
+            f"{folder} holds another run, of other flags or another text; move it "
             "away to go on."
         )
 
@@ -133,7 +133,7 @@ def read(folder: Path) -> Run:
       The run.
 
     Raises:
-      InputError: There is no run, or its file is damaged.
+      InputError: There is no run, or one of another command, or its file is damaged.
     """
     return read_values(
         folder,
@@ -192,8 +192,9 @@ def read_values(
         if values["command"] == command:
             return make(values)
         own = values["command"]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise InputError(
-            f"{folder / FILE} is damaged; start a new run in another --out."
+            f"{folder / FILE} is damaged, or of another version; start a new run in "
+            "another --out."
         ) from error
     raise InputError(f"{folder} holds a run of {own}; give one of {command}.")

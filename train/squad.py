@@ -33,7 +33,6 @@ from train.command import (
     say_if_unknown,
     watched,
 )
-from train.config import MAX_COUNT
 from train.distributed import Cluster, check_agreed, check_shared
 from train.errors import InputError
 from train.examples import batches, special_pieces, stream
@@ -129,6 +128,11 @@ def fine_tune(
     check_attention(config.attention, mesh)
     training = read_squad(file)
     dev = read_squad(config.dev) if config.dev else training
+    if config.null_threshold and not dev.has_null:
+        raise InputError(
+            f"--null-threshold is of questions that may have no answer, and "
+            f"{config.dev or file} has none such; give --null-threshold 0."
+        )
     start = read_own_start(config.out) if config.resume else None
     start = start or read_start(config.start, config.vocab, config.model or "tiny")
     if config.seq > start.config.max_positions:
@@ -144,11 +148,6 @@ def fine_tune(
     )
     _check_answers(training, cut)
     say_if_unknown(unknown_share(cut, start.vocabulary.index(UNK)))
-    if config.null_threshold and not dev.has_null:
-        raise InputError(
-            f"--null-threshold is of questions that may have no answer, and "
-            f"{config.dev or file} has none such; leave it out."
-        )
     task = Task(
         config=config,
         model=_model(config, start.config),
@@ -160,7 +159,7 @@ def fine_tune(
             process=jax.process_index(),
             num_processes=jax.process_count(),
         ),
-        steps=_num_steps(config, len(cut)),
+        steps=config.num_steps(len(cut)),
         contents=contents_name(file.read_bytes(), *start.vocabulary, str(start.cased)),
     )
     with watched(timeout) as watchdog:
@@ -171,8 +170,8 @@ def fine_tune(
         )
     if not (np.isfinite(starts).all() and np.isfinite(ends).all()):
         raise InputError(
-            "the model's scores are not finite; start again with a smaller "
-            "--learning-rate."
+            "the model's scores are not finite; start a new run in another --out "
+            "with a smaller --learning-rate."
         )
     predictions = predict(
         dev.questions,
@@ -205,13 +204,6 @@ def fine_tune(
             )
             write_tokenizer(folder, start)
     return scores
-
-
-def _num_steps(config: SquadConfig, windows: int) -> int:
-    steps = config.num_steps(windows)
-    if steps > MAX_COUNT:
-        raise InputError(f"--epochs {config.epochs} make {steps} steps; give fewer.")
-    return steps
 
 
 def _check_answers(squad: Squad, cut: Sequence[Window]) -> None:

@@ -126,9 +126,20 @@ class SquadConfig:
         return {name: getattr(self, name) for name in names}
 
     def num_steps(self, windows: int) -> int:
-        """The steps to train, of so many windows."""
+        """The steps to train, of so many windows.
+
+        Raises:
+          InputError: They are more than can be counted.
+        """
+        if self.steps:
+            return self.steps
         epochs = EPOCHS if self.epochs is None else self.epochs
-        return self.steps or max(1, round(epochs * windows / self.batch))
+        steps = epochs * windows / self.batch
+        if steps > MAX_COUNT:
+            raise InputError(
+                f"--epochs {epochs} make more than {MAX_COUNT:,} steps; give fewer."
+            )
+        return max(1, round(steps))
 
     def warmup(self, steps: int) -> int:
         """The steps of the learning rate's warm-up."""
@@ -211,8 +222,8 @@ def check_resumable(stored: SquadConfig, given: SquadConfig) -> None:
       given: The flags it is to go on with.
 
     Raises:
-      InputError: A flag differs that decides what is trained. Files may have moved;
-        their contents are compared elsewhere.
+      InputError: A flag differs that decides what is trained. The SQuAD files may
+        have moved; their contents are compared elsewhere.
     """
     before, now = to_json(stored), to_json(given)
     differing = [n for n in now.keys() - _CHANGEABLE if before[n] != now[n]]

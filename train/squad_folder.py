@@ -64,7 +64,7 @@ def read(folder: Path) -> Remembered:
       The run.
 
     Raises:
-      InputError: There is no run, or its file is damaged.
+      InputError: There is no run, or one of another command, or its file is damaged.
     """
     return run_folder.read_values(
         folder,

@@ -156,9 +156,9 @@ def unknown_share(windows: Sequence[Window], unk: int) -> float:
     Returns:
       The share; 0 of no pieces.
     """
-    parts = [w.context.pieces[w.first : w.last] == unk for w in windows]
-    known = np.concatenate([*parts, np.zeros(0, bool)])
-    return float(known.mean()) if known.size else 0.0
+    parts = [w.context.pieces[w.first : w.last] for w in windows]
+    unknown = sum(np.count_nonzero(part == unk) for part in parts)
+    return unknown / max(1, sum(map(len, parts)))
 
 
 def _with_marks(

@@ -31,6 +31,7 @@ _CUT_BY = {
     "do_lower_case": (None, True, False),
     "strip_accents": (None,),
     "tokenize_chinese_chars": (None, True),
+    "do_basic_tokenize": (None, True),
 }
 MODEL_FOLDER = "model"
 """Where a run of `train.squad` leaves its weights."""
@@ -65,8 +66,9 @@ def read_start(folder: Path | None, vocab: Path | None, model: Size) -> Start:
       The start.
 
     Raises:
-      InputError: The folder holds neither, or a file in it cannot be used, or the
-        vocabulary is not of the weights' size.
+      InputError: The folder holds neither, or a file in it cannot be used, or cuts
+        text in another way, or the weights are of one type of tokens or of another
+        vocabulary's size.
     """
     if vocab is None:
         if folder is None:
@@ -144,9 +146,9 @@ def _is_cased(folder: Path, vocabulary: Vocabulary) -> bool:
     for name, values in allowed.items():
         if given[name] not in values:
             raise InputError(
-                f"{file} has {name} {given[name]!r}, by which text is cut in another "
-                "way than here; give weights of a BERT that is not, or remove the "
-                "line to cut it as here."
+                f"{file} has {name} {given[name]!r}, which cuts text in another way "
+                "than this library; give other weights, or remove that line to have "
+                "it cut so."
             )
     return is_cased(vocabulary) if lowercase is None else not lowercase
 
@@ -171,7 +173,7 @@ def _read_run(folder: Path) -> tuple[BertConfig, dict[str, Any]]:
     arrays = folder.resolve() / checkpoint.FOLDER / str(step) / "arrays"
     stored = checkpoint.stored_model(folder, step)
     try:
-        checkpoint.read_through(arrays)
+        checkpoint.read_through(arrays, b"params.")
         config = replace(
             SIZES[flags.model],
             vocab_size=stored["vocab_size"],

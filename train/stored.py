@@ -78,14 +78,18 @@ def mapped(path: Path) -> np.ndarray:
       The array.
 
     Raises:
-      InputError: It is cut short or gone.
+      InputError: It is cut short or gone, or cannot be read.
     """
     try:
         return np.asarray(np.load(path, mmap_mode="r"))
-    except (OSError, ValueError, EOFError) as error:
+    except (FileNotFoundError, ValueError, EOFError) as error:
         raise InputError(
-            f"{path} is damaged ({error}); delete the folder {path.parent.parent}, "
-            "which is made again."
+            f"{path} is damaged; delete the folder {path.parent.parent}, which is made "
+            "again."
+        ) from error
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}); mend that and start again."
         ) from error
 
 

@@ -119,7 +119,7 @@ def write_tokens(
             encoded = tokenizer.encode_batch(list(document), add_special_tokens=False)
             ids = [part for e in encoded for part in _stretches(e.ids)]
             total += sum(map(len, ids))
-            unknown += sum(e.ids.count(unk) for e in encoded)
+            unknown += sum(part.count(unk) for part in ids)
             if ids:
                 (evaluation if number in held_out else training).append(ids)
     return unknown / max(1, total)
