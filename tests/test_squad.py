@@ -261,9 +261,9 @@ def test_fine_tuning_starts_from_a_pretraining_run(tmp_path, monkeypatch, capsys
     assert "weights are in the checkpoints" in capsys.readouterr().out
     assert not (files.out / "model").exists()
     assert (files.out / "scores.json").exists()
-    arrays = config.out / "checkpoints" / "2" / "arrays"
-    data = max(arrays.rglob("d/*"), key=lambda file: file.stat().st_size)
-    data.write_bytes(data.read_bytes()[:-9])
+    for data in (config.out / "checkpoints" / "2" / "arrays").rglob("d/*"):
+        if data.stat().st_size > 1e6:  # the parameters and the state, not their index
+            data.write_bytes(data.read_bytes()[:9])
     with pytest.raises(InputError, match=r"the checkpoint .*/2 cannot be read"):
         read_start(config.out, None, "large")
     (config.out / "checkpoints" / "2" / "about" / "metadata").write_text("{")
