@@ -54,7 +54,7 @@ from train.squad_program import (
     logits,
     training_loss,
 )
-from train.squad_windows import NOWHERE, unknown_share, windows
+from train.squad_windows import check_answers, unknown_share, windows
 from train.start import (
     MODEL_FOLDER,
     Start,
@@ -76,7 +76,6 @@ if TYPE_CHECKING:
     from train.squad_data import Squad
     from train.squad_metrics import Score
     from train.squad_predict import Prediction
-    from train.squad_windows import Window
     from train.watchdog import Watchdog
 
 SCORES = "scores.json"
@@ -146,7 +145,7 @@ def fine_tune(
         windows(squad.questions, tokenizer, config.seq, stride=config.stride)
         for squad in (training, dev)
     )
-    _check_answers(training, cut)
+    check_answers(training.questions, cut)
     say_if_unknown(unknown_share(cut, start.vocabulary.index(UNK)))
     task = Task(
         config=config,
@@ -204,20 +203,6 @@ def fine_tune(
             )
             write_tokenizer(folder, start)
     return scores
-
-
-def _check_answers(squad: Squad, cut: Sequence[Window]) -> None:
-    """Tells of answers that cannot be learnt."""
-    answered = sum(bool(question.answers) for question in squad.questions)
-    lost = answered - len({w.question for w in cut if w.places != NOWHERE})
-    advice = "they are longer than half a window, or invisible; give a longer --seq"
-    if answered and lost == answered:
-        raise InputError(f"no answer is whole in a window: {advice}.")
-    if lost:
-        say(
-            f"{lost:,} of {answered:,} answers are whole in no window, and are learnt "
-            f"as none: {advice}."
-        )
 
 
 def _model(config: SquadConfig, read: BertConfig) -> BertConfig:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from models import SpanBatch
+from train.command import say
 from train.errors import InputError
 
 if TYPE_CHECKING:
@@ -196,6 +197,28 @@ def answer_pieces(context: Context, question: Question) -> tuple[int, int] | Non
     after = context.spans[:, 0] >= answer.start + len(answer.text)
     inside = np.flatnonzero(~before & ~after)
     return (int(inside[0]), int(inside[-1])) if len(inside) else None
+
+
+def check_answers(questions: Sequence[Question], windows: Sequence[Window]) -> None:
+    """Tells of answers that cannot be learnt.
+
+    Args:
+      questions: The questions.
+      windows: Their windows.
+
+    Raises:
+      InputError: None can be.
+    """
+    answered = sum(bool(question.answers) for question in questions)
+    lost = answered - len({w.question for w in windows if w.places != NOWHERE})
+    advice = "they are longer than half a window, or invisible; give a longer --seq"
+    if answered and lost == answered:
+        raise InputError(f"no answer is whole in a window: {advice}.")
+    if lost:
+        say(
+            f"{lost:,} of {answered:,} answers are whole in no window, and are learnt "
+            f"as none: {advice}."
+        )
 
 
 def sequence(window: Window, pieces: Pieces, length: int) -> SpanBatch:
