@@ -179,7 +179,7 @@ def test_what_is_not_the_checkpoints_fault_is_not_called_damage(
     def fail(_):
         raise cause
 
-    monkeypatch.setattr(checkpoint, "_read_through", fail)
+    monkeypatch.setattr(checkpoint, "read_through", fail)
     with pytest.raises(expected, match=message):
         restore(folder, tx)
 
