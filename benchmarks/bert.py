@@ -40,6 +40,7 @@ import tyro
 
 from benchmarks.page import fill
 from models.config import SIZES, Attention, Remat
+from train.errors import InputError, writable
 
 Pass = Literal["forward", "backward", "step"]
 
@@ -96,12 +97,10 @@ def check(config: Config) -> None:
         raise SystemExit("--passes and --remats need one at least.")
     if config.json:
         try:
-            config.json.open("a").close()
-        except OSError as error:
-            raise SystemExit(
-                f"--json {config.json} cannot be written ({error.strerror}); give "
-                "another file."
-            ) from error
+            with writable(config.json, "--json"):
+                config.json.open("a").close()
+        except InputError as error:
+            raise SystemExit(str(error)) from error
     if config.page and not config.page.is_file():
         raise SystemExit(f"--page {config.page}: there is no such file.")
 

@@ -170,8 +170,8 @@ def test_hugging_face_computes_the_same_sizes():
         ({"models": ("huge",)}, "--models knows tiny, mini"),
         ({"batch": 0}, "--seqs, --batch, --repeats and --calls must be at least 1"),
         ({"passes": ()}, "--passes and --remats need one at least"),
-        ({"json": Path("nowhere/a.json")}, "cannot be written .No such file"),
-        ({"json": ROOT / "docs"}, "cannot be written .Is a directory"),
+        ({"json": Path("nowhere/a.json")}, "cannot be written to .No such file"),
+        ({"json": ROOT / "docs"}, "cannot be written to .Is a directory"),
         ({"page": Path("nowhere.md")}, "--page nowhere.md: there is no such file"),
     ],
 )

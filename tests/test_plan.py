@@ -336,7 +336,7 @@ def test_what_was_measured_replaces_what_is_predicted(capsys, tmp_path):
         ("--rate 1 --latency-us -1", "--latency-us must not be negative"),
         ("--rate 1 --fsdp", "--fsdp chooses what is compiled; add --compile"),
         ("--rate 1 --topology flat", "--topology chooses what is compiled"),
-        ("--rate 1 --json /nowhere/x", "--json /nowhere/x cannot be written"),
+        ("--rate 1 --json /nowhere/x", "--json /nowhere/x cannot be written to"),
         ("--rate 1 --compile --gpu v100", "--compile knows the GPUs a100, h100, h200"),
         ("--rate 1 --compile --model 7e9", "--compile needs the shapes of one of"),
         ("--rate 1 --compile --fsdp --hosts 1", "--fsdp needs several hosts"),

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from train import run_folder
 from train.command import say_if_unknown
 from train.corpus import read_corpus, survey
-from train.errors import InputError
+from train.errors import InputError, writable
 from train.examples import batches, continues_word, examples, special_pieces
 from train.pairs import read_spans, write_spans
 from train.stored import make
@@ -129,7 +128,7 @@ def load_phases(
     key = hashlib.sha256(deciding.encode()).hexdigest()[:16]
     tokens = (config.tokens or folder / TOKENS_FOLDER) / key
     where = (config.tokens, "--tokens") if config.tokens else (folder, "--out")
-    with run_folder.writable(*where):
+    with writable(*where):
         make(tokens, fill)
     training, evaluation = read_tokens(tokens)
     pieces = special_pieces(vocabulary)
@@ -139,7 +138,7 @@ def load_phases(
         part: str, text: TokenizedCorpus, phase: Phase, batch: int
     ) -> grain.MapDataset[PreTrainingBatch]:
         packed = tokens / f"{part}-{phase.seq}"
-        with run_folder.writable(*where):
+        with writable(*where):
             make(packed, lambda new: write_spans(new, text, phase.seq))
         spans = read_spans(packed)
         if text.num_documents < 2 or not len(spans):

@@ -1,5 +1,14 @@
 """How a process ends for what a user can put right, or for another process's sake."""
 
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
 LOST_EXIT = 75
 """Exit status of a process that ends because another one is lost or hangs; sysexits'
 EX_TEMPFAIL, as the same command may succeed when it is started again."""
@@ -11,3 +20,22 @@ class InputError(ValueError):
 
 class LostError(RuntimeError):
     """Another process is lost, and this one cannot go on without it."""
+
+
+@contextlib.contextmanager
+def writable(path: Path, flag: str = "--out") -> Iterator[None]:
+    """Says in one sentence that a file or folder cannot be made or written to.
+
+    Args:
+      path: What is written, or written to inside.
+      flag: What names it on the command line.
+
+    Raises:
+      InputError: It cannot be.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"{flag} {path} cannot be written to ({error.strerror}); give another."
+        ) from error

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 import onebit_jax
 from models import SIZES
-from train import record, run_folder
+from train import record
 from train.checkpoint import Checkpoint, Checkpoints, Progress
 from train.command import (
     is_main_process,
@@ -23,6 +23,7 @@ from train.command import (
     say_if_not_compressed,
     say_if_skipped,
 )
+from train.errors import writable
 from train.examples import stream
 from train.exchange import make_exchange
 from train.objective import abstract_params, init_params, training_loss
@@ -93,7 +94,7 @@ def train(
             if workers != mesh.size:
                 say(f"{folder}: converted from {workers} workers to {mesh.size}")
             if is_main_process():
-                with run_folder.writable(folder):
+                with writable(folder):
                     record.truncate(folder, reached.progress.sent.steps)
             begin()
         for phase, own in zip(phases, data, strict=True):
@@ -298,5 +299,5 @@ class _Training:
 
     def _append(self, metrics: StepMetrics | EvalMetrics) -> None:
         if is_main_process():
-            with run_folder.writable(self.config.out):
+            with writable(self.config.out):
                 record.append(self.config.out, metrics)

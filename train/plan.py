@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 import jax
 import tyro
 
-from train.errors import InputError
+from train.errors import InputError, writable
 from train.objective import abstract_params
 from train.plan_compile import check_compiler, compile_step, describe
 from train.plan_model import Load, Model, bert_flops, dense_flops, load
@@ -232,7 +232,8 @@ def run(config: PlanConfig) -> None:
     """
     check(config)
     if config.json is not None:
-        _check_writable(config.json)  # not only after minutes of compiling
+        with writable(config.json, "--json"):  # not only after minutes of compiling
+            config.json.open("a").close()
     model, cluster = model_of(config), cluster_of(config)
     work = load_of(config, model)
     plan = make_plan(
@@ -250,15 +251,6 @@ def run(config: PlanConfig) -> None:
         print(f"\n{describe(answer['compiled'], config)}")
     if config.json is not None:
         config.json.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
-
-
-def _check_writable(file: Path) -> None:
-    try:
-        file.open("a").close()
-    except OSError as error:
-        raise InputError(
-            f"--json {file} cannot be written ({error.strerror}); give another file."
-        ) from error
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -29,7 +29,7 @@ from train.config import (
 )
 from train.data import VOCABULARY_FILE, keep_vocabulary, load_phases
 from train.distributed import RESTART, Cluster, check_agreed, check_shared
-from train.errors import InputError
+from train.errors import InputError, writable
 from train.loop import train
 from train.mesh import HOST, check_attention, make_mesh
 from train.presets import PRESETS
@@ -156,7 +156,7 @@ def _pretrain(config: PretrainConfig, mesh: Mesh, watchdog: Watchdog) -> None:
     # A run that goes on has it, unless it was lost.
     kept = config.resume and (folder / VOCABULARY_FILE).exists()
     if is_main_process() and not kept:
-        with run_folder.writable(folder):
+        with writable(folder):
             folder.mkdir(parents=True, exist_ok=True)
             keep_vocabulary(vocabulary, folder)
     check_shared(folder / VOCABULARY_FILE)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from train import checkpoint, record
 from train.config import PretrainConfig, from_json, to_json, train_the_same
-from train.errors import InputError
+from train.errors import InputError, writable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 Made = TypeVar("Made")
@@ -36,26 +35,6 @@ class Run:
     corpus: str
     vocabulary: str
     until: int
-
-
-@contextlib.contextmanager
-def writable(folder: Path, flag: str = "--out") -> Iterator[None]:
-    """Says in one sentence that a folder cannot be made or written to.
-
-    Args:
-      folder: The folder that is written to inside.
-      flag: What names it on the command line.
-
-    Raises:
-      InputError: It cannot be.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise InputError(
-            f"{flag} {folder} cannot be written to ({error.strerror}); give another "
-            "folder."
-        ) from error
 
 
 def exists(folder: Path) -> bool:

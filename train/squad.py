@@ -34,7 +34,7 @@ from train.command import (
     watched,
 )
 from train.distributed import Cluster, check_agreed, check_shared
-from train.errors import InputError
+from train.errors import InputError, writable
 from train.examples import batches, special_pieces, stream
 from train.exchange import make_exchange
 from train.mesh import check_attention, make_mesh
@@ -184,7 +184,7 @@ def fine_tune(
     scores = evaluate(dev, answers(dev, predictions, limit))
     if not is_main_process():
         return scores
-    with run_folder.writable(config.out):
+    with writable(config.out):
         write_predictions(config.out, dev, predictions, limit)
         written = {name: score._asdict() for name, score in scores.items()}
         if dev.has_null:
@@ -243,7 +243,7 @@ def _train(task: Task, watchdog: Watchdog) -> Any:
         }
     )
     if is_main_process() and not config.resume:
-        with run_folder.writable(folder):
+        with writable(folder):
             folder.mkdir(parents=True, exist_ok=True)
             write_tokenizer(folder, task.start)
         # A folder with a checkpoint in it must say whose it is.
@@ -272,7 +272,7 @@ def _train(task: Task, watchdog: Watchdog) -> Any:
             begun, _ = checkpoints.restore(tx, abstract_params(task.model), mesh)
             feed.set_state(begun.progress.data)
             if is_main_process():
-                with run_folder.writable(folder):
+                with writable(folder):
                     record.truncate(folder, begun.progress.sent.steps)
         else:
             params = init_params(task.model, config.seed, task.start.encoder)
@@ -348,7 +348,7 @@ def _loop(
             )
             logged, since = step, time.perf_counter()
             if is_main_process():
-                with run_folder.writable(config.out):
+                with writable(config.out):
                     record.append(config.out, metrics)
         if save:
             progress = Progress(sent, feed.get_state())
