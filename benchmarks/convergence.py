@@ -27,6 +27,7 @@ from benchmarks.convergence_arms import ADAM, ARMS, ONEBIT_ADAM
 from benchmarks.convergence_report import Study, text, write_picture
 from benchmarks.convergence_run import Case, Freeze, Run, Shared, train, use_devices
 from benchmarks.page import fill
+from train.corpus import read_corpus, survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -66,14 +67,20 @@ class Runs:
     def __init__(self, config: Config):
         self._config = config
         self._file = config.out.with_suffix(".json")
+        self._folder = config.runs / config.out.name
         shared = dataclasses.asdict(config.shared)
-        self._settings = {**shared, "corpus": [p.name for p in config.shared.corpus]}
+        self._settings = {
+            **shared,
+            "corpus": [path.name for path in config.shared.corpus],
+            "text": survey(read_corpus(config.shared.corpus)).fingerprint,
+        }
         self._done: dict[Case, Run] = {}
         if self._file.exists():
             stored = json.loads(self._file.read_text(encoding="utf-8"))
             if stored["settings"] != self._settings:
                 raise SystemExit(
-                    f"{self._file} is of other settings: remove it, or change --out."
+                    f"{self._file} is of other settings or text: remove it and "
+                    f"{self._folder}, or change --out."
                 )
             for values in stored["runs"]:
                 run = _from_json(values)
@@ -86,7 +93,6 @@ class Runs:
     def of(self, case: Case) -> Run:
         """The run of a case, trained if it must be."""
         if case not in self._done:
-            folder = self._config.runs / self._config.out.name
             # The number of devices is a process's own; a fresh one has not chosen yet.
             with ProcessPoolExecutor(
                 max_workers=1,
@@ -98,8 +104,8 @@ class Runs:
                     train,
                     self._config.shared,
                     case,
-                    folder / case.name,
-                    folder / "tokens",
+                    self._folder / case.name,
+                    self._folder / "tokens",
                 ).result()
             self._write()
         return self._done[case]

@@ -144,6 +144,7 @@ def train(shared: Shared, case: Case, folder: Path, tokens: Path) -> Run:
         params, state, progress = begun
         record.truncate(folder, progress.sent.steps)
         program = compile_program(run, model, params, state, data, mesh)
+        every = max(1, shared.steps // _EVALUATIONS)
         for step in tqdm(
             range(progress.sent.steps + 1, shared.steps + 1),
             desc=case.name,
@@ -156,7 +157,7 @@ def train(shared: Shared, case: Case, folder: Path, tokens: Path) -> Run:
                 params, state, batch, np.uint32(step - 1)
             )
             loss.block_until_ready()
-            if step % (shared.steps // _EVALUATIONS) == 0:
+            if step % every == 0 or step == shared.steps:
                 record.append(folder, EvalMetrics(step, program.evaluate(params)))
                 progress = Progress(Sent(step), {})
                 checkpoints.save(Checkpoint(params, state, progress), mesh)

@@ -13,6 +13,7 @@ from its newest checkpoint, exactly.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import multiprocessing
 import statistics
@@ -116,20 +117,25 @@ def scored(config: Config) -> list[dict[str, Any]]:
     """
     stored = json.loads(config.study.read_text(encoding="utf-8"))
     cases = [Case(**run["case"]) for run in stored["runs"]]
-    settings = {
-        field.name: getattr(config, field.name)
-        for field in dataclasses.fields(config)
-        if field.name in ("steps", "batch", "seq", "stride", "learning_rate", "workers")
+    training = {
+        name: getattr(config, name)
+        for name in ("steps", "batch", "seq", "stride", "learning_rate", "workers")
     }
+    settings = {
+        **training,
+        "study": config.study.stem,
+        "squad": hashlib.sha256(config.squad.read_bytes()).hexdigest(),
+    }
+    weights, out = config.runs / config.study.stem, config.runs / config.out.stem
     done: list[dict[str, Any]] = []
     if config.out.exists():
         old = json.loads(config.out.read_text(encoding="utf-8"))
         if old["settings"] != settings:
             raise SystemExit(
-                f"{config.out} is of other settings: remove it, or change --out."
+                f"{config.out} is of other settings, weights or questions: remove it "
+                f"and {out}, or change --out."
             )
         done = old["runs"]
-    weights, out = config.runs / config.study.stem, config.runs / config.out.stem
     out.mkdir(parents=True, exist_ok=True)
     learnt, asked = out / "learnt.json", out / "asked.json"
     split(config.squad, learnt, asked)
@@ -150,7 +156,7 @@ def scored(config: Config) -> list[dict[str, Any]]:
             checkpoint_every=50,
             out=out / f"{case.name if arm != RANDOM else 'random'}"
             f"-{case.seed}-{optimizer}",
-            **settings,
+            **training,
         )
         with ProcessPoolExecutor(
             max_workers=1,

@@ -38,6 +38,14 @@ def run_of(case: Case, loss: float) -> Run:
 
 
 @pytest.fixture
+def small(tmp_path):
+    """A study of a text that is quickly looked through."""
+    text = tmp_path / "text.txt"
+    text.write_text("The line a.\n")
+    return Config(out=tmp_path / "c", shared=Shared((text,)))
+
+
+@pytest.fixture
 def known(monkeypatch):
     """Runs whose loss is a function of their case, and the list of what was trained."""
     trained = []
@@ -54,8 +62,8 @@ def known(monkeypatch):
     return trained
 
 
-def test_every_arm_runs_at_adams_best_and_onebit_adam_at_its_own_too(known, tmp_path):
-    config = Config(out=tmp_path / "c", learning_rates=(1e-3, 2e-3, 3e-3))
+def test_every_arm_runs_at_adams_best_and_onebit_adam_at_its_own_too(known, small):
+    config = replace(small, learning_rates=(1e-3, 2e-3, 3e-3))
     found = study(config, Runs(config), lambda so_far: None)
     assert len(known) == len(set(known))
     assert set(found.arms) == set(ARMS)
@@ -75,8 +83,8 @@ def test_every_arm_runs_at_adams_best_and_onebit_adam_at_its_own_too(known, tmp_
     assert {run.case.seed for run in found.freezes} == {3}
 
 
-def test_adam_is_compared_on_the_seeds_that_have_ended(known, tmp_path):
-    config = Config(out=tmp_path / "c", learning_rates=(2e-3,))
+def test_adam_is_compared_on_the_seeds_that_have_ended(known, small):
+    config = replace(small, learning_rates=(2e-3,))
     shown = []
     study(config, Runs(config), lambda so_far: shown.append(text(so_far)))
     # The tuning at the one rate is of the first seed; then comes 1-bit Adam's.
@@ -92,16 +100,18 @@ def test_beside_adam_compares_equal_seeds():
     assert beside(own[1:], adam) is None
 
 
-def test_the_json_is_read_again(tmp_path, monkeypatch):
-    config = Config(out=tmp_path / "c")
+def test_the_json_is_read_again(small, monkeypatch, tmp_path):
+    config = small
     case = Case(ONEBIT_ADAM, 1e-3, 0, 8, "auto")
     runs = Runs(config)
     runs._done[case] = run_of(case, 5.0)
     runs._write()
     monkeypatch.setattr("benchmarks.convergence.ProcessPoolExecutor", None)
     assert Runs(config).of(case) == run_of(case, 5.0)
-    with pytest.raises(SystemExit, match="other settings"):
-        Runs(replace(config, shared=Shared(steps=7)))
+    for file, changes in {"a": {"steps": 7}, "b": {}}.items():
+        (tmp_path / "text.txt").write_text(f"The line {file}.\n")
+        with pytest.raises(SystemExit, match="other settings"):
+            Runs(replace(config, shared=replace(config.shared, **changes)))
 
 
 @pytest.mark.slow

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -106,4 +107,11 @@ def test_each_arm_is_fine_tuned_once_from_its_own_weights(tmp_path, monkeypatch)
     assert f"| {mean:.1f} ({each[0]:.1f} {each[1]:.1f}) |" in row
     assert COMPRESSED_GRADIENTS in table(found)
     with pytest.raises(SystemExit, match="other settings"):
-        scored(Config(EXCERPT, study, tmp_path / "runs", config.out, steps=7))
+        scored(dataclasses.replace(config, steps=7))
+    squad = tmp_path / "other.json"
+    squad.write_text(EXCERPT.read_text() + " ")
+    with pytest.raises(SystemExit, match="other settings"):
+        scored(dataclasses.replace(config, squad=squad))
+    study.rename(tmp_path / "study-2.json")
+    with pytest.raises(SystemExit, match="other settings"):
+        scored(dataclasses.replace(config, study=tmp_path / "study-2.json"))
