@@ -64,10 +64,12 @@ def test_without_dropout_it_is_the_evaluation_loss(batch):
     config = replace(CONFIG, dropout=0.0)
     training = mean_loss(config, batch, workers=4, seed=0, step=0)
     params = init_params(config, 0)
-    assert training == pytest.approx(float(evaluation_loss(config)(params, batch)))
+    assert training == pytest.approx(
+        float(jax.jit(evaluation_loss(config))(params, batch))
+    )
     assert training == pytest.approx(np.log(40) + np.log(2), rel=0.05)
     # Evaluation drops nothing, whatever the model was trained with.
-    evaluated = evaluation_loss(CONFIG)(init_params(CONFIG, 0), batch)
+    evaluated = jax.jit(evaluation_loss(CONFIG))(init_params(CONFIG, 0), batch)
     assert training == pytest.approx(float(evaluated))
 
 

@@ -96,10 +96,9 @@ def training_loss(
 def evaluation_loss(
     config: BertConfig,
 ) -> Callable[[Params, PreTrainingBatch], Float[Array, ""]]:
-    """The loss of a global batch, without dropout, compiled."""
+    """The loss of a global batch, without dropout."""
     graph = _graph(config)
 
-    @jax.jit
     def loss_fn(params: Params, batch: PreTrainingBatch) -> Float[Array, ""]:
         model = nnx.merge(graph, params)
         masked, next_sentence = pretraining_losses(*model(batch), batch)

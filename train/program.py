@@ -59,7 +59,7 @@ def compile_program(
     data: Data,
     mesh: Mesh,
 ) -> Program:
-    """Compiles the step once, both stages in one program.
+    """Compiles the step once, both stages in one program, and the evaluation.
 
     Args:
       run: The step to compile.
@@ -76,8 +76,8 @@ def compile_program(
     step = run.step.lower(params, state, batch, np.uint32(0)).compile()
     traffic = onebit_jax.traffic(step, mesh)
 
-    loss_fn = evaluation_loss(model)
     part = place(element(data.held_out, 0), mesh)
+    loss_fn = jax.jit(evaluation_loss(model)).lower(params, part).compile()
     count = -(-EVAL_SEQUENCES // part.token_ids.shape[0])
     held_out = [place(element(data.held_out, i), mesh) for i in range(count)]
 

@@ -163,9 +163,15 @@ def fine_tune(
     )
     with watched(timeout) as watchdog:
         params = _train(task, watchdog)
-        watchdog.expect("the answers")
         starts, ends = logits(
-            task.model, params, asked, pieces, config.seq, config.batch, mesh
+            task.model,
+            params,
+            asked,
+            pieces,
+            config.seq,
+            config.batch,
+            mesh,
+            watchdog.expect,
         )
     if not (np.isfinite(starts).all() and np.isfinite(ends).all()):
         raise InputError(

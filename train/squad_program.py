@@ -115,6 +115,7 @@ def logits(
     length: int,
     batch: int,
     mesh: Mesh,
+    expect: Callable[[str], None],
 ) -> tuple[Float[np.ndarray, "W T"], Float[np.ndarray, "W T"]]:
     """Scores every token of every window.
 
@@ -126,6 +127,7 @@ def logits(
       length: Tokens of a sequence.
       batch: Windows at a time; a multiple of the workers.
       mesh: The workers.
+      expect: Told of each wait for the other processes; nothing, by an empty string.
 
     Returns:
       Start and end logits.
@@ -140,15 +142,21 @@ def logits(
         model = nnx.merge(graph, params)
         return model(batch.token_ids, batch.token_types, batch.lengths)
 
-    found = []
-    for first in range(0, len(windows), batch):
-        part = list(windows[first : first + batch])
+    def placed(part: Sequence[Window]) -> SpanBatch:
         # The last batch is filled up, so that one program serves all.
         rows = [sequence(w, pieces, length) for w in part]
         rows += [rows[-1]] * (batch - len(rows))
-        own_rows = jax.tree.map(lambda *x: np.stack(x), *rows[own])
-        scores = jax.device_get(forward(params, place(own_rows, mesh)))
+        return place(jax.tree.map(lambda *x: np.stack(x), *rows[own]), mesh)
+
+    expect("")  # a compilation waits for nobody
+    program = forward.lower(params, placed(windows[:batch])).compile()
+    found = []
+    for first in range(0, len(windows), batch):
+        part = windows[first : first + batch]
+        expect(f"the answers to windows {first:,} to {first + len(part) - 1:,}")
+        scores = jax.device_get(program(params, placed(part)))
         found.append([x[: len(part)] for x in scores])
+    expect("")
     starts, ends = (np.concatenate(x) for x in zip(*found, strict=True))
     return starts, ends
 
