@@ -93,7 +93,6 @@ def test_adam_of_the_same_flags_is_the_runs_own(run, adam):
         (["--seq", "32"], "was started with --seq 16, not 32; leave --seq out"),
         (["--model", "mini"], "was started with --model tiny, not mini"),
         (["--vocab", "v.txt"], "was started with --vocab None, not "),
-        (["--corpus", "a", "b"], "was started with --corpus "),
         (["--steps", "5"], "goes to step 8; leave out --steps 5"),
         (["--workers", "3"], "--batch 8 cannot be shared equally by 3 workers"),
     ],
@@ -173,6 +172,23 @@ def test_a_finished_run_that_is_started_again_by_the_launcher_is_finished(
     resume(run)
     assert stored(run)["until"] == STEPS
     assert (run / "training.png").exists()
+
+
+def test_a_goal_that_is_reached_is_reached_for_who_gives_it_again(run, config, adam):
+    goal = STEPS + 2
+    leave(adam)
+    for own in (config, adam):
+        (own.out / "checkpoints" / str(goal)).mkdir()
+        run_folder.write(replace(run_folder.read(own.out), until=goal))
+    resume(run, "--steps", str(goal))
+    assert stored(run)["until"] == goal
+
+
+def test_a_text_that_has_moved_is_the_same_text(run, tmp_path):
+    moved = tmp_path / "moved"
+    (tmp_path / "corpus").rename(moved)
+    with pytest.raises(InputError, match="checkpoints/8 is damaged"):
+        resume(run, "--steps", "10", "--corpus", *map(str, sorted(moved.iterdir())))
 
 
 def test_going_on_with_another_text_is_refused(run, tmp_path):

@@ -26,6 +26,7 @@ from train.squad_data import read_squad
 from train.squad_metrics import evaluate
 from train.start import TOKENIZER, read_start
 from train.vocabulary import SPECIAL, train_vocabulary, write_vocabulary
+from train.watchdog import Watchdog
 
 SMALL = dataclasses.replace(
     SIZES["tiny"],
@@ -121,6 +122,49 @@ def test_a_small_model_learns_its_answers(files, optimizer):
     (files.out / "model" / TOKENIZER).write_text('{"do_lower_case": false}')
     assert read_start(files.out / "model", None, "tiny").cased
     chex.assert_trees_all_equal(again.encoder, params["bert"])
+
+
+def test_questions_without_answers_are_scored_at_the_best_threshold_too(
+    files, monkeypatch
+):
+    waits = []
+    monkeypatch.setattr(Watchdog, "expect", lambda self, what: waits.append(what))
+    content = json.loads(files.train.read_text())
+    for paragraph in content["data"][0]["paragraphs"]:
+        for question in paragraph["qas"]:
+            question["is_impossible"] = question["question"] == "Where?"
+            if question["is_impossible"]:
+                question["answers"] = []
+    files.train.write_text(json.dumps({**content, "version": "v2.0"}))
+    plain = {"optimizer": "adam", "freeze_step": None, "steps": 2, "batch": 4}
+    scores = run(files, **plain)
+    assert {name: score.total for name, score in scores.items()} == {
+        "all": 6,
+        "answerable": 3,
+        "unanswerable": 3,
+    }
+    odds = json.loads((files.out / "null_odds.json").read_text())
+    predictions = json.loads((files.out / "predictions.json").read_text())
+    assert {name for name, text in predictions.items() if not text} == {
+        name for name, value in odds.items() if value > 0
+    }
+    best = json.loads((files.out / "scores.json").read_text())["best"]
+    assert best["f1"] >= max(scores["all"].f1, 50)  # Nothing answered is right in half.
+    threshold = best.pop("null_threshold")
+    there = run(files, **plain, resume=True, null_threshold=threshold)
+    assert there["all"]._asdict() == best
+    # Each has its own time, and a compilation any.
+    answering = [
+        "",
+        *(f"the answers to windows {part}" for part in ("0 to 3", "4 to 5")),
+    ]
+    assert waits[-4:] == [*answering, ""]
+
+
+def test_the_variance_is_not_frozen_while_the_learning_rate_rises():
+    assert SquadConfig().freeze(200) == 50
+    assert SquadConfig(warmup_steps=100).freeze(200) == 100
+    assert SquadConfig(warmup_steps=100, freeze_step=7).freeze(200) == 7
 
 
 class Killed(BaseException):

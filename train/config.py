@@ -61,6 +61,7 @@ _POSITIVE = ("learning_rate", "decay_rate", "long_learning_rate", "long_decay_ra
 _CHANGEABLE = frozenset(
     {
         "out",
+        "corpus",  # Which may have moved; its contents are compared elsewhere.
         "tokens",
         "resume",
         "steps",
@@ -367,8 +368,8 @@ def without_second_phase(config: PretrainConfig) -> PretrainConfig:
 def train_the_same(one: PretrainConfig, other: PretrainConfig) -> bool:
     """Whether two runs' flags make the same training of the same text."""
     first, second = to_json(one), to_json(other)
-    # The schedules are made for a number of steps; a text is known by its contents.
-    deciding = first.keys() - (_CHANGEABLE - {"steps", "long_steps"}) - {"corpus"}
+    # The schedules are made for a number of steps.
+    deciding = first.keys() - (_CHANGEABLE - {"steps", "long_steps"})
     return all(first[name] == second[name] for name in deciding)
 
 

@@ -129,9 +129,10 @@ def _pretrain(config: PretrainConfig, mesh: Mesh, watchdog: Watchdog) -> None:
         run = replace(run, config=replace(run.config, out=folder))
         for arm in _arms(run.config):
             run_folder.check_own(replace(run, config=arm))
-        run = replace(run, config=_decided(run.config, mesh))
+        moved = replace(run.config, corpus=config.corpus, tokens=config.tokens)
+        run = replace(run, config=_decided(moved, mesh))
         run = replace(run, until=_next_goal(run, config))
-        data = load_phases(replace(run.config, tokens=config.tokens), folder, run)
+        data = load_phases(run.config, folder, run)
     else:
         for arm in _arms(config):
             run_folder.check_free(arm.out)
@@ -215,8 +216,9 @@ def _next_goal(run: Run, config: PretrainConfig) -> int:
             f"{phase.flags}steps {phase.steps} to go on, or give more."
         )
     unfinished = min(latest_step(arm.out) for arm in _arms(config)) < run.until
-    # A launcher starts again what failed at its very end, too.
-    if unfinished or os.environ.get(RESTART, "0") != "0":
+    # A launcher starts again what failed at its very end, too; and who gives again
+    # the steps that were given last asks for no more than them.
+    if unfinished or asked != own or os.environ.get(RESTART, "0") != "0":
         return run.until
     more = run.config.phases[-1].steps
     say(

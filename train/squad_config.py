@@ -74,7 +74,7 @@ class SquadConfig:
     """1-bit Adam, or plain Adam on the exact mean of the gradients."""
     freeze_step: int | None = None
     """Steps before 1-bit Adam freezes its variance and compresses; default: a quarter
-    of the steps."""
+    of the steps, not before the warm-up ends."""
     epochs: float | None = None
     """Times that every window is learnt from; default: 2."""
     steps: int | None = None
@@ -147,7 +147,8 @@ class SquadConfig:
 
     def freeze(self, steps: int) -> int:
         """The freeze step."""
-        return self.freeze_step or max(1, round(FREEZE * steps))
+        default = max(self.warmup(steps), round(FREEZE * steps), 1)
+        return self.freeze_step or default
 
 
 def check(config: SquadConfig) -> Path:

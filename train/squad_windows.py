@@ -258,8 +258,9 @@ def by_question(windows: Sequence[Window]) -> Iterator[list[Window]]:
 def has_most_context(windows: Sequence[Window]) -> list[Bool[np.ndarray, " pieces"]]:
     """Where each piece of a text has most text about it: in one of its windows.
 
-    The text about a piece is the lesser of what is before and after it; a longer
-    window wins a tie, then an earlier one.
+    The text about a piece is the lesser of what is before and after it, and a
+    hundredth of the window's length more, as in BERT's published code; an earlier
+    window wins a tie.
 
     Args:
       windows: The windows of one question.
