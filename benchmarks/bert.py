@@ -3,9 +3,10 @@
     python -m benchmarks.bert --models base large --json bert.json --page docs/bert.md
     python -m benchmarks.bert --compile h200 --models large --json bert-h200.json
 
-The step is `train.pretrain`'s, of one worker: dropout, both losses, clipping, AdamW or
-1-bit AdamW, skipping of steps that are not finite; float32 parameters, computed with in
-`--dtype`. Sequences are full, random tokens, 15 % of them predicted.
+The step is `train.pretrain`'s, of one worker, but for a loop over the layers, which
+`--no-scan` unrolls as there: dropout, both losses, clipping, AdamW or 1-bit AdamW,
+skipping of steps that are not finite; float32 parameters, computed with in `--dtype`.
+Sequences are full, random tokens, 15 % of them predicted.
 
 *Forward* is the loss with dropout, nothing kept for a gradient. *Backward* is the loss
 and its gradients, less the forward pass in the same round. *Step* is all of it and the
