@@ -58,7 +58,8 @@ class Cluster:
     heartbeat_timeout: int = 100
     """Seconds after which a process that gives no sign of life counts as lost."""
     timeout: int = 600
-    """Seconds after which a step, evaluation or checkpoint counts as hanging."""
+    """Seconds after which a step, evaluation, checkpoint or batch of answers counts as
+    hanging."""
 
 
 @dataclass(frozen=True)
