@@ -41,7 +41,7 @@ def onebit_adam(
 
     Args:
       learning_rate: a number, or a schedule from the step.
-      exchange: what workers do with their momentum, such as
+      exchange: what workers do with their gradients, such as
         `onebit_jax.sign_mean('data')`.
       freeze: when the variance is frozen, such as `onebit_jax.freeze_at(1000)`.
       b1: decay of the momentum.
@@ -114,7 +114,7 @@ def onebit_adamw(
 
     Args:
       learning_rate: a number, or a schedule from the step.
-      exchange: what workers do with their momentum, such as
+      exchange: what workers do with their gradients, such as
         `onebit_jax.sign_mean('data')`.
       freeze: when the variance is frozen, such as `onebit_jax.freeze_at(1000)`.
       b1: decay of the momentum.

@@ -180,4 +180,4 @@ def compressed_mean(wire: Wire) -> Exchange:
             server_error=PerWorker(server_error, axes, "split"),
         )
 
-    return Exchange.of_momentum(init_fn, exchange, axes, wire)
+    return Exchange.of_momentum(init_fn, exchange, axes, wire, wire.delay)

@@ -13,6 +13,7 @@ from jax import lax
 from onebit_jax import _axes
 from onebit_jax._exchange import Exchange
 from onebit_jax._per_worker import PerWorker
+from onebit_jax._wire import sign_delay
 
 if TYPE_CHECKING:
     from jax import Array
@@ -111,7 +112,7 @@ def deepspeed_sign_mean(axis: _axes.AxisNames) -> Exchange:
             server_error=PerWorker(server_errors, axes, "split"),
         )
 
-    return Exchange(init_fn, update_fn, axes)
+    return Exchange(init_fn, update_fn, axes, delay=2 * sign_delay("rms"))
 
 
 def padded_size(size: int, workers: int) -> int:

@@ -27,11 +27,14 @@ class Exchange(optax.GradientTransformationExtraArgs):
       axes: names of the mesh axes whose members are the workers.
       fused: `exchange_momentum` in one pass over memory, where the exchange has one.
       wire: its wire format, where it compresses buckets of blocks.
+      delay: steps by which what it returns is behind what it is given; see
+        `scale_by_onebit_adam`, which makes up for it.
     """
 
     axes: tuple[str, ...]
     fused: Callable[..., tuple[Any, Any]] | None
     wire: Wire | None
+    delay: float
 
     def __new__(
         cls,
@@ -40,12 +43,14 @@ class Exchange(optax.GradientTransformationExtraArgs):
         axes: tuple[str, ...],
         fused: Callable[..., tuple[Any, Any]] | None = None,
         wire: Wire | None = None,
+        delay: float = 0.0,
     ) -> Self:
         """Makes an exchange of its functions and its axes."""
         self = super().__new__(cls, init, update)
         self.axes = axes
         self.fused = fused
         self.wire = wire
+        self.delay = delay
         return self
 
     @classmethod
@@ -55,6 +60,7 @@ class Exchange(optax.GradientTransformationExtraArgs):
         fused: Callable[..., tuple[Any, Any]],
         axes: tuple[str, ...],
         wire: Wire | None = None,
+        delay: float = 0.0,
     ) -> Self:
         """Makes an exchange whose update is that of a momentum that is not there.
 
@@ -64,6 +70,7 @@ class Exchange(optax.GradientTransformationExtraArgs):
             a momentum of None stands for the updates as they are.
           axes: the exchange's.
           wire: the exchange's.
+          delay: the exchange's.
 
         Returns:
           The exchange.
@@ -79,10 +86,10 @@ class Exchange(optax.GradientTransformationExtraArgs):
             nothing = jax.tree.map(lambda _: None, updates)
             return fused(updates, nothing, None, state)
 
-        return cls(init, update_fn, axes, fused, wire)
+        return cls(init, update_fn, axes, fused, wire, delay)
 
-    def __getnewargs__(self):  # copies are made by __new__, which takes all five
-        return (*self, self.axes, self.fused, self.wire)
+    def __getnewargs__(self):  # copies are made by __new__, which takes all six
+        return (*self, self.axes, self.fused, self.wire, self.delay)
 
     def exchange_momentum(
         self, gradients: optax.Updates, momentum: optax.Params, decay: Any, state: Any

@@ -203,7 +203,7 @@ def per_shard(exchange: Exchange, specs: Any) -> Exchange:
         means, errors, servers = run(values, momenta, errors, servers, traced)
         return treedef.unflatten(means), state_of(treedef.unflatten(errors), servers)
 
-    return Exchange.of_momentum(init_fn, exchange_tree, axes)
+    return Exchange.of_momentum(init_fn, exchange_tree, axes, delay=exchange.delay)
 
 
 def _places(tree: Any) -> list[str]:

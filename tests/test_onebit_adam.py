@@ -12,7 +12,14 @@ from jax.sharding import AxisType, PartitionSpec
 from workers import Workers, mesh_of
 
 import onebit_jax
-from onebit_jax import exact_mean, freeze_at, onebit_adam, onebit_adamw, sign_mean
+from onebit_jax import (
+    Exchange,
+    exact_mean,
+    freeze_at,
+    onebit_adam,
+    onebit_adamw,
+    sign_mean,
+)
 
 SHAPES = {"kernel": (30, 17), "bias": (17,), "scale": ()}
 
@@ -111,10 +118,11 @@ def known(shares):
 @pytest.mark.parametrize("as_published", [True, False])
 def test_after_the_freeze_it_is_its_formula(as_published):
     """Against float64 NumPy, with an exact exchange so that no sign is undecided."""
-    b1, b2, eps, freeze, lr = 0.8, 0.95, 1e-3, 10, 0.1
+    b1, b2, eps, freeze, lr, delay = 0.8, 0.95, 1e-3, 10, 0.1, 1.5
+    exact = exact_mean("data")
     tx = onebit_adam(
         lr,
-        exact_mean("data"),
+        Exchange(exact.init, exact.update, exact.axes, delay=delay),
         freeze_at(freeze),
         b1,
         b2,
@@ -135,7 +143,7 @@ def test_after_the_freeze_it_is_its_formula(as_published):
         for step in range(40):
             own = np.asarray(growing_gradients(step)[name], float)
             g = np.mean(own, axis=0)
-            m = b1 * m + (1 - b1) * g
+            last, m = m, b1 * m + (1 - b1) * g
             power = b2 * power + (1 - b2) * np.mean(own**2)
             if name == "kernel":
                 squares = np.concatenate([np.mean(own**2, a) for a in (2, 1)], axis=1)
@@ -156,8 +164,10 @@ def test_after_the_freeze_it_is_its_formula(as_published):
                     shares = np.outer(shares[:30], shares[30:])
                     growth = growth * np.maximum(shares, 0.25)
             corrected = growth * v / (1 - b2**steps)
-            u = m / (1 - b1 ** (step + 1)) / (np.sqrt(corrected) + eps)
-            if step >= freeze and not as_published:
+            led = step >= freeze and not as_published
+            ahead = m + delay * (m - last) if led else m
+            u = ahead / (1 - b1 ** (step + 1)) / (np.sqrt(corrected) + eps)
+            if led:
                 bounded += np.sum(np.abs(u) > 3)
                 u = np.clip(u, -3, 3)
             p = p - lr * u
@@ -177,15 +187,6 @@ def test_after_the_freeze_it_is_its_formula(as_published):
     share = 0 if as_published else 3 * 17 / (30 * 17 + 17 + 1)
     np.testing.assert_allclose(run.state[0].floored, share, rtol=1e-6)
     assert as_published or bounded > 0
-
-
-def test_the_momentum_is_what_the_exchange_returns():
-    tx = onebit_adam(0.1, sign_mean("data", block_size=32), freeze_at(3))
-    _, run = train(tx, 8)
-    mu, steps = run.state[0].mu["kernel"].reshape(-1), 8
-    for block in np.split(np.pad(mu, (0, 2)), 16):
-        assert len(np.unique(np.abs(block[block != 0]))) == 1, "one scale a block"
-    assert int(run.state[0].count) == steps
 
 
 def test_it_freezes_when_its_own_variance_is_stable():
