@@ -29,9 +29,10 @@ def metrics(state: Any) -> dict[str, Array]:
       'frozen_at', warm-up steps taken by then; 'floored_share', the share of the
       frozen variances that were raised to their leaf's mean; 'worker_error',
       :math:`\sqrt{\frac1n \sum_i \|\delta^{(i)}\|^2} / \|m\|`, and 'server_error',
-      :math:`\|\bar\delta\| / \|m\|`. From `skip_nonfinite`: 'skipped', steps
-      skipped. Of several optimizers, as in `optax.partition`, the sums of
-      'skipped' and of norms, and the first one's stage.
+      :math:`\|\bar\delta\| / \|m\|`. Errors are of gradients, which are larger than
+      their momentum m; with `as_published`, of momenta. From `skip_nonfinite`:
+      'skipped', steps skipped. Of several optimizers, as in `optax.partition`, the
+      sums of 'skipped' and of norms, and the first one's stage.
 
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax

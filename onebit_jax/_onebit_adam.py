@@ -261,7 +261,7 @@ def scale_by_onebit_adam(
                     mu, exchange_state = exchange.exchange_momentum(
                         updates, state.mu, decay1, state.exchange
                     )
-                    ahead, nu = mu, state.nu
+                    new_updates = ratio(mu, state.nu, frozen_at)
                 else:
                     gradients = optax.tree.cast(updates, jnp.float32)
                     agreed, exchange_state = exchange.update(gradients, state.exchange)
@@ -275,9 +275,9 @@ def scale_by_onebit_adam(
                         corrected_power(frozen_power, frozen_at),
                         weight(decay2, frozen_at),
                     )
-                new_updates = ratio(ahead, nu, frozen_at)
-                if not as_published:
-                    new_updates = optax.tree.clip(new_updates, -MAX_UPDATE, MAX_UPDATE)
+                    new_updates = optax.tree.clip(
+                        ratio(ahead, nu, frozen_at), -MAX_UPDATE, MAX_UPDATE
+                    )
                 return new_updates, state._replace(
                     mu=mu,
                     power=power,

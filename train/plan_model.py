@@ -149,24 +149,21 @@ def dense_flops(parameters: int, tokens: int) -> float:
 def compression_bytes(workers: int, shards: int = 1) -> float:
     r"""Bytes a parameter that the compressed stage moves in memory.
 
-    .. math:: 16.1 + \left( \frac18 + \frac{8.1}{n} \right) + 16.1
+    .. math::
+      \frac{12.1 + \left( \frac18 + \frac{8.1}{n} \right)}{\mathrm{shards}} + 20.1
 
-    to compress the momentum (momentum, gradient and error read, error and bits
-    written), to average and compress again, and to update (bits, variance and
-    parameter read, momentum and parameter written). Divided between the GPUs of a host,
-    the first two are a share of it, after a pass that makes the momentum (12).
+    to compress the gradients (gradient and error read, error and bits written), to
+    average and compress again, and to update (bits, momentum, variance and parameter
+    read, momentum and parameter written).
 
     Args:
       workers: n.
-      shards: GPUs that share the work, 1 where each compresses everything.
+      shards: GPUs that share all but the update, 1 where each compresses everything.
 
     Returns:
       Their number.
     """
-    average = 1 / 8 + 8.1 / workers
-    if shards == 1:
-        return 16.1 + average + 16.1
-    return 12.0 + (12.1 + average) / shards + 16.1
+    return (12.1 + 1 / 8 + 8.1 / workers) / shards + 20.1
 
 
 def load(
