@@ -83,6 +83,4 @@ def _without_feedback(exchange: onebit_jax.Exchange) -> onebit_jax.Exchange:
         agreed, errors = exchange.update(updates, state, **extra)
         return agreed, jax.tree.map(lambda e: e * 0, errors)
 
-    return onebit_jax.Exchange(
-        exchange.init, update, exchange.axes, delay=exchange.delay
-    )
+    return onebit_jax.Exchange(exchange.init, update, exchange.axes)

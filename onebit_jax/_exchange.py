@@ -27,8 +27,8 @@ class Exchange(optax.GradientTransformationExtraArgs):
       axes: names of the mesh axes whose members are the workers.
       fused: `exchange_momentum` in one pass over memory, where the exchange has one.
       wire: its wire format, where it compresses buckets of blocks.
-      delay: steps by which what it returns is behind what it is given; see
-        `scale_by_onebit_adam`, which makes up for it.
+      delay: steps by which what it returns is behind what it is given, of normally
+        distributed values; see `scale_by_onebit_adam`, which makes up for it.
     """
 
     axes: tuple[str, ...]
@@ -50,7 +50,7 @@ class Exchange(optax.GradientTransformationExtraArgs):
         self.axes = axes
         self.fused = fused
         self.wire = wire
-        self.delay = delay
+        self.delay = float(delay)
         return self
 
     @classmethod

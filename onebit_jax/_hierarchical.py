@@ -149,7 +149,7 @@ def hierarchical(exchange: Exchange, within: _axes.AxisNames) -> Exchange:
                 results[i] = leaves.result(i, wire, message[rows])
         return treedef.unflatten(results), state_of(error, server_error)
 
-    return Exchange.of_momentum(init_fn, exchange_tree, axes, delay=wire.delay)
+    return Exchange.of_momentum(init_fn, exchange_tree, axes, delay=exchange.delay)
 
 
 def _bucket(leaves: Leaves) -> Float32[Array, "blocks block_size"]:

@@ -80,8 +80,8 @@ def scale_by_onebit_adam(
 
     .. math::
       m_t = \beta_1 m_{t-1} + (1 - \beta_1) E[g_t^{(i)}], \quad
-      u_t = \mathrm{clip}\left(
-      \frac{(m_t + d (m_t - m_{t-1})) / (1 - \beta_1^t)}
+      \hat m_t = \frac{m_t}{1 - \beta_1^t}, \quad
+      u_t = \mathrm{clip}\left(\frac{\hat m_t + d (\hat m_t - \hat m_{t-1})}
       {\sqrt{\rho_t v / (1 - \beta_2^T)} + \epsilon}, \pm 3\right)
 
     Four things are not the paper's, which exchanges :math:`m_t = E[\beta_1 m_{t-1} +
@@ -90,8 +90,8 @@ def scale_by_onebit_adam(
     - All workers know :math:`m_{t-1}` already. Sent again it makes scales, and so
       errors, larger.
     - What error feedback owes comes late, by d steps in the mean: the exchange's
-      `delay`, 0 for an exact one and 1.14 for `sign_mean`. The momentum is led by as
-      much.
+      `delay`, 0 for an exact one and 1.14 for `sign_mean`, of normally distributed
+      values. The momentum is led by as much, in leaves too small for signs as well.
     - :math:`\rho_t` is how the power of the gradients has grown since the freeze.
       With p, r and c the mean squares of the workers' gradients in a leaf, in a row and
       in a column of a matrix, running means of decay :math:`\beta_2`,
@@ -216,9 +216,18 @@ def scale_by_onebit_adam(
         def ratio(
             mu: optax.Params, nu: optax.Params, variance_steps: Int32[Array, ""]
         ) -> optax.Updates:
-            mu = corrected(mu, decay1, count)
             nu = corrected(nu, decay2, variance_steps)
             return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), mu, nu)
+
+        def led(mu: optax.Params) -> optax.Params:
+            # Corrected before they are compared: a momentum's rise from zero is no lag.
+            last = corrected(state.mu, decay1, jnp.maximum(state.count, 1))
+            delay = jnp.where(state.count > 0, exchange.delay, 0.0)
+            return jax.tree.map(
+                lambda m, before: m + delay * (m - before),
+                corrected(mu, decay1, count),
+                last,
+            )
 
         def warmup() -> tuple[optax.Updates, ScaleByOnebitAdamState]:
             with jax.named_scope(WARMUP_SCOPE):
@@ -230,7 +239,7 @@ def scale_by_onebit_adam(
                 nu = optax.tree.where(frozen, state.nu, nu)
                 steps = jnp.where(frozen, state.frozen_at, count)
                 # This step is still Adam's; a floor is for those after it.
-                new_updates = ratio(mu, nu, steps)
+                new_updates = ratio(corrected(mu, decay1, count), nu, steps)
                 norm = corrected(optax.tree.sum(nu), decay2, steps)
                 fires, rule_state = freeze.update(
                     state.freeze, count, jnp.asarray(norm, jnp.float32)
@@ -261,14 +270,14 @@ def scale_by_onebit_adam(
                     mu, exchange_state = exchange.exchange_momentum(
                         updates, state.mu, decay1, state.exchange
                     )
-                    new_updates = ratio(mu, state.nu, frozen_at)
+                    new_updates = ratio(
+                        corrected(mu, decay1, count), state.nu, frozen_at
+                    )
                 else:
                     gradients = optax.tree.cast(updates, jnp.float32)
                     agreed, exchange_state = exchange.update(gradients, state.exchange)
                     mu = optax.tree.update_moment(agreed, state.mu, decay1, 1)
-                    ahead = jax.tree.map(
-                        lambda m, last: m + exchange.delay * (m - last), mu, state.mu
-                    )
+                    ahead = led(mu)
                     nu = followed(
                         state.nu,
                         corrected_power(power, count),

@@ -158,7 +158,7 @@ class Wire(abc.ABC):
 
     @property
     def delay(self) -> float:
-        """Steps by which what is agreed is behind what is given."""
+        """Steps by which what is agreed is behind normally distributed values."""
         return sign_delay(self.scale) * (2 if self.has_server else 1)
 
     @abc.abstractmethod

@@ -97,3 +97,13 @@ def test_the_lead_makes_up_for_the_delay():
 
     one_step = 2 * np.pi / period
     assert abs(phase(sign_mean("data")) - phase(exact_mean("data"))) < 0.2 * one_step
+
+
+def test_a_momentum_that_still_rises_from_zero_is_not_led():
+    """Constant gradients, a few steps from the start, are a constant update."""
+    for freeze in (1, 3):
+        tx = onebit_adam(1.0, sign_mean("data"), freeze_at(freeze))
+        run = Workers(tx, jnp.zeros(SIZE), mesh_of(WORKERS))
+        for _ in range(freeze + 5):
+            update = run.update(jnp.ones((WORKERS, SIZE)), jnp.zeros(SIZE))
+            np.testing.assert_allclose(update, -1, rtol=1e-4)

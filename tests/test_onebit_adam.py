@@ -138,12 +138,14 @@ def test_after_the_freeze_it_is_its_formula(as_published):
     bounded = 0
     for name in SHAPES:
         p = np.asarray(params_of()[name], float)
-        m, v, power, frozen_power = np.zeros_like(p), np.zeros_like(p), 0.0, np.nan
+        m, momentum, v = np.zeros_like(p), np.zeros_like(p), np.zeros_like(p)
+        power, frozen_power = 0.0, np.nan
         own_lines, lines, frozen_lines = np.zeros((4, 47)), np.zeros(47), np.zeros(47)
         for step in range(40):
             own = np.asarray(growing_gradients(step)[name], float)
             g = np.mean(own, axis=0)
-            last, m = m, b1 * m + (1 - b1) * g
+            m = b1 * m + (1 - b1) * g
+            last, momentum = momentum, m / (1 - b1 ** (step + 1))
             power = b2 * power + (1 - b2) * np.mean(own**2)
             if name == "kernel":
                 squares = np.concatenate([np.mean(own**2, a) for a in (2, 1)], axis=1)
@@ -165,8 +167,8 @@ def test_after_the_freeze_it_is_its_formula(as_published):
                     growth = growth * np.maximum(shares, 0.25)
             corrected = growth * v / (1 - b2**steps)
             led = step >= freeze and not as_published
-            ahead = m + delay * (m - last) if led else m
-            u = ahead / (1 - b1 ** (step + 1)) / (np.sqrt(corrected) + eps)
+            ahead = momentum + delay * (momentum - last) if led else momentum
+            u = ahead / (np.sqrt(corrected) + eps)
             if led:
                 bounded += np.sum(np.abs(u) > 3)
                 u = np.clip(u, -3, 3)
