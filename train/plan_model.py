@@ -150,20 +150,22 @@ def compression_bytes(workers: int, shards: int = 1) -> float:
     r"""Bytes a parameter that the compressed stage moves in memory.
 
     .. math::
-      \frac{12.1 + \left( \frac18 + \frac{8.1}{n} \right)}{\mathrm{shards}} + 20.1
+      12.1 + \left( \frac18 + \frac{8.1}{n} \right) + 20.1
 
     to compress the gradients (gradient and error read, error and bits written), to
     average and compress again, and to update (bits, momentum, variance and parameter
-    read, momentum and parameter written).
+    read, momentum and parameter written). Divided between the GPUs of a host, all but
+    the update is a share of it, after a pass that lays the gradients out (8).
 
     Args:
       workers: n.
-      shards: GPUs that share all but the update, 1 where each compresses everything.
+      shards: GPUs that share the work, 1 where each compresses everything.
 
     Returns:
       Their number.
     """
-    return (12.1 + 1 / 8 + 8.1 / workers) / shards + 20.1
+    laid_out = 8.0 if shards > 1 else 0.0
+    return laid_out + (12.1 + 1 / 8 + 8.1 / workers) / shards + 20.1
 
 
 def load(
