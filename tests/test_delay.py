@@ -107,3 +107,16 @@ def test_a_momentum_that_still_rises_from_zero_is_not_led():
         for _ in range(freeze + 5):
             update = run.update(jnp.ones((WORKERS, SIZE)), jnp.zeros(SIZE))
             np.testing.assert_allclose(update, -1, rtol=1e-4)
+
+
+def test_what_is_agreed_of_low_precision_gradients_is_float32():
+    gradients = jnp.asarray(noise(4)[0], jnp.bfloat16)
+    tx = onebit_adam(1.0, exact_mean("data"), freeze_at(1), b1=0.5)
+    params = jnp.zeros(SIZE, jnp.bfloat16)
+    run = Workers(tx, params, mesh_of(WORKERS))
+    run.update(gradients[0], params)
+    for own in gradients[1:]:
+        last = np.asarray(run.state[0].mu)
+        run.update(own, params)
+        m = last / 2 + np.mean(np.asarray(own, float), axis=0) / 2
+        np.testing.assert_allclose(run.state[0].mu, m, rtol=1e-4, atol=1e-5)

@@ -293,14 +293,19 @@ def test_explicit_axes_are_refused():
         )
 
 
+@pytest.mark.parametrize("as_published", [False, True])
 @pytest.mark.parametrize("wire", [onebit_jax.sign_mean, onebit_jax.count_mean])
-def test_hyperparameters_in_the_state_reach_each_shard(wire):
+def test_hyperparameters_in_the_state_reach_each_shard(wire, as_published):
     mesh, specs = two_axes("model"), {"w": P(None, "model")}
 
     def make(learning_rate, b1):
         exchange = onebit_jax.per_shard(wire("data"), specs)
         return onebit_jax.onebit_adam(
-            learning_rate, exchange, onebit_jax.freeze_at(1), b1=b1
+            learning_rate,
+            exchange,
+            onebit_jax.freeze_at(1),
+            b1=b1,
+            as_published=as_published,
         )
 
     with jax.numpy_dtype_promotion("standard"):
