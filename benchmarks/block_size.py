@@ -1,6 +1,6 @@
 """What a block size costs and saves: error and bytes of one compression.
 
-The momentum of a small BERT, after some steps of Adam on its default text, is
+The gradients of a small BERT, after some steps of Adam on its default text, are
 compressed once with each block size.
 
     python -m benchmarks.block_size
@@ -30,24 +30,26 @@ STEPS = 100
 BLOCK_SIZES = (*(2**k for k in range(5, 15)), None)
 
 
-def momentum() -> list[jax.Array]:
-    """The leaves of Adam's momentum after some steps."""
+def gradients() -> list[jax.Array]:
+    """The leaves of one worker's gradients after some steps."""
     with tempfile.TemporaryDirectory() as folder:
         data = load(PretrainConfig(), Path(folder))
     model = replace(SIZES["tiny"], vocab_size=len(data.vocabulary), dropout=0.0)
     mesh = jax.sharding.Mesh(jax.devices()[:1], AXIS)
     tx = optax.chain(onebit_jax.exact_mean(AXIS), optax.adam(1e-3))
-    run = onebit_jax.data_parallel(training_loss(model, 0), tx, mesh)
+    loss = training_loss(model, 0)
+    run = onebit_jax.data_parallel(loss, tx, mesh)
     params, state = run.init(init_params(model, 0))
     for step in range(STEPS):
         batch = element(data.training, step)
         params, state, _ = run.step(params, state, batch, np.uint32(step))
-    return jax.tree.leaves(optax.tree.get(state, "mu"))
+    batch = element(data.training, STEPS)
+    return jax.tree.leaves(jax.jit(jax.grad(loss))(params, batch, np.uint32(STEPS)))
 
 
 def main() -> None:
     """Prints a row a block size."""
-    leaves = momentum()
+    leaves = gradients()
     size = sum(x.size for x in leaves)
     total = sum(float(jnp.sum(x * x)) for x in leaves)
     print(f"{size:,} values in {len(leaves)} leaves")
