@@ -17,9 +17,8 @@ def of_own_momentum(exchange, as_one):
     """The exchange of a momentum whose first value is a half."""
 
     def init(params):
-        return optax.tree.full_like(params, 0.5, dtype=jnp.float32), exchange.init(
-            params
-        )
+        momentum = optax.tree.full_like(params, 0.5, dtype=jnp.float32)
+        return momentum, exchange.init(params)
 
     def update(updates, state, params=None):
         del params
