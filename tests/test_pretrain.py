@@ -38,6 +38,7 @@ from train.record import EvalMetrics, StepMetrics
 # The last checkpoint before each is in the warm-up, at the freeze, after it.
 KILLED_AFTER = {"warm-up": 3, "freeze": 5, "compressed": 7}
 ROOT = Path(__file__).parents[1]
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -212,7 +213,7 @@ def recording(steps):
 
 @pytest.mark.parametrize(
     "moment",
-    [pytest.param("warm-up", marks=pytest.mark.slow), "freeze", "compressed"],
+    ["freeze", *(pytest.param(m, marks=SLOW) for m in ("warm-up", "compressed"))],
 )
 def test_a_killed_run_goes_on_bit_by_bit(finished, tmp_path, monkeypatch, moment):
     folder = shutil.copytree(finished.parent / moment, tmp_path / "run")
@@ -240,7 +241,7 @@ def test_a_killed_run_goes_on_bit_by_bit(finished, tmp_path, monkeypatch, moment
     assert (folder / "training.png").exists()
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_finished_run_goes_on_for_as_many_steps(single_run, capsys):
     resume(single_run)
     said = capsys.readouterr().out
@@ -253,6 +254,7 @@ def test_a_finished_run_goes_on_for_as_many_steps(single_run, capsys):
     assert json.loads((single_run / "config.json").read_text())["until"] == 2 * STEPS
 
 
+@SLOW
 def test_a_run_goes_on_to_more_steps_with_other_workers(single_run, capsys):
     more = STEPS + 2
     resume(single_run, "--steps", str(more), "--workers", "4", "--log-every", "2")
@@ -329,7 +331,7 @@ def command(*flags):
     return [sys.executable, "-m", "train.pretrain", *map(str, flags)]
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_command_that_is_killed_goes_on_exactly(corpus, tmp_path, signal_number):
     flags = {
