@@ -94,7 +94,13 @@ def check(result, x, counted, scale, tolerance):
 @each
 @shapes
 @pytest.mark.parametrize(
-    ("scale", "with_momentum"), [("mean_abs", False), ("rms", True)]
+    ("scale", "with_momentum"),
+    [
+        ("mean_abs", False),
+        ("rms", True),
+        pytest.param("mean_abs", True, marks=pytest.mark.slow),
+        pytest.param("rms", False, marks=pytest.mark.slow),
+    ],
 )
 def test_compress(rng, implementation, size, block_size, scale, with_momentum):
     value, error, momentum = rng.normal(size=(3, size)).astype(np.float32)
