@@ -23,7 +23,7 @@ from onebit_jax._power import (
     raise_low,
     update_power,
 )
-from onebit_jax._stages import COMPRESSED_SCOPE, WARMUP_SCOPE, Stage
+from onebit_jax._stages import COMPRESSED_SCOPE, WARMUP_SCOPE, Stage, check_stage
 
 if TYPE_CHECKING:
     from jax import Array
@@ -182,6 +182,7 @@ def scale_by_onebit_adam(
         **extra_args: object,
     ) -> tuple[optax.Updates, Any]:
         del params, extra_args
+        check_stage(stage)
         _axes.bound_workers(exchange.axes)
         decay1, decay2, epsilon = map(_as_float32, (b1, b2, eps))
         count = jnp.asarray(optax.safe_increment(state.count))
@@ -213,6 +214,18 @@ def scale_by_onebit_adam(
         def corrected_power(power: Power, steps: Int32[Array, ""]) -> Power:
             return power._replace(leaves=corrected(power.leaves, decay2, steps))
 
+        def grown_since_freeze(
+            power: Power, frozen_power: Power, frozen_at: Int32[Array, ""]
+        ) -> optax.Params:
+            if as_published:
+                return state.nu
+            return followed(
+                state.nu,
+                corrected_power(power, count),
+                corrected_power(frozen_power, frozen_at),
+                weight(decay2, frozen_at),
+            )
+
         def ratio(
             mu: optax.Params, nu: optax.Params, variance_steps: Int32[Array, ""]
         ) -> optax.Updates:
@@ -235,17 +248,24 @@ def scale_by_onebit_adam(
                 mean = optax.tree.cast(mean, jnp.float32)
                 mu = optax.tree.update_moment(mean, state.mu, decay1, 1)
                 nu = optax.tree.update_moment_per_elem_norm(mean, state.nu, decay2, 2)
-                frozen = state.frozen_at > 0
+                # Chosen by the state, this branch finds no variance frozen.
+                frozen = (state.frozen_at > 0) & (stage == "warmup")
                 nu = optax.tree.where(frozen, state.nu, nu)
                 steps = jnp.where(frozen, state.frozen_at, count)
-                # This step is still Adam's; a floor is for those after it.
-                new_updates = ratio(corrected(mu, decay1, count), nu, steps)
                 norm = corrected(optax.tree.sum(nu), decay2, steps)
                 fires, rule_state = freeze.update(
                     state.freeze, count, jnp.asarray(norm, jnp.float32)
                 )
                 now = fires & ~frozen
                 power, own_lines = running_power(1)
+                grown = optax.tree.where(
+                    frozen, grown_since_freeze(power, state.frozen_power, steps), nu
+                )
+                # This step is still Adam's; a floor and a bound are for those after it.
+                bound = jnp.where(frozen & (not as_published), MAX_UPDATE, jnp.inf)
+                new_updates = optax.tree.clip(
+                    ratio(corrected(mu, decay1, count), grown, steps), -bound, bound
+                )
                 raised, share = (nu, 0.0) if as_published else raise_low(nu, power)
                 return new_updates, state._replace(
                     mu=mu,
@@ -278,12 +298,7 @@ def scale_by_onebit_adam(
                     agreed, exchange_state = exchange.update(gradients, state.exchange)
                     mu = optax.tree.update_moment(agreed, state.mu, decay1, 1)
                     ahead = led(mu)
-                    nu = followed(
-                        state.nu,
-                        corrected_power(power, count),
-                        corrected_power(frozen_power, frozen_at),
-                        weight(decay2, frozen_at),
-                    )
+                    nu = grown_since_freeze(power, frozen_power, frozen_at)
                     new_updates = optax.tree.clip(
                         ratio(ahead, nu, frozen_at), -MAX_UPDATE, MAX_UPDATE
                     )
@@ -298,12 +313,8 @@ def scale_by_onebit_adam(
 
         if stage is None:
             new_updates, state = lax.cond(state.frozen_at > 0, compressed, warmup)
-        elif stage in ("warmup", "compressed"):
-            new_updates, state = warmup() if stage == "warmup" else compressed()
         else:
-            raise ValueError(
-                f"stage must be None, 'warmup' or 'compressed', got {stage!r}."
-            )
+            new_updates, state = warmup() if stage == "warmup" else compressed()
         new_updates = jax.tree.map(lambda u, g: u.astype(g.dtype), new_updates, updates)
         return new_updates, state._replace(count=count)
 

@@ -247,6 +247,24 @@ def test_a_static_stage_in_the_wrong_place_still_makes_sense():
     assert int(early.state[0].frozen_at) == 2
 
 
+def test_a_late_program_of_the_warm_up_follows_the_power_too():
+    """What woke after the freeze has a variance of zero, and has grown by infinity."""
+    tx = onebit_adam(0.1, exact_mean("data"), freeze_at(3))
+    silent = {**gradients_of(0), "bias": jnp.zeros((4, *SHAPES["bias"]))}
+    both, late = (
+        Workers(tx, params_of(), mesh_of(4), **stage)
+        for stage in ({}, {"stage": "warmup"})
+    )
+    for step in range(6):
+        grown = {k: 5 * g for k, g in gradients_of(step).items()}
+        gradients = silent if step < 4 else grown
+        updates, own = (run.update(gradients, params_of()) for run in (both, late))
+        assert max(np.abs(u).max() for u in own.values()) <= 0.3
+        # The power of a kernel's lines is exchanged in another number of steps.
+        del own["kernel"], updates["kernel"]
+        chex.assert_trees_all_close(own, updates, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("wakes", [None, 15])
 def test_a_row_without_gradients_does_not_run_away(wakes):
     """Its frozen variance is zero; DeepSpeed moved it by 1e5 in one step."""
