@@ -37,12 +37,17 @@ def clip_by_worker_norm(
     Returns:
       A transformation to be chained before an exchange, inside `jax.shard_map`.
 
+    Raises:
+      ValueError: if `max_norm` is a number that is not more than 0.
+
     Example:
       >>> import onebit_jax, optax
       >>> tx = optax.chain(
       ...     clip_by_worker_norm(1.0, 'data'), onebit_jax.exact_mean('data')
       ... )
     """
+    if isinstance(max_norm, (int, float)) and not max_norm > 0:
+        raise ValueError(f"max_norm must be more than 0, got {max_norm}.")
     axes = _axes.as_tuple(axis)
 
     def update_fn(

@@ -18,6 +18,7 @@ from onebit_jax._per_worker import is_per_worker
 from onebit_jax._placement import abstract_state, state_specs
 from onebit_jax._placement import init as init_state
 from onebit_jax._specs import is_spec, names_of
+from onebit_jax._stages import check_stage
 
 
 class DataParallel(NamedTuple):
@@ -138,6 +139,7 @@ def data_parallel(
     def step(
         params: Any, state: Any, batch: Any, *args: Any, stage: str | None = None
     ) -> tuple[Any, ...]:
+        check_stage(stage)
         _check_batch(batch, workers, axes)
         _check_workers(state, mesh)
 

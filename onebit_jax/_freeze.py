@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,6 +43,7 @@ def freeze_at(step: int) -> FreezeRule:
 
     Raises:
       ValueError: if `step` is less than 1.
+      TypeError: if it is no integer.
 
     Example:
       >>> import jax.numpy as jnp
@@ -53,6 +55,7 @@ def freeze_at(step: int) -> FreezeRule:
       Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
       Algorithm 1 (T_w).
     """
+    step = operator.index(step)
     if step < 1:
         raise ValueError(
             f"freeze_at needs at least one warm-up step to learn a variance, "
@@ -101,6 +104,7 @@ def freeze_when_stable(
 
     Raises:
       ValueError: if an argument is out of range.
+      TypeError: if `min_steps` or `interval` is no integer.
 
     Example:
       >>> import jax.numpy as jnp
@@ -118,6 +122,7 @@ def freeze_when_stable(
     """
     if not 0 < threshold < 1:
         raise ValueError(f"threshold must lie between 0 and 1, got {threshold}.")
+    min_steps, interval = operator.index(min_steps), operator.index(interval)
     if min_steps < 1 or interval < 1:
         raise ValueError(
             "min_steps and interval must be at least 1, got "

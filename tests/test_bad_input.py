@@ -210,6 +210,17 @@ def test_a_stage_that_does_not_exist():
         Workers(tx, jnp.zeros(3), mesh_of(2), stage="frozen").update(
             jnp.zeros((2, 3)), jnp.zeros(3)
         )
+    # Another optimizer would take no notice of it.
+    tx = optax.chain(exact_mean("data"), optax.sgd(0.1))
+    run = data_parallel(lambda p, x: jnp.mean(p * x), tx, mesh_of(2))
+    with pytest.raises(ValueError, match="'warmup' or 'compressed'"):
+        run.step(*run.init(jnp.zeros(3)), jnp.zeros((2, 3)), stage="frozen")
+
+
+@pytest.mark.parametrize("norm", [0, -1.0, float("nan")])
+def test_a_norm_that_nothing_can_have(norm):
+    with pytest.raises(ValueError, match="max_norm must be more than 0"):
+        clip_by_worker_norm(norm, "data")
 
 
 def test_accumulating_nothing():

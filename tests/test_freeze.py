@@ -65,3 +65,17 @@ def test_a_rising_variance_is_not_stable():
 def test_arguments_out_of_range_are_refused(make):
     with pytest.raises(ValueError, match=r"at least|between"):
         make()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: freeze_at(float("nan")),
+        lambda: freeze_at(2.5),
+        lambda: freeze_when_stable(min_steps=float("inf")),
+        lambda: freeze_when_stable(min_steps=1, interval=1.5),
+    ],
+)
+def test_steps_that_are_no_integers_are_refused(make):
+    with pytest.raises(TypeError, match="integer"):
+        make()
