@@ -45,7 +45,7 @@ _TIED = {
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
 _BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
-_HEADS = ("cls.", "qa_outputs.", "classifier.", "bert.pooler.")
+_OTHER_HEADS = ("cls.", "classifier.", "bert.pooler.")
 _NAMED = 4
 
 
@@ -68,14 +68,15 @@ def read(
     return config, to_params(read_tensors(folder / WEIGHTS), config, architecture)
 
 
-def read_encoder(folder: pathlib.Path) -> tuple[BertConfig, dict[str, Any]]:
-    """Reads what fine-tuning for spans starts from: any BERT without its heads.
+def read_for_spans(folder: pathlib.Path) -> tuple[BertConfig, dict[str, Any]]:
+    """Reads what fine-tuning for spans starts from: any BERT.
 
     Args:
       folder: Where `config.json` and `model.safetensors` are.
 
     Returns:
-      The model's sizes and the parameters of an `Encoder`.
+      The model's sizes and the parameters of a `BertForQuestionAnswering`, without
+      those of its head, `span`, where the weights have none.
 
     Raises:
       WeightsError: A file cannot be read, or is not of a BERT.
@@ -84,9 +85,11 @@ def read_encoder(folder: pathlib.Path) -> tuple[BertConfig, dict[str, Any]]:
     tensors = {
         name: tensor
         for name, tensor in _canonical(read_tensors(folder / WEIGHTS)).items()
-        if not name.startswith(_HEADS)
+        if not name.startswith(_OTHER_HEADS)
     }
-    return config, to_params(tensors, config, "Encoder")
+    if any(name.startswith("qa_outputs.") for name in tensors):
+        return config, to_params(tensors, config, "BertForQuestionAnswering")
+    return config, {"bert": to_params(tensors, config, "Encoder")}
 
 
 def write(
@@ -268,8 +271,8 @@ def _check_names(
     ]
     if wrong:
         raise WeightsError(
-            f"the weights are not a {architecture} of the sizes in {CONFIG}: they "
-            f"{' and '.join(wrong)}; give the weights and {CONFIG} of one."
+            f"the weights are not those of {architecture} with the sizes in {CONFIG}: "
+            f"they {' and '.join(wrong)}; give the weights and {CONFIG} of one."
         )
 
 

@@ -24,6 +24,7 @@ from train.squad import fine_tune
 from train.squad_config import SquadConfig, check
 from train.squad_data import read_squad
 from train.squad_metrics import evaluate
+from train.squad_program import init_params
 from train.start import TOKENIZER, read_start
 from train.vocabulary import SPECIAL, train_vocabulary, write_vocabulary
 from train.watchdog import Watchdog
@@ -121,7 +122,7 @@ def test_a_small_model_learns_its_answers(files, optimizer):
     assert not again.cased
     (files.out / "model" / TOKENIZER).write_text('{"do_lower_case": false}')
     assert read_start(files.out / "model", None, "tiny").cased
-    chex.assert_trees_all_equal(again.encoder, params["bert"])
+    chex.assert_trees_all_equal(again.params, params)
 
 
 def test_questions_without_answers_are_scored_at_the_best_threshold_too(
@@ -259,7 +260,11 @@ def test_fine_tuning_starts_from_hugging_faces_weights(files):
     config, encoder = encoder_of(files)
     start = read_start(folder, files.vocab, "tiny")
     assert start.config == config
-    chex.assert_trees_all_equal(start.encoder, encoder)
+    assert start.params.keys() == {"bert", "span"}
+    chex.assert_trees_all_equal(start.params["bert"], encoder)
+    # Learnt before, the head is no random one.
+    begun = init_params(config, 0, start.params)
+    assert not begun["span"]["kernel"].any()
     files.vocab.write_text("\n".join([*vocabulary, "more"]) + "\n")
     match = (
         rf"has {len(vocabulary) + 1} word pieces and the weights .* {len(vocabulary)};"
@@ -288,9 +293,9 @@ def test_fine_tuning_starts_from_a_pretraining_run(tmp_path, monkeypatch, capsys
     assert start.config.num_layers == SIZES["tiny"].num_layers
     model = Encoder(start.config, rngs=nnx.Rngs(0))
     random = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    chex.assert_trees_all_equal_shapes_and_dtypes(start.encoder, random)
+    chex.assert_trees_all_equal_shapes_and_dtypes(start.params["bert"], random)
     moved = np.abs(
-        start.encoder["embeddings"]["norm"]["scale"] - np.ones(128, np.float32)
+        start.params["bert"]["embeddings"]["norm"]["scale"] - np.ones(128, np.float32)
     )
     assert 0 < moved.max() < 0.1  # two steps from where it began
     # Adam's run beside it has no vocabulary of its own.
@@ -316,15 +321,19 @@ def test_fine_tuning_starts_from_a_pretraining_run(tmp_path, monkeypatch, capsys
 
 
 def test_what_cannot_be_used_is_refused(files, tmp_path):
-    with pytest.raises(InputError, match="holds no weights"):
-        run(files, start=tmp_path)
+    for folder in (tmp_path, tmp_path / "emptied"):
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        with pytest.raises(InputError, match="holds no weights; give as --start"):
+            run(files, start=folder)
+    with pytest.raises(InputError, match=r"no folder .*; give another --start"):
+        run(files, start=tmp_path / "missing")
     with pytest.raises(InputError, match="--seq 33 is more than the 32 positions"):
         run(files, seq=33)
     with pytest.raises(InputError, match=r"--batch 7 cannot be shared equally by 2"):
         run(files, batch=7)
     with pytest.raises(InputError, match="--attention cudnn needs NVIDIA GPUs"):
         run(files, attention="cudnn", dtype="bfloat16")
-    with pytest.raises(InputError, match=r"no run in .* to go on with"):
+    with pytest.raises(InputError, match=r"no run in .*; give the folder"):
         run(files, resume=True)
     with pytest.raises(InputError, match=r"--epochs 1e\+308 make more than 2,147,483"):
         run(files, **TOO_MANY)

@@ -45,7 +45,7 @@ def say_if_never_compressed(flag: str, freeze: int | str, steps: int) -> None:
     if isinstance(freeze, int) and freeze >= steps:
         say(
             f"no step will be compressed: {flag} is {freeze:,} of {steps:,} steps; "
-            "give fewer."
+            "give fewer, or a longer run."
         )
 
 

@@ -173,7 +173,8 @@ class PretrainConfig:
     """Folder that keeps the corpus as word pieces, for any number of runs; default: one
     in --out."""
     resume: bool = False
-    """Go on with the run in --out, exactly, with its own settings."""
+    """Go on with the run in --out, exactly, with its own settings; with one that has
+    ended for as many steps again, or to --steps."""
     compare: bool = False
     """Train plain Adam as well, on the same samples, and draw it beside."""
 

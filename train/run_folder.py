@@ -163,8 +163,8 @@ def read_values(
         text = (folder / FILE).read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(
-            f"there is no run in {folder} to go on with ({FILE}: {error.strerror}); "
-            "leave out --resume to start one."
+            f"there is no run in {folder} ({FILE}: {error.strerror}); give the folder "
+            "of one, or leave out --resume to start one."
         ) from error
     try:
         values = json.loads(text)

@@ -281,7 +281,7 @@ def _train(task: Task, watchdog: Watchdog) -> Any:
                 with writable(folder):
                     record.truncate(folder, begun.progress.sent.steps)
         else:
-            params = init_params(task.model, config.seed, task.start.encoder)
+            params = init_params(task.model, config.seed, task.start.params)
             params, state = run.init(params)
             begun = Checkpoint(params, state, Progress(Sent(), feed.get_state()))
             watchdog.expect("the checkpoint of step 0")

@@ -59,7 +59,8 @@ class SquadConfig:
     """A SQuAD file to answer and to be scored on; default: the one learnt from."""
     start: Path | None = None
     """Where the weights come from: a folder of Hugging Face's config.json and
-    model.safetensors, or one of train.pretrain's runs; default: random ones."""
+    model.safetensors, whose head for spans is taken too if it has one, or one of
+    train.pretrain's runs; default: random ones."""
     vocab: Path | None = None
     """A vocab.txt; default: the one in --start."""
     model: Size | None = None

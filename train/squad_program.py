@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 
 
 def init_params(
-    config: BertConfig, seed: int, encoder: dict[str, Any] | None = None
+    config: BertConfig, seed: int, given: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """The parameters that fine-tuning starts with.
 
     Args:
       config: The model's sizes.
       seed: Decides the random ones.
-      encoder: The encoder's; random where there are none.
+      given: Those that are not random, by the model's parts.
 
     Returns:
       A tree of nested dictionaries of float32 arrays.
     """
     model = BertForQuestionAnswering(config, rngs=nnx.Rngs(seed))
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    return params if encoder is None else {**params, "bert": encoder}
+    return params | (given or {})
 
 
 def abstract_params(config: BertConfig) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What fine-tuning starts from: an encoder's weights and their vocabulary."""
+"""What fine-tuning starts from: weights and their vocabulary."""
 
 from __future__ import annotations
 
@@ -43,13 +43,14 @@ class Start(NamedTuple):
     Attributes:
       config: The model's sizes.
       vocabulary: Its word pieces.
-      encoder: The encoder's parameters; None for random ones.
+      params: The parameters that are given, by the model's parts: `bert`, and `span`
+        if it has been fine-tuned for spans before.
       cased: Whether its tokenizer keeps capitals and accents.
     """
 
     config: BertConfig
     vocabulary: Vocabulary
-    encoder: dict[str, Any] | None
+    params: dict[str, Any]
     cased: bool
 
 
@@ -70,6 +71,8 @@ def read_start(folder: Path | None, vocab: Path | None, model: Size) -> Start:
         text in another way, or the weights are of one type of tokens or of another
         vocabulary's size.
     """
+    if folder is not None and not folder.is_dir():
+        raise InputError(f"there is no folder {folder}; give another --start.")
     if vocab is None:
         if folder is None:
             raise InputError("there is no vocabulary; give --vocab, or --start.")
@@ -77,22 +80,23 @@ def read_start(folder: Path | None, vocab: Path | None, model: Size) -> Start:
     vocabulary = read_vocabulary(vocab)
     if folder is None:
         config = replace(SIZES[model], vocab_size=len(vocabulary))
-        return Start(config, vocabulary, None, is_cased(vocabulary))
+        return Start(config, vocabulary, {}, is_cased(vocabulary))
     if (folder / huggingface.WEIGHTS).exists():
         try:
-            config, encoder = huggingface.read_encoder(folder)
+            config, params = huggingface.read_for_spans(folder)
         except WeightsError as error:
             raise InputError(str(error)) from error
     elif (folder / MODEL_FOLDER / huggingface.WEIGHTS).exists():
         raise InputError(
             f"{folder} is a run of train.squad; give its {folder / MODEL_FOLDER}."
         )
-    elif (folder / checkpoint.FOLDER).exists():
-        config, encoder = _read_run(folder)
+    elif checkpoint.exist(folder):
+        config, params = _read_run(folder)
     else:
         raise InputError(
-            f"{folder} holds no weights; give a folder with {huggingface.CONFIG} and "
-            f"{huggingface.WEIGHTS}, or a run of train.pretrain."
+            f"{folder} holds no weights; give as --start a folder with "
+            f"{huggingface.CONFIG} and {huggingface.WEIGHTS}, or a run of "
+            "train.pretrain."
         )
     if config.num_token_types < 2:
         raise InputError(
@@ -104,7 +108,7 @@ def read_start(folder: Path | None, vocab: Path | None, model: Size) -> Start:
             f"the vocabulary {vocab} has {len(vocabulary):,} word pieces and the "
             f"weights in {folder} have {config.vocab_size:,}; give --vocab theirs."
         )
-    return Start(config, vocabulary, encoder, _is_cased(folder, vocabulary))
+    return Start(config, vocabulary, params, _is_cased(folder, vocabulary))
 
 
 def read_own_start(folder: Path) -> Start | None:
@@ -125,7 +129,7 @@ def read_own_start(folder: Path) -> Start | None:
     vocabulary = read_vocabulary(folder / VOCABULARY_FILE)
     sizes = checkpoint.stored_model(folder, checkpoint.latest_step(folder))
     del sizes["optimizer"]
-    return Start(BertConfig(**sizes), vocabulary, None, _is_cased(folder, vocabulary))
+    return Start(BertConfig(**sizes), vocabulary, {}, _is_cased(folder, vocabulary))
 
 
 def _is_cased(folder: Path, vocabulary: Vocabulary) -> bool:
@@ -199,4 +203,4 @@ def _read_run(folder: Path) -> tuple[BertConfig, dict[str, Any]]:
         ) from error
     bert = restored["params"]["bert"]
     bert.pop("pooler")
-    return config, bert
+    return config, {"bert": bert}
