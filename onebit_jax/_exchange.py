@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -45,7 +46,16 @@ class Exchange(optax.GradientTransformationExtraArgs):
         wire: Wire | None = None,
         delay: float = 0.0,
     ) -> Self:
-        """Makes an exchange of its functions and its axes."""
+        """Makes an exchange of its functions and its axes.
+
+        Raises:
+          ValueError: if `delay` is negative or not finite.
+        """
+        if not 0 <= delay < math.inf:
+            raise ValueError(
+                "delay must be a finite number of steps, 0 for an exchange that"
+                f" returns what it is given; got {delay}."
+            )
         self = super().__new__(cls, init, update)
         self.axes = axes
         self.fused = fused

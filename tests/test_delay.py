@@ -120,3 +120,10 @@ def test_what_is_agreed_of_low_precision_gradients_is_float32():
         run.update(own, params)
         m = last / 2 + np.mean(np.asarray(own, float), axis=0) / 2
         np.testing.assert_allclose(run.state[0].mu, m, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("delay", [-1.0, float("nan"), float("inf")])
+def test_a_delay_that_no_lead_makes_up_for_is_refused(delay):
+    exact = exact_mean("data")
+    with pytest.raises(ValueError, match="delay must be a finite number of steps"):
+        onebit_jax.Exchange(exact.init, exact.update, exact.axes, delay=delay)
