@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from train import record
+from train.core import metrics_log as record
 
 ROOT = Path(__file__).parents[1]
 SMALL_PRETRAIN = str(ROOT / "tests" / "small_pretrain.py")

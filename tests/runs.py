@@ -3,9 +3,9 @@
 import jax
 import numpy as np
 
-from train import record
-from train.config import PretrainConfig
-from train.pretrain import parse, pretrain
+from train.bert.config import PretrainConfig
+from train.bert.pretrain import parse, pretrain
+from train.core import metrics_log as record
 
 FREEZE = 4
 WARMUP = 2

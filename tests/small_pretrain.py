@@ -7,7 +7,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from models import SIZES
-from train import loop, pretrain, program
+from train.bert import pretrain
+from train.core import loop, program
 
 SMALL = replace(
     SIZES["tiny"],

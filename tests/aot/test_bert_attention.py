@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from models import SIZES, Encoder
-from train.plan_targets import GPUS
+from train.plan.targets import GPUS
 
 if "JAX_SKIP_CUDA_CONSTRAINTS_CHECK" not in os.environ:
     pytest.skip("run by make test-aot", allow_module_level=True)

@@ -11,11 +11,11 @@ import os
 import jax
 import pytest
 
-from train.objective import abstract_params
-from train.plan import PlanConfig, cluster_of, model_of
-from train.plan_compile import compile_step
-from train.plan_sizes import SIZES
-from train.plan_wire import hierarchical
+from train.bert.objective import abstract_params
+from train.plan.command import PlanConfig, cluster_of, model_of
+from train.plan.compile import compile_step
+from train.plan.sizes import SIZES
+from train.plan.wire import hierarchical
 
 if "JAX_SKIP_CUDA_CONSTRAINTS_CHECK" not in os.environ:
     pytest.skip("run by make test-aot", allow_module_level=True)

@@ -4,7 +4,7 @@ import pytest
 from launching import SMALL_PRETRAIN, Launched, arrays_of, without_speed
 from runs import write_corpus
 
-from train import record
+from train.core import metrics_log as record
 
 STEPS, FREEZE, EVERY = 40, 12, 5
 

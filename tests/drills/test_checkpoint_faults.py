@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from launching import steps_written
 
-from train.checkpoint import latest_step
+from train.core.checkpoint import latest_step
 
 BEFORE = 15
 """Steps of the newest checkpoint when the fault comes."""

@@ -9,7 +9,7 @@ import time
 import pytest
 from launching import ROOT, SMALL_PRETRAIN, steps_written
 
-from benchmarks import network_hosts
+from benchmarks.network import hosts as network_hosts
 
 CUT_AT = 20
 

@@ -7,7 +7,7 @@ import time
 import pytest
 from launching import steps_written
 
-from train.checkpoint import latest_step
+from train.core.checkpoint import latest_step
 
 STEPS, FREEZE, EVERY = 40, 12, 5
 MOMENTS = {"warm-up": FREEZE - 5, "compressed": FREEZE + 9}

@@ -11,11 +11,11 @@ import pytest
 from launching import arrays_of, by_path, steps_written
 from small_pretrain import SMALL
 
-from train.checkpoint import Checkpoints, latest_step
-from train.exchange import make_exchange
-from train.mesh import make_mesh
-from train.objective import abstract_params
-from train.optimizer import freeze_rule, learning_rate_schedule, make_optimizer
+from train.bert.objective import abstract_params
+from train.core.checkpoint import Checkpoints, latest_step
+from train.core.exchange import make_exchange
+from train.core.mesh import make_mesh
+from train.core.optimizer import freeze_rule, learning_rate_schedule, make_optimizer
 
 STEPS = 40
 

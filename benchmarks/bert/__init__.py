@@ -1,0 +1,1 @@
+"""BERT's step: speed, memory, kernels."""

@@ -1,0 +1,8 @@
+"""`python -m benchmarks.bert`: see `benchmarks.bert.command`."""
+
+import tyro
+
+from benchmarks.bert.command import Config, main
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, prog="python -m benchmarks.bert"))

@@ -1,0 +1,44 @@
+"""The arithmetic of BERT's pre-training: its matrix products, counted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from models import BertConfig
+
+OF_FORWARD = {"forward": 1, "backward": 2, "step": 3}
+"""Products a pass computes, for each of the forward pass: backward, one for the
+gradient of each of its two factors."""
+
+
+def forward_flops(config: BertConfig, length: int, predictions: int) -> int:
+    r"""FLOP of the forward pass of one sequence.
+
+    .. math:: 2 \left( L \left( T (4 h^2 + 2 h f) + 2 T^2 h \right) + h^2 + 2 h
+      + P (h^2 + h V) \right)
+
+    of L layers of width h and feed-forward width f, T tokens, P of them predicted, and
+    a vocabulary of V: a multiplication and an addition for each weight and token
+    (queries, keys, values and their output, 4 h²; feed-forward, 2 h f), and for each
+    pair of tokens in attention; the pooler, the next-sentence head and the masked
+    language model's.
+
+    Args:
+      config: The sizes.
+      length: T.
+      predictions: P.
+
+    Returns:
+      Their number.
+
+    Example:
+      >>> from benchmarks.bert.flops import forward_flops
+      >>> from models import SIZES
+      >>> f"{forward_flops(SIZES['large'], 128, 19):.3g}"
+      '8.12e+10'
+    """
+    h, f = config.hidden_size, config.intermediate_size
+    layer = length * (4 * h * h + 2 * h * f) + 2 * length * length * h
+    heads = h * h + 2 * h + predictions * (h * h + h * config.vocab_size)
+    return 2 * (config.num_layers * layer + heads)

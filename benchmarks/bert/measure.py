@@ -1,0 +1,243 @@
+"""Times the programs of `benchmarks.bert`, all of a length in turn."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import platform
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from benchmarks.bert import peers as bert_peers
+from benchmarks.bert.cases import shapes, variants
+from benchmarks.bert.flops import OF_FORWARD, forward_flops
+from benchmarks.bert.rows import Peak, Results, Row
+from benchmarks.bert.runners import COMPILED, EAGER, Training, peers, product
+from benchmarks.network.hosts import processor
+from models import SIZES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from benchmarks.bert.cases import Shape
+    from benchmarks.bert.command import Config
+    from benchmarks.bert.runners import Runner
+
+UNTIMED = 2
+"""Calls before the clock runs: the first compiles, the second may tune."""
+
+NEEDED = {
+    "forward": {"forward"},
+    "backward": {"forward", "gradients"},
+    "step": {"step"},
+}
+"""Programs that are timed for each pass."""
+
+CALLS = {"cpu": 1, "gpu": 5}
+PACKAGES = "jax", "flax", "optax", "numpy", "torch", "transformers"
+
+
+def measure(config: Config) -> Iterator[Results]:
+    """Measures every model and length.
+
+    Args:
+      config: The flags.
+
+    Yields:
+      The results, after each length with that one's.
+    """
+    device = jax.devices()[0]
+    results = Results(
+        platform=device.platform,
+        device_kind=device.device_kind,
+        processor=processor(),
+        cores=len(os.sched_getaffinity(0)),
+        load=os.getloadavg()[0],
+        versions=_versions(),
+        settings=_settings(config),
+    )
+    why = "PyTorch: not asked for" if not config.peers else bert_peers.why_no_torch()
+    if why:
+        _skip(results, why)
+    for shape in shapes(config, device.platform):
+        _measure_shape(results, config, shape, compare=not why)
+        if not why:
+            bert_peers.free()
+        yield results
+
+
+def _measure_shape(
+    results: Results, config: Config, shape: Shape, compare: bool
+) -> None:
+    where = f"{shape.model}, {shape.batch} x {shape.length}"
+    names = tuple(sorted(set().union(*(NEEDED[name] for name in config.passes))))
+    platform = results.platform
+    runners: list[Runner] = []
+    if compare:
+        # Whatever goes wrong there: it is somebody else's code, and is said.
+        try:
+            made = peers(shape, platform, names)
+        except Exception as error:
+            made = []
+            _skip(results, f"{where}, transformers: {_first_line(error)}")
+        for runner in made:
+            try:
+                _warm_up(runner)
+            except Exception as error:
+                what = f"{where}, {runner.implementation}"
+                _skip(results, f"{what}: {_first_line(error)}")
+            else:
+                runners.append(runner)
+    training = Training(config, shape, names)
+    for attention, remat in variants(config, platform):
+        try:
+            runner = training.runner(attention, remat)
+            _warm_up(runner)
+        # Not for these sizes, not on this device, or too large for it.
+        except (ValueError, RuntimeError) as error:
+            what = f"{where}, attention {attention}, remat {remat}"
+            _skip(results, f"{what}: {_first_line(error)}")
+        else:
+            runners.append(runner)
+    if runners:
+        _measure_runners(results, config, shape, runners)
+
+
+def _warm_up(runner: Runner) -> None:
+    for call in runner.calls.values():
+        for _ in range(UNTIMED):
+            runner.wait(call())
+
+
+def _measure_runners(
+    results: Results, config: Config, shape: Shape, runners: Sequence[Runner]
+) -> None:
+    calls = config.calls or CALLS.get(results.platform, CALLS["gpu"])
+    size, multiply = product(shape.dtype, results.platform)
+    for _ in range(UNTIMED):
+        jax.block_until_ready(multiply())
+    times: list[dict[str, list[float]]] = [
+        {name: [] for name in runner.calls} for runner in runners
+    ]
+    peak: list[float] = []
+    label = f"{shape.model} {shape.batch} x {shape.length}"
+    for _ in tqdm(range(config.repeats), desc=label, disable=None):
+        peak.append(_seconds(multiply, jax.block_until_ready, calls))
+        for runner, taken in zip(runners, times, strict=True):
+            for name, call in runner.calls.items():
+                taken[name].append(_seconds(call, runner.wait, calls))
+    baseline = _baseline(runners)
+    rate = [2 * size**3 / seconds / 1e12 for seconds in peak]
+    results.peaks.append(
+        Peak(
+            shape.model,
+            shape.length,
+            shape.dtype,
+            size,
+            _label(runners[baseline]),
+            _quartiles(rate),
+        )
+    )
+    for name in config.passes:
+        beside = _of_pass(name, times[baseline])
+        for runner, taken in zip(runners, times, strict=True):
+            seconds = _of_pass(name, taken)
+            row = _row(shape, runner, name, seconds, beside, float(np.median(rate)))
+            results.rows.append(row)
+
+
+def _seconds(call: Callable[[], Any], wait: Callable[[Any], Any], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls - 1):
+        call()
+    wait(call())
+    return (time.perf_counter() - start) / calls
+
+
+def _of_pass(name: str, taken: dict[str, list[float]]) -> list[float]:
+    if name == "backward":
+        both = zip(taken["gradients"], taken["forward"], strict=True)
+        return [gradients - forward for gradients, forward in both]
+    return taken[name]
+
+
+def _row(
+    shape: Shape,
+    runner: Runner,
+    name: str,
+    seconds: list[float],
+    beside: list[float],
+    peak: float,
+) -> Row:
+    median = float(np.median(seconds))
+    size = SIZES[shape.model]
+    flops = OF_FORWARD[name] * shape.batch
+    flops *= forward_flops(size, shape.length, runner.predictions)
+    program = "gradients" if name == "backward" else name
+    return Row(
+        **shape._asdict(),
+        implementation=runner.implementation,
+        attention=runner.attention,
+        remat=runner.remat,
+        predictions=runner.predictions,
+        name=name,
+        seconds=seconds,
+        milliseconds=[1e3 * t for t in _quartiles(seconds)],
+        examples_per_second=shape.batch / median,
+        flops=flops,
+        tflops_per_second=flops / median / 1e12,
+        of_peak=flops / median / 1e12 / peak,
+        speed_up=_quartiles([b / s for b, s in zip(beside, seconds, strict=True)]),
+        held_bytes=runner.held_bytes.get(program),
+    )
+
+
+def _baseline(runners: Sequence[Runner]) -> int:
+    """The place of what ratios are taken to: PyTorch's best form, or our first."""
+    names = [runner.implementation for runner in runners]
+    for name in (COMPILED, EAGER):
+        if name in names:
+            return names.index(name)
+    return 0
+
+
+def _label(runner: Runner) -> str:
+    return f"{runner.implementation} ({runner.attention}, remat {runner.remat})"
+
+
+def _quartiles(values: Sequence[float]) -> list[float]:
+    return np.quantile(values, (0.25, 0.5, 0.75)).tolist()
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip() or repr(error)
+    return f"not measured: {text.splitlines()[0]}"
+
+
+def _skip(results: Results, line: str) -> None:
+    print(line, file=sys.stderr)
+    results.skipped.append(line)
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in dataclasses.asdict(config).items()
+        if name not in ("json", "page", "compile")
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,172 @@
+"""What takes its turn in a round of `benchmarks.bert`."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from benchmarks.bert import cases as bert_cases
+from benchmarks.bert.cases import held_bytes, make_batch, model_config, programs
+from benchmarks.bert.peers import HuggingFace
+from models import SIZES
+from train.bert.objective import init_params
+from train.core.mesh import AXIS, make_mesh
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from benchmarks.bert.cases import Shape
+    from benchmarks.bert.command import Config
+
+OURS, EAGER, COMPILED = "onebit-jax", "transformers", "transformers, torch.compile"
+PRODUCT_SIZE = {"cpu": 2048, "gpu": 8192}
+
+
+@dataclass
+class Runner:
+    """Programs that are ready to be called.
+
+    Attributes:
+      implementation: Whose.
+      attention: Which.
+      remat: What the backward pass recomputes.
+      predictions: Positions of a sequence that are projected to the vocabulary.
+      calls: What starts each program, by name.
+      wait: What waits for a call's result.
+      held_bytes: Of each program, where known.
+    """
+
+    implementation: str
+    attention: str
+    remat: str
+    predictions: int
+    calls: dict[str, Callable[[], Any]]
+    wait: Callable[[Any], Any]
+    held_bytes: dict[str, int]
+
+
+class Training:
+    """Parameters and optimizer state of a model, which all its variants share.
+
+    Args:
+      config: The flags.
+      shape: What is computed.
+      names: The programs that are wanted: forward, gradients, step.
+    """
+
+    def __init__(self, config: Config, shape: Shape, names: tuple[str, ...]):
+        self.config, self.shape, self.names = config, shape, names
+        self.mesh = make_mesh(1)
+        self.tx = bert_cases.optimizer(config.optimizer)
+        batch = make_batch(SIZES[shape.model], shape)
+        split = NamedSharding(self.mesh, PartitionSpec(AXIS))
+        self.batch = jax.device_put(batch, split)
+        # A forward pass keeps nothing to recompute from: one for all policies.
+        self.forward = functools.cache(self._forward)
+        self.params = self.state = None
+
+    def runner(self, attention: str, remat: str) -> Runner:
+        """Compiles the programs of a variant.
+
+        Raises:
+          ValueError: Its parts do not go together, or not here.
+          RuntimeError: It does not compile, or what it holds does not fit.
+        """
+        model = model_config(self.shape, attention, remat, scan=self.config.scan)
+        made = programs(model, self.tx, self.mesh)
+        if self.params is None or jax.tree.leaves(self.params)[0].is_deleted():
+            params = init_params(model, 0)
+            self.params, self.state = made.init(params)
+        compiled = {}
+        for name in self.names:
+            if name == "forward":
+                compiled[name] = self.forward(attention)
+                continue
+            state = (self.state,) if name == "step" else ()
+            function = getattr(made, name)
+            args = self.params, *state, self.batch, np.uint32(0)
+            compiled[name] = function.lower(*args).compile()
+        held = {name: held_bytes(program) for name, program in compiled.items()}
+        self._check_memory(max(held.values()))
+        return Runner(
+            OURS,
+            attention,
+            remat,
+            self.shape.predictions,
+            {name: self._call(name, program) for name, program in compiled.items()},
+            jax.block_until_ready,
+            held,
+        )
+
+    def _forward(self, attention: str) -> Any:
+        model = model_config(self.shape, attention, "none", scan=self.config.scan)
+        function = programs(model, self.tx, self.mesh).forward
+        return function.lower(self.params, self.batch, np.uint32(0)).compile()
+
+    def _call(self, name: str, program: Any) -> Callable[[], Any]:
+        def call() -> Any:
+            return program(self.params, self.batch, np.uint32(0))
+
+        def step() -> Any:
+            self.params, self.state, loss = program(
+                self.params, self.state, self.batch, np.uint32(0)
+            )
+            return loss
+
+        return step if name == "step" else call
+
+    def _check_memory(self, needed: int) -> None:
+        stats = jax.devices()[0].memory_stats()
+        if stats and needed > stats["bytes_limit"]:
+            raise RuntimeError(
+                f"needs {needed / 1e9:.1f} GB of the {stats['bytes_limit'] / 1e9:.1f} "
+                "that JAX may take"
+            )
+
+
+def product(dtype: str, platform: str) -> tuple[int, Callable[[], Any]]:
+    """The square matrix product whose rate is the peak.
+
+    Args:
+      dtype: Of its factors and its result.
+      platform: 'cpu' or 'gpu'.
+
+    Returns:
+      Rows and columns, and what starts it.
+    """
+    size = PRODUCT_SIZE.get(platform, PRODUCT_SIZE["gpu"])
+    # Not zeros, which a GPU multiplies with less power and so at a higher clock.
+    keys = jax.random.split(jax.random.key(0))
+    a, b = (jax.random.normal(key, (size, size), jnp.dtype(dtype)) for key in keys)
+    multiply = jax.jit(jnp.matmul)
+    return size, lambda: multiply(a, b)
+
+
+def peers(shape: Shape, platform: str, names: tuple[str, ...]) -> list[Runner]:
+    """Hugging Face's model, eager and compiled.
+
+    Args:
+      shape: What is computed.
+      platform: JAX's.
+      names: The programs that are wanted.
+
+    Returns:
+      Both, of the same parameters.
+    """
+    model = model_config(shape, "xla", "none", scan=False)
+    peer = HuggingFace(model, shape, platform)
+    runners = []
+    for name in (EAGER, COMPILED):
+        calls = peer.calls(compiled=name == COMPILED)
+        wanted = {key: calls[key] for key in names}
+        # It projects every position.
+        runners.append(
+            Runner(name, "sdpa", "none", shape.length, wanted, peer.wait, {})
+        )
+    return runners

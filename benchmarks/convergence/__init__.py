@@ -1,0 +1,1 @@
+"""Whether compressed optimizers learn as their exact ones do."""

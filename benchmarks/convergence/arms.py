@@ -1,0 +1,86 @@
+"""The optimizers that `benchmarks.convergence` compares."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import optax
+
+import onebit_jax
+from train.core.mesh import AXIS
+from train.core.optimizer import decays
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WEIGHT_DECAY = 0.01
+CLIP = 1.0
+
+ADAM = "adam"
+ONEBIT_ADAM = "onebit_adam"
+FROZEN = "frozen variance, exact exchange"
+DEEPSPEED = "onebit_adam, DeepSpeed's layout"
+NO_FEEDBACK = "onebit_adam, no error feedback"
+COMPRESSED_GRADIENTS = "adam on compressed gradients"
+
+ARMS = (ADAM, ONEBIT_ADAM, FROZEN, DEEPSPEED, NO_FEEDBACK, COMPRESSED_GRADIENTS)
+"""The last two must fail."""
+
+
+def optimizer(
+    arm: str, schedule: optax.Schedule, freeze: onebit_jax.FreezeRule
+) -> optax.GradientTransformationExtraArgs:
+    """The optimizer of an arm.
+
+    Args:
+      arm: One of `ARMS`.
+      schedule: The learning rate.
+      freeze: When the variance is frozen, where it is.
+
+    Returns:
+      A transformation for `onebit_jax.data_parallel` over the axis `data`.
+    """
+    bits, exact = onebit_jax.sign_mean(AXIS), onebit_jax.exact_mean(AXIS)
+
+    def adam(exchange: onebit_jax.Exchange) -> optax.GradientTransformation:
+        return optax.chain(
+            exchange, optax.adamw(schedule, weight_decay=WEIGHT_DECAY, mask=decays)
+        )
+
+    def onebit(
+        exchange: onebit_jax.Exchange, **options: Any
+    ) -> optax.GradientTransformation:
+        return onebit_jax.onebit_adamw(
+            schedule,
+            exchange,
+            freeze,
+            weight_decay=WEIGHT_DECAY,
+            mask=decays,
+            **options,
+        )
+
+    made: dict[str, Callable[[], optax.GradientTransformation]] = {
+        ADAM: lambda: adam(exact),
+        ONEBIT_ADAM: lambda: onebit(bits),
+        FROZEN: lambda: onebit(exact),
+        DEEPSPEED: lambda: onebit(
+            onebit_jax.deepspeed_sign_mean(AXIS),
+            bias_correction=False,
+            as_published=True,
+        ),
+        NO_FEEDBACK: lambda: onebit(_without_feedback(bits)),
+        COMPRESSED_GRADIENTS: lambda: adam(bits),
+    }
+    return optax.chain(onebit_jax.clip_by_worker_norm(CLIP, AXIS), made[arm]())
+
+
+def _without_feedback(exchange: onebit_jax.Exchange) -> onebit_jax.Exchange:
+    """The exchange with errors that are forgotten instead of sent later."""
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        del params
+        agreed, errors = exchange.update(updates, state, **extra)
+        return agreed, jax.tree.map(lambda e: e * 0, errors)
+
+    return onebit_jax.Exchange(exchange.init, update, exchange.axes)

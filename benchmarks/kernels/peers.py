@@ -1,0 +1,136 @@
+"""What `benchmarks.kernels` is compared with: NumPy, and PyTorch with CuPy."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from benchmarks.kernels.cases import DECAY, EPS, WORKERS, Case
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchmarks.kernels.cases import Call
+
+TORCH = "torch and cupy"
+
+
+def numpy_cases(size: int) -> Iterator[Case]:
+    """NumPy's packing and unpacking."""
+
+    def pack() -> Call:
+        x = np.random.default_rng(0).standard_normal(size, np.float32)
+        return lambda: np.packbits(x >= 0)
+
+    def unpack() -> Call:
+        bits = np.random.default_rng(0).integers(0, 256, -(-size // 8), np.uint8)
+        return lambda: np.unpackbits(bits, count=size)
+
+    yield Case("packbits(x >= 0)", "fresh", "numpy", pack)
+    yield Case("unpackbits", "fresh", "numpy", unpack)
+
+
+def why_no_torch() -> str | None:
+    """Why PyTorch and CuPy cannot be compared with, if they cannot."""
+    missing = [
+        name for name in ("torch", "cupy") if importlib.util.find_spec(name) is None
+    ]
+    if missing:
+        return f"not compared with {TORCH}: {' and '.join(missing)} not installed"
+    if jax.default_backend() != "gpu":
+        return f"not compared with {TORCH}: no GPU"
+    return None
+
+
+def torch_cases(ours: list[Case], size: int) -> Iterator[Case]:
+    """The arithmetic as DeepSpeed's NCCL backend does it.
+
+    Elementwise operations of PyTorch one by one, one scale a buffer, and the signs
+    packed by CuPy.
+
+    Args:
+      ours: the cases whose baselines they are measured beside.
+      size: values of a buffer.
+
+    Yields:
+      A case an operation.
+
+    References:
+      DeepSpeed 0.19.6, deepspeed/runtime/comm/nccl.py,
+      deepspeed/runtime/fp16/onebit/adam.py.
+    """
+    # Not in any of the extras: a type checker does not know them.
+    torch, cupy = map(importlib.import_module, ("torch", "cupy"))
+    baselines = {
+        case.operation: case.baseline for case in ours if case.buffers == "donated"
+    }
+    baselines["step"] = baselines["step, one jit"]
+    for operation in (
+        "compress with momentum",
+        "average and recompress",
+        "decompress and apply",
+        "step",
+    ):
+        yield Case(
+            operation,
+            "donated",
+            TORCH,
+            functools.partial(torch_call, torch, cupy, "cuda", operation, size),
+            baselines[operation],
+            lambda _: torch.cuda.synchronize(),
+        )
+
+
+def torch_call(torch: Any, cupy: Any, device: str, operation: str, size: int) -> Call:
+    """What does one of the operations with PyTorch and CuPy."""
+    padded = -(-size // (8 * WORKERS)) * 8 * WORKERS
+    share = padded // WORKERS
+
+    def normal(count: int) -> Any:
+        return torch.randn(count, device=device)
+
+    def sign(x: Any) -> Any:
+        return x.sign().add_(1).bool().float().add_(-0.5).mul_(2.0)
+
+    def quantise(x: Any, error: Any) -> tuple[Any, Any]:
+        scale = torch.norm(x) / np.sqrt(x.numel())
+        error.set_(x - scale * sign(x))
+        bits = x.sign_().add_(1).bool().to(torch.uint8)
+        return torch.from_dlpack(cupy.packbits(cupy.from_dlpack(bits))), scale
+
+    def unpack(bits: Any, scales: Any) -> Any:
+        signs = torch.from_dlpack(cupy.unpackbits(cupy.from_dlpack(bits)))
+        return signs.reshape(WORKERS, -1).float().add_(-0.5).mul_(2.0).mul_(scales)
+
+    gradient, momentum, error = (normal(padded) for _ in range(3))
+    server_error, nu = normal(share), normal(padded).square()
+    received, agreed = (
+        torch.randint(0, 256, (padded // 8,), dtype=torch.uint8, device=device)
+        for _ in range(2)
+    )
+    scales = torch.rand(WORKERS, 1, device=device)
+
+    def compress() -> Any:
+        momentum.mul_(DECAY).add_(gradient, alpha=1 - DECAY)
+        momentum.add_(error)
+        return quantise(momentum, error)
+
+    def average() -> Any:
+        y = unpack(received, scales / WORKERS).sum(0)
+        return quantise(y.add_(server_error), server_error)
+
+    def apply() -> Any:
+        momentum.copy_(unpack(agreed, scales).flatten())
+        return momentum / (nu.sqrt() + EPS)
+
+    return {
+        "compress with momentum": compress,
+        "average and recompress": average,
+        "decompress and apply": apply,
+        "step": lambda: (compress(), average(), apply()),
+    }[operation]

@@ -1,0 +1,147 @@
+"""The table, the JSON and the picture of `benchmarks.kernels`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING
+
+import matplotlib as mpl
+from matplotlib import pyplot as plt
+from matplotlib import ticker
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from benchmarks.kernels.measure import Results, Row
+
+HEADS = (
+    "operation",
+    "buffers",
+    "size",
+    "implementation",
+    "ms",
+    "MB moved",
+    "GB/s",
+    "of the copy",
+    "ratio",
+    "to",
+)
+
+
+def table(results: Results) -> str:
+    """The rows as Markdown, under what they were measured on.
+
+    Args:
+      results: of the measurement.
+
+    Returns:
+      The lines.
+    """
+    cores = "one core" if results.threads == 1 else f"{results.threads} cores"
+    where = f"{results.device_kind} ({results.platform}), {results.processor}, {cores}"
+    lines = [
+        f"{where}; JAX {results.jax}; {results.block_size} values a scale; medians of "
+        f"{results.repeats}, {results.calls} calls timed together",
+        "",
+        "| a copy's buffers | size | GB/s |",
+        "|---|---|---|",
+    ]
+    lines += [
+        f"| {copy['buffers']} | {copy['size']:,} | {copy['gb_per_s']:.1f} |"
+        for copy in results.copies
+    ]
+    lines += ["", f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
+    return "\n".join([*lines, *map(_line, results.rows)])
+
+
+def _line(row: Row) -> str:
+    cells = (
+        row.operation,
+        row.buffers,
+        f"{row.size:,}",
+        row.implementation,
+        f"{row.milliseconds:.3g}",
+        f"{row.bytes / 1e6:.3g}",
+        f"{row.gb_per_s:.1f}",
+        f"{row.of_copy:.0%}",
+        "" if row.ratio is None else f"{row.ratio:.2f}",
+        row.baseline or "",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def write_json(file: Path, results: Results) -> None:
+    """Writes everything that was measured.
+
+    Args:
+      file: Where to.
+      results: of the measurement.
+    """
+    text = json.dumps(dataclasses.asdict(results), indent=1, ensure_ascii=False)
+    file.write_text(text + "\n", encoding="utf-8")
+
+
+def write_picture(file: Path, results: Results) -> None:
+    """Draws bytes a second against size, an operation a panel, under the copy's.
+
+    Args:
+      file: Where to, a PNG.
+      results: of the measurement.
+    """
+    mpl.use("Agg")
+    operations = list(dict.fromkeys(row.operation for row in results.rows))
+    columns = 5
+    lines = -(-len(operations) // columns)
+    figure, grid = plt.subplots(
+        lines,
+        columns,
+        figsize=(14, 3 * lines + 1),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    names = list(dict.fromkeys(row.implementation for row in results.rows))
+    colours = {name: f"C{i}" for i, name in enumerate(names)}
+    styles = {"fresh": ":", "donated": "-"}
+    labelled = {}
+    for axes, operation in zip(grid.flat, operations, strict=False):
+        for buffers, style in styles.items():
+            roof = [copy for copy in results.copies if copy["buffers"] == buffers]
+            labelled[f"copy, {buffers}"] = axes.plot(
+                [copy["size"] for copy in roof],
+                [copy["gb_per_s"] for copy in roof],
+                color="black",
+                linestyle=style,
+                marker="_",
+            )[0]
+            for name in names:
+                rows = [
+                    row
+                    for row in results.rows
+                    if (row.operation, row.buffers, row.implementation)
+                    == (operation, buffers, name)
+                ]
+                if rows:
+                    labelled[f"{name}, {buffers}"] = axes.plot(
+                        [row.size for row in rows],
+                        [row.gb_per_s for row in rows],
+                        color=colours[name],
+                        linestyle=style,
+                        marker="o",
+                    )[0]
+        axes.set(title=operation, xscale="log", yscale="log")
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(ticker.NullFormatter())
+        axes.grid(alpha=0.3)
+    for axes in grid.flat[len(operations) :]:
+        axes.set_axis_off()
+    figure.supxlabel("values of the buffer")
+    figure.supylabel("bytes that must move, GB/s")
+    figure.legend(
+        labelled.values(), labelled.keys(), loc="outside upper center", ncols=4
+    )
+    figure.savefig(file, dpi=120)
+    plt.close(figure)

@@ -1,0 +1,1 @@
+"""Exchanges and steps between hosts of a limited network."""

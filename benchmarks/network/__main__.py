@@ -1,0 +1,8 @@
+"""`python -m benchmarks.network`: see `benchmarks.network.command`."""
+
+import tyro
+
+from benchmarks.network.command import Config, main
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, prog="python -m benchmarks.network"))

@@ -1,0 +1,229 @@
+"""What `benchmarks.network` runs on each host: training steps and exchanges.
+
+It reads requests from its standard input and writes a reply to each, in lines of JSON:
+
+- `prepare` compiles a case: a training step of an optimizer in one stage, or an
+  exchange by itself. The reply has the bytes that leave a host.
+- `measure` runs the case, or only its collectives, once unmeasured and then as often
+  as it is told. The reply has the seconds of each time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import operator
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+import onebit_jax
+from benchmarks.network.traffic import collectives_alone, host_bytes, leaves_host
+from models import SIZES, PreTrainingBatch
+from train.bert.objective import init_params, training_loss
+from train.core.exchange import make_exchange
+from train.core.mesh import make_mesh
+from train.core.optimizer import make_optimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jax.sharding import Mesh
+
+    from train.core.exchange import Topology, Wire
+
+PREDICTED = 0.15
+"""Share of a sequence's tokens that are predicted."""
+LEARNING_RATE = 1e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What all cases have in common.
+
+    Attributes:
+      coordinator: address and port of host 0.
+      hosts: how many.
+      devices: of each.
+      model: a name of `models.SIZES`.
+      batch: sequences of a device.
+      seq: tokens of a sequence.
+      size: values of an exchange by itself.
+      topology: of 1-bit Adam's exchange.
+    """
+
+    coordinator: str
+    hosts: int
+    devices: int
+    model: str
+    batch: int
+    seq: int
+    size: int
+    topology: Topology
+
+
+class Case(NamedTuple):
+    """What is measured.
+
+    Attributes:
+      call: does it once.
+      alone: runs its collectives between hosts alone once.
+      sent_bytes: that leave a host each time.
+    """
+
+    call: Callable[[], Any]
+    alone: Callable[[], Any]
+    sent_bytes: int
+
+
+def local_batch(settings: Settings, index: int) -> PreTrainingBatch:
+    """A host's random part of a batch."""
+    random = np.random.default_rng(index)
+    model = SIZES[settings.model]
+    rows = settings.batch * settings.devices
+    shape = rows, settings.seq
+    predicted = rows, max(1, round(PREDICTED * settings.seq))
+
+    def integers(below: int, shape: tuple[int, ...]) -> np.ndarray:
+        return random.integers(below, size=shape, dtype=np.int32)
+
+    return PreTrainingBatch(
+        token_ids=integers(model.vocab_size, shape),
+        token_types=integers(2, shape),
+        lengths=np.full(rows, settings.seq, np.int32),
+        masked_positions=integers(settings.seq, predicted),
+        masked_labels=integers(model.vocab_size, predicted),
+        masked_weights=np.ones(predicted, np.float32),
+        next_sentence_labels=integers(2, (rows,)),
+    )
+
+
+def step_case(
+    settings: Settings, mesh: Mesh, optimizer: Any, wire: Wire, stage: str | None
+) -> Case:
+    """A training step of one optimizer in one stage, in place."""
+    model = dataclasses.replace(SIZES[settings.model], dropout=0.0)
+    tx = make_optimizer(
+        optimizer,
+        optax.constant_schedule(LEARNING_RATE),
+        onebit_jax.freeze_at(1),
+        make_exchange(mesh, wire, settings.topology),
+        weight_decay=0.01,
+        clip=1.0,
+    )
+    run = onebit_jax.data_parallel(training_loss(model, 0, mesh.axis_names), tx, mesh)
+    split = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    batch = jax.tree.map(
+        lambda x: jax.make_array_from_process_local_data(split, x),
+        local_batch(settings, jax.process_index()),
+    )
+    static = {} if stage is None else {"stage": stage}
+    arguments = batch, np.uint32(0)
+    held = run.init(init_params(model, 0))
+    step = run.step.lower(*held, *arguments, **static).compile()
+
+    def call() -> Any:
+        nonlocal held
+        *held, loss = step(*held, *arguments)
+        return loss
+
+    return _case(settings, mesh, step, call)
+
+
+def exchange_case(settings: Settings, mesh: Mesh, name: str) -> Case:
+    """One exchange of a flat buffer by itself, in place."""
+    axes = mesh.axis_names
+    exchange = {
+        "pmean": lambda: onebit_jax.exact_mean(axes),
+        "sign_mean": lambda: make_exchange(mesh, "signs", settings.topology),
+        "count_mean": lambda: make_exchange(mesh, "counts", settings.topology),
+    }[name]()
+    split = PartitionSpec(axes)
+    random = np.random.default_rng(jax.process_index())
+    local = random.standard_normal((settings.devices, settings.size), np.float32)
+    values = jax.make_array_from_process_local_data(NamedSharding(mesh, split), local)
+    state = onebit_jax.init(exchange, jnp.zeros(settings.size, jnp.float32), mesh)
+    specs = onebit_jax.state_specs(state)
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    @functools.partial(
+        jax.shard_map, mesh=mesh, in_specs=(split, specs), out_specs=(split, specs)
+    )
+    def update(values: Any, state: Any) -> Any:
+        agreed, state = exchange.update(values[0], state)
+        # As varying as what was given, in whose buffer it goes.
+        return lax.pcast(agreed, axes, to="varying")[None], state
+
+    held = values, state
+    compiled = update.lower(*held).compile()
+
+    def call() -> Any:
+        nonlocal held
+        held = compiled(*held)
+        return held[0]
+
+    return _case(settings, mesh, compiled, call)
+
+
+def _case(
+    settings: Settings,
+    mesh: Mesh,
+    compiled: jax.stages.Compiled,
+    call: Callable[[], Any],
+) -> Case:
+    found = onebit_jax.traffic(compiled, mesh).collectives
+    between = [each for each in found if leaves_host(each, settings.hosts)]
+    program, held = collectives_alone(between, mesh)
+
+    def alone() -> Any:
+        nonlocal held
+        held, done = program(held)
+        return held, done
+
+    return Case(call, alone, host_bytes(found, settings.hosts, settings.devices))
+
+
+def measure(call: Callable[[], Any], repeats: int) -> list[float]:
+    """The seconds of each call after the first."""
+    seconds = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        jax.block_until_ready(call())
+        seconds.append(time.perf_counter() - start)
+    return seconds[1:]
+
+
+def main(settings: Settings, index: int) -> None:
+    """Serves requests until the input ends."""
+    # Gloo prints to the standard output.
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    jax.config.update("jax_num_cpu_devices", settings.devices)
+    jax.distributed.initialize(settings.coordinator, settings.hosts, index)
+    mesh = make_mesh()
+    case = None
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "prepare" in request:
+            case = None  # Its memory is needed.
+            make = {"step": step_case, "exchange": exchange_case}[request["prepare"]]
+            case = make(settings, mesh, **request["of"])
+            reply = {"sent_bytes": case.sent_bytes}
+        else:
+            assert case, "nothing is prepared"
+            call = operator.attrgetter(request["measure"])(case)
+            reply = {"seconds": measure(call, request["repeats"])}
+        print(json.dumps(reply), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    main(Settings(**json.loads(sys.argv[1])), int(sys.argv[2]))

@@ -1,0 +1,101 @@
+"""What the metrics tell, against NumPy on the state's own arrays."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType
+from virtual_workers import Workers, mesh_of
+
+import onebit_jax
+from onebit_jax import data_parallel, freeze_at, onebit_adam, sign_mean, skip_nonfinite
+
+FREEZE = 3
+
+
+def optimizer():
+    adam = onebit_adam(0.1, sign_mean("data", block_size=32), freeze_at(FREEZE))
+    return skip_nonfinite(optax.chain(optax.identity(), adam), "data")
+
+
+def norm(tree):
+    squares = (np.sum(np.square(np.asarray(x, float))) for x in jax.tree.leaves(tree))
+    return np.sqrt(sum(squares))
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+def test_metrics_are_of_the_state(axis_type):
+    params = {"w": jnp.zeros((20, 9)), "b": jnp.zeros(9)}
+    run = Workers(optimizer(), params, mesh_of(4, axis_type))
+    rng = np.random.default_rng(0)
+    for step in range(8):
+        g = {
+            k: jnp.asarray(rng.normal(size=(4, *p.shape)), jnp.float32)
+            for k, p in params.items()
+        }
+        if step <= FREEZE:  # one of them is skipped
+            g["b"] = g["b"].at[:, :2].set(0)
+        if step in (1, 6):
+            g["b"] = g["b"].at[2, 0].set(jnp.nan)
+        run.update(g, params)
+        measured = jax.device_get(onebit_jax.metrics(run.state))
+        adam = run.state.inner[1][0]
+        skipped = (step >= 1) + (step >= 6)
+        taken = step + 1 - skipped
+        assert measured["skipped"] == skipped
+        assert measured["count"] == taken
+        assert measured["compressed"] == (taken >= FREEZE)
+        assert measured["frozen_at"] == (FREEZE if taken >= FREEZE else 0)
+        low = 2 / (20 * 9 + 9) if taken >= FREEZE else 0
+        np.testing.assert_allclose(measured["floored_share"], low, rtol=1e-6)
+        exchange, momentum = adam.exchange, norm(adam.mu)
+        np.testing.assert_allclose(
+            measured["worker_error"],
+            norm(exchange.worker_error) / np.sqrt(4) / momentum,
+            rtol=1e-5,
+        )
+        np.testing.assert_allclose(
+            measured["server_error"], norm(exchange.server_error) / momentum, rtol=1e-5
+        )
+    assert measured["worker_error"] > 0
+    assert measured["server_error"] > 0
+
+
+def test_metrics_of_several_optimizers_are_taken_together():
+    adam = onebit_adam(0.1, sign_mean("data"), freeze_at(1))
+    tx = optax.partition({"a": adam, "b": adam}, {"x": "a", "y": "b"})
+    params = {"x": jnp.zeros(40), "y": jnp.zeros(5)}
+    run = Workers(tx, params, mesh_of(2))
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        run.update(
+            {
+                k: jnp.asarray(rng.normal(size=(2, p.size)), jnp.float32)
+                for k, p in params.items()
+            },
+            params,
+        )
+    measured = onebit_jax.metrics(run.state)
+    errors = optax.tree.get_all_with_path(run.state, "worker_error")
+    momenta = optax.tree.get_all_with_path(run.state, "mu")
+    expected = norm([e for _, e in errors]) / np.sqrt(2) / norm([m for _, m in momenta])
+    np.testing.assert_allclose(measured["worker_error"], expected, rtol=1e-5)
+
+
+def test_other_states_have_no_such_metrics():
+    assert onebit_jax.metrics(optax.sgd(0.1).init(jnp.zeros(3))) == {}
+    nested = skip_nonfinite(skip_nonfinite(optax.sgd(0.1), "data"), "data")
+    state = nested.init(jnp.zeros(3))
+    state = state._replace(inner=state.inner._replace(skipped=jnp.int32(2)))
+    assert onebit_jax.metrics(state)["skipped"] == 2
+
+
+def test_a_static_stage_reaches_the_optimizer():
+    run = data_parallel(lambda p, x: jnp.mean(x @ p), optimizer(), mesh_of(2))
+    params, state = run.init(jnp.ones(4))
+    batch = jnp.ones((2, 4))
+    params, state, _ = run.step(params, state, batch, stage="compressed")
+    assert int(onebit_jax.metrics(state)["compressed"]) == 1
+    compiled = run.step.lower(params, state, batch, stage="warmup").compile()
+    assert onebit_jax.traffic(compiled, mesh_of(2)).stages == ("warmup",)

@@ -1,0 +1,79 @@
+"""The training loss: dropout by seed and step, whatever the number of workers."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from models import SIZES, PreTrainingBatch
+from train.bert.objective import evaluation_loss, init_params, training_loss
+
+CONFIG = replace(
+    SIZES["tiny"], vocab_size=40, hidden_size=16, intermediate_size=32, num_layers=1
+)
+
+
+@pytest.fixture(scope="module")
+def batch():
+    tokens = jax.random.randint(jax.random.key(0), (8, 12), 5, 40)
+    return PreTrainingBatch(
+        token_ids=tokens,
+        token_types=jnp.zeros_like(tokens),
+        lengths=jnp.full(8, 12),
+        masked_positions=jnp.tile(jnp.array([[2, 7]]), (8, 1)),
+        masked_labels=tokens[:, 3:5],
+        masked_weights=jnp.ones((8, 2)),
+        next_sentence_labels=jnp.arange(8) % 2,
+    )
+
+
+def mean_loss(config, batch, *, workers, seed, step):
+    mesh = jax.make_mesh((workers,), ("data",), axis_types=(AxisType.Auto,))
+    loss_fn = training_loss(config, seed)
+    params = init_params(config, 0)
+
+    @jax.jit
+    @jax.shard_map(
+        mesh=mesh,
+        in_specs=(PartitionSpec(), PartitionSpec("data"), PartitionSpec()),
+        out_specs=PartitionSpec(),
+    )
+    def mean(params, batch, step):
+        return jax.lax.pmean(loss_fn(params, batch, step), "data")
+
+    return float(mean(params, batch, jnp.uint32(step)))
+
+
+def test_dropout_does_not_depend_on_the_number_of_workers(batch):
+    one, four = (mean_loss(CONFIG, batch, workers=n, seed=0, step=5) for n in (1, 4))
+    assert four == pytest.approx(one, rel=1e-6)
+
+
+def test_dropout_depends_on_seed_and_step(batch):
+    losses = {
+        mean_loss(CONFIG, batch, workers=2, seed=seed, step=step)
+        for seed, step in ((0, 0), (0, 1), (1, 0))
+    }
+    assert len(losses) == 3
+
+
+def test_without_dropout_it_is_the_evaluation_loss(batch):
+    config = replace(CONFIG, dropout=0.0)
+    training = mean_loss(config, batch, workers=4, seed=0, step=0)
+    params = init_params(config, 0)
+    assert training == pytest.approx(
+        float(jax.jit(evaluation_loss(config))(params, batch))
+    )
+    assert training == pytest.approx(np.log(40) + np.log(2), rel=0.05)
+    # Evaluation drops nothing, whatever the model was trained with.
+    evaluated = jax.jit(evaluation_loss(CONFIG))(init_params(CONFIG, 0), batch)
+    assert training == pytest.approx(float(evaluated))
+
+
+def test_parameters_depend_on_the_seed_alone():
+    one, same, other = (jax.tree.leaves(init_params(CONFIG, s)) for s in (0, 0, 1))
+    assert all(np.array_equal(x, y) for x, y in zip(one, same, strict=True))
+    assert any(not np.array_equal(x, y) for x, y in zip(one, other, strict=True))

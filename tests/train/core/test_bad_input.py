@@ -1,0 +1,322 @@
+"""What cannot work is refused with a sentence that says what to do."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec
+from virtual_workers import Workers, mesh_of
+
+import onebit_jax
+from onebit_jax import (
+    accumulate,
+    clip_by_worker_norm,
+    data_parallel,
+    deepspeed_sign_mean,
+    exact_mean,
+    freeze_at,
+    local_value_and_grad,
+    onebit_adam,
+    sign_mean,
+)
+
+TRANSFORMATIONS = {
+    "sign_mean": lambda axis: sign_mean(axis),
+    "deepspeed_sign_mean": lambda axis: deepspeed_sign_mean(axis),
+    "exact_mean": lambda axis: exact_mean(axis),
+    "onebit_adam": lambda axis: onebit_adam(0.1, sign_mean(axis), freeze_at(2)),
+    "clip": lambda axis: clip_by_worker_norm(1.0, axis),
+    "accumulate": lambda axis: accumulate(exact_mean(axis), 2, axis),
+    "skip": lambda axis: onebit_jax.skip_nonfinite(exact_mean(axis), axis),
+}
+with_each = pytest.mark.parametrize(
+    "make", TRANSFORMATIONS.values(), ids=TRANSFORMATIONS.keys()
+)
+
+
+@with_each
+def test_an_axis_that_is_not_there(make):
+    with pytest.raises(ValueError, match=r"axis \('dta',\) is not bound .*spelling"):
+        Workers(make("dta"), jnp.zeros(3), mesh_of(2)).update(jnp.zeros((2, 3)))
+    tx = make("data")
+
+    def outside_of_shard_map():
+        return tx.update(jnp.zeros(3), tx.init(jnp.zeros(3)), jnp.zeros(3))
+
+    with pytest.raises(ValueError, match=r"not bound \(axes in context: none\)"):
+        outside_of_shard_map()
+
+
+def test_an_axis_without_a_name():
+    for axis in ((), None, ("data", 3)):
+        with pytest.raises((ValueError, TypeError), match=r"axis|iterable"):
+            sign_mean(axis)
+
+
+def test_a_mesh_without_the_axis():
+    with pytest.raises(ValueError, match=r"no axis 'dta'.*'data'"):
+        data_parallel(lambda p, x: p, exact_mean("dta"), mesh_of(2), axis="dta")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sign_mean",
+        "deepspeed_sign_mean",
+        "exact_mean",
+        "onebit_adam",
+        "clip",
+        "accumulate",
+    ],
+)
+@pytest.mark.parametrize("how", ["grad", "pmean"])
+def test_gradients_that_are_averaged_already(name, how):
+    """jax.grad of replicated parameters sums over the workers without being asked."""
+    mesh, tx = mesh_of(4), TRANSFORMATIONS[name]("data")
+    params = {"w": jnp.ones(3)}
+    state = onebit_jax.init(tx, params, mesh)
+
+    def step(params, state, x):
+        def loss(p):
+            return jnp.sum(p["w"] * x[0])
+
+        if how == "grad":
+            gradients = jax.grad(loss)(params)
+        else:
+            _, gradients = local_value_and_grad(loss, "data")(params)
+            gradients = lax.pmean(gradients, "data")
+        return tx.update(gradients, state, params)
+
+    specs = onebit_jax.state_specs(state)
+    with pytest.raises(
+        ValueError, match=r"\['w'\] is already the same.*local_value_and"
+    ):
+        jax.jit(
+            jax.shard_map(
+                step,
+                mesh=mesh,
+                in_specs=(PartitionSpec(), specs, PartitionSpec("data")),
+                out_specs=(PartitionSpec(), specs),
+            )
+        )(params, state, jnp.ones((4, 3)))
+
+
+def test_local_gradients_are_the_workers_own():
+    mesh, x = mesh_of(4), jnp.arange(12.0).reshape(4, 3)
+
+    def f(p, q, x):
+        def loss(p, q):
+            return jnp.sum(p * x[0]) + jnp.sum(q), x.shape
+
+        (_, shape), (gp, gq) = local_value_and_grad(
+            loss, "data", argnums=(0, -1), has_aux=True
+        )(p, q)
+        assert shape == (1, 3)
+        return gp[None], gq[None]
+
+    gp, gq = jax.jit(
+        jax.shard_map(
+            f,
+            mesh=mesh,
+            in_specs=(PartitionSpec(), PartitionSpec(), PartitionSpec("data")),
+            out_specs=PartitionSpec("data"),
+        )
+    )(jnp.zeros(3), jnp.zeros(2), x)
+    np.testing.assert_array_equal(gp, x)
+    np.testing.assert_array_equal(gq, np.ones((4, 2)))
+
+
+@pytest.mark.parametrize("exchange", [sign_mean, deepspeed_sign_mean])
+def test_a_state_of_another_number_of_workers(exchange):
+    tx = exchange("data")
+    run = Workers(tx, jnp.zeros(5000), mesh_of(2))
+    run.state = onebit_jax.init(tx, jnp.zeros(5000), mesh_of(4))
+    run.state = jax.device_put(run.state, jax.devices()[0])
+    with pytest.raises(ValueError, match=r"on the 2 workers.*onebit_jax.resize"):
+        run.update(jnp.zeros((2, 5000)))
+
+
+def test_data_parallel_with_a_state_of_another_number_of_workers():
+    tx = onebit_adam(0.1, sign_mean("data"), freeze_at(2))
+    runs = {
+        n: data_parallel(lambda p, x: jnp.sum(p * x), tx, mesh_of(n)) for n in (2, 4)
+    }
+    _, state = runs[4].init(jnp.zeros(3))
+    params, _ = runs[2].init(jnp.zeros(3))
+    with pytest.raises(ValueError, match=r"for 4 workers and the mesh has 2.*resize"):
+        runs[2].step(params, jax.device_get(state), jnp.ones((4, 3)))
+
+
+def test_a_batch_that_cannot_be_shared_equally():
+    run = data_parallel(lambda p, x: jnp.sum(p * x), exact_mean("data"), mesh_of(4))
+    params, state = run.init(jnp.float32(0))
+    for batch in (jnp.ones(6), jnp.float32(1)):
+        with pytest.raises(ValueError, match="multiple of the 4 workers"):
+            run.step(params, state, batch)
+
+
+def test_a_state_made_from_another_tree():
+    tx = sign_mean("data")
+    run = Workers(tx, jnp.zeros(5), mesh_of(2))
+    with pytest.raises(ValueError, match="updates' own tree"):
+        run.update(jnp.zeros((2, 6)))
+    with pytest.raises(ValueError, match="not one of this optimizer's"):
+        onebit_jax.resize(run.state, tx, {"a": jnp.zeros(5)}, mesh_of(4))
+    adam = onebit_adam(0.1, tx, freeze_at(1))
+    state = onebit_jax.init(adam, jnp.zeros(5), mesh_of(2))
+    with pytest.raises(ValueError, match="parameters that it was made with"):
+        onebit_jax.resize(state, adam, jnp.zeros(6), mesh_of(4))
+
+
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.complex64, jnp.bool_])
+@pytest.mark.parametrize("name", ["sign_mean", "deepspeed_sign_mean", "onebit_adam"])
+def test_leaves_that_are_not_real_numbers(name, dtype):
+    params = {"fine": jnp.zeros(3), "odd": jnp.zeros(3, dtype)}
+    with pytest.raises(TypeError, match=r"\['odd'\] is .*optax.masked"):
+        onebit_jax.init(TRANSFORMATIONS[name]("data"), params, mesh_of(2))
+
+
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.complex64])
+def test_updates_that_are_not_real_numbers(dtype):
+    run = Workers(exact_mean("data"), jnp.zeros(3), mesh_of(2))
+    with pytest.raises(TypeError, match=r"exact_mean .*floating-point"):
+        run.update(jnp.zeros((2, 3), dtype))
+
+
+@pytest.mark.parametrize("block_size", [0, 16, 31, 48, 1000, -32])
+def test_block_sizes_that_are_no_power_of_two(block_size):
+    with pytest.raises(ValueError, match=r"power of two of at least 32"):
+        sign_mean("data", block_size=block_size)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scale": "max"}, "'rms' or 'mean_abs'"),
+        ({"error_dtype": jnp.float16}, "float32 or bfloat16"),
+        ({"error_dtype": jnp.int8}, "float32 or bfloat16"),
+    ],
+)
+def test_options_of_sign_mean(options, message):
+    with pytest.raises(ValueError, match=message):
+        sign_mean("data", **options)
+
+
+def test_a_stage_that_does_not_exist():
+    tx = onebit_adam(0.1, sign_mean("data"), freeze_at(2))
+    with pytest.raises(ValueError, match="'warmup' or 'compressed'"):
+        Workers(tx, jnp.zeros(3), mesh_of(2), stage="frozen").update(
+            jnp.zeros((2, 3)), jnp.zeros(3)
+        )
+    # Another optimizer would take no notice of it.
+    tx = optax.chain(exact_mean("data"), optax.sgd(0.1))
+    run = data_parallel(lambda p, x: jnp.mean(p * x), tx, mesh_of(2))
+    with pytest.raises(ValueError, match="'warmup' or 'compressed'"):
+        run.step(*run.init(jnp.zeros(3)), jnp.zeros((2, 3)), stage="frozen")
+
+
+@pytest.mark.parametrize("norm", [0, -1.0, float("nan")])
+def test_a_norm_that_nothing_can_have(norm):
+    with pytest.raises(ValueError, match="max_norm must be more than 0"):
+        clip_by_worker_norm(norm, "data")
+
+
+def test_accumulating_nothing():
+    with pytest.raises(ValueError, match="at least 1"):
+        accumulate(optax.identity(), 0, "data")
+
+
+@pytest.mark.parametrize("has_aux", [False, True])
+def test_a_loss_that_is_averaged_already(has_aux):
+    """Its gradients would be divided by the workers twice, silently."""
+
+    def loss(p, x):
+        mean = lax.pmean(jnp.mean(x @ p), "data")
+        return (mean, {}) if has_aux else mean
+
+    tx = optax.chain(exact_mean("data"), optax.sgd(0.1))
+    run = data_parallel(loss, tx, mesh_of(2), has_aux=has_aux)
+    params, state = run.init(jnp.ones(3))
+    with pytest.raises(ValueError, match="the loss is the same on every worker"):
+        run.step(params, state, jnp.ones((2, 3)))
+
+
+def test_differentiating_by_name():
+    with pytest.raises(TypeError, match="by position"):
+        jax.shard_map(
+            lambda x: local_value_and_grad(jnp.sum, "data")(x=x)[1],
+            mesh=mesh_of(2),
+            in_specs=PartitionSpec("data"),
+            out_specs=PartitionSpec("data"),
+        )(jnp.ones(2))
+
+
+def test_an_update_that_no_exchange_has_agreed_on():
+    def optimizer(beside):
+        parts = {"t": onebit_adam(0.1, sign_mean("data"), freeze_at(2)), "z": beside}
+        return optax.partition(parts, {"a": "t", "b": "z"})
+
+    def step(tx):
+        run = data_parallel(lambda p, x: jnp.mean(x @ p["a"] + p["b"]), tx, mesh_of(2))
+        params, state = run.init({"a": jnp.ones(3), "b": jnp.ones(())})
+        return run.step(params, state, jnp.ones((2, 3)))[0]
+
+    with pytest.raises(ValueError, match=r"\['b'\] differs from worker to worker"):
+        step(optimizer(optax.set_to_zero()))
+    frozen = optax.chain(exact_mean("data"), optax.set_to_zero())
+    assert step(optimizer(frozen))["b"] == 1
+
+
+@pytest.mark.parametrize("batch_axes", [None, "device", ("host", "device")])
+def test_an_exchange_over_other_axes_than_the_batch(batch_axes):
+    mesh = jax.sharding.Mesh(
+        np.array(jax.devices()[:4]).reshape(2, 2), ("host", "device")
+    )
+    tx = onebit_adam(0.1, sign_mean("host"), freeze_at(2))
+    run = data_parallel(lambda p, x: jnp.mean(x @ p), tx, mesh, axis=batch_axes)
+    with pytest.raises(ValueError, match=r"works over \('host',\): name the same axes"):
+        run.init(jnp.ones(3))
+
+
+@with_each
+def test_an_axis_that_is_not_the_states(make):
+    """The state is right, the update is not: its axis is misspelt, or not bound."""
+    right, wrong = make("data"), make("dta")
+    run = Workers(right, jnp.zeros(3), mesh_of(2))
+
+    def update(tx):
+        return lambda: tx.update(jnp.zeros(3), state, jnp.zeros(3))
+
+    state = jax.tree.map(lambda x: x[:1] if x.ndim else x, run.state)
+    with pytest.raises(ValueError, match=r"axis \('dta',\) is not bound .*'data'"):
+        jax.shard_map(
+            update(wrong), mesh=mesh_of(2), in_specs=(), out_specs=PartitionSpec()
+        )()
+    with (
+        jax.set_mesh(mesh_of(2)),
+        pytest.raises(ValueError, match=r"axis \('data',\) is not bound"),
+    ):
+        jax.jit(update(right))()
+
+
+def test_accumulated_gradients_of_another_number_of_workers():
+    tx = accumulate(exact_mean("data"), 2, "data")
+    run = Workers(tx, jnp.zeros(3), mesh_of(2))
+    run.state = onebit_jax.init(tx, jnp.zeros(3), mesh_of(4))
+    with pytest.raises(ValueError, match="accumulate's state was not made"):
+        run.update(jnp.zeros((2, 3)))
+
+
+def test_what_is_not_a_whole_number():
+    with pytest.raises(TypeError, match="integer"):
+        accumulate(exact_mean("data"), 2.5, "data")
+    with pytest.raises(TypeError, match="integer"):
+        sign_mean("data", block_size=1024.0)
+
+
+def test_what_is_not_an_exchange_or_a_freeze_rule():
+    for arguments in (("data", freeze_at(1)), (sign_mean("data"), 100)):
+        with pytest.raises(TypeError, match=r"needs an exchange.*and a freeze rule"):
+            onebit_adam(0.1, *arguments)

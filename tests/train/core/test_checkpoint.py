@@ -1,0 +1,215 @@
+"""Checkpoints give back what they were given, or say what is wrong with them."""
+
+import dataclasses
+import errno
+import shutil
+import time
+from contextlib import closing
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+import onebit_jax
+from models import SIZES
+from train.core import checkpoint
+from train.core.checkpoint import Checkpoint, Checkpoints, Progress, latest_step
+from train.core.errors import InputError
+from train.core.optimizer import freeze_rule, learning_rate_schedule, make_optimizer
+from train.core.totals import Sent
+
+MODEL = SIZES["tiny"]
+PROGRESS = Progress(Sent(3, 1, 1, 77), {"next_index": 3})
+
+
+def make_mesh(workers):
+    return jax.make_mesh(
+        (workers,),
+        ("data",),
+        axis_types=(AxisType.Auto,),
+        devices=jax.devices()[:workers],
+    )
+
+
+def make_params():
+    return {"layers": {0: {"kernel": jnp.arange(1500.0) / 7}}, "bias": jnp.ones(3)}
+
+
+@pytest.fixture(scope="module")
+def tx():
+    return make_optimizer(
+        "onebit_adam",
+        learning_rate_schedule(1e-3, 1, 10),
+        freeze_rule("auto", 1, 40),
+        onebit_jax.sign_mean("data"),
+        weight_decay=0.01,
+        clip=1.0,
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tx):
+    """A checkpoint with errors that differ from worker to worker."""
+
+    def loss_fn(params, batch):
+        products = [jnp.sum(p) * jnp.mean(batch) for p in jax.tree.leaves(params)]
+        return jnp.square(sum(products)) * 1e-6
+
+    run = onebit_jax.data_parallel(loss_fn, tx, make_mesh(4))
+    params, state = run.init(make_params())
+    for step in range(3):
+        batch = jax.random.normal(jax.random.key(step), (8,))
+        params, state, _ = run.step(params, state, batch, stage="compressed")
+    return Checkpoint(params, state, PROGRESS)
+
+
+@pytest.fixture(scope="module")
+def saved(trained, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    with closing(Checkpoints(folder, MODEL, "onebit_adam")) as checkpoints:
+        for steps in (1, 2, 3):
+            progress = dataclasses.replace(
+                PROGRESS, sent=dataclasses.replace(PROGRESS.sent, steps=steps)
+            )
+            checkpoints.save(trained._replace(progress=progress), make_mesh(4))
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    """A copy to be damaged."""
+    return shutil.copytree(saved, tmp_path / "run")
+
+
+def restore(folder, tx, workers=4, model=MODEL, optimizer="onebit_adam"):
+    with closing(Checkpoints(folder, model, optimizer)) as checkpoints:
+        return checkpoints.restore(tx, make_params(), make_mesh(workers))
+
+
+def test_everything_comes_back_in_its_place(saved, tx, trained):
+    restored, workers = restore(saved, tx)
+    assert workers == 4
+    assert restored.progress == PROGRESS
+    chex.assert_trees_all_equal(restored.params, trained.params)
+    chex.assert_trees_all_equal(restored.state, trained.state)
+    assert any(np.any(x) for x in jax.tree.leaves(trained.state))
+    for ours, theirs in zip(
+        jax.tree.leaves(restored), jax.tree.leaves(trained), strict=True
+    ):
+        if isinstance(theirs, jax.Array):
+            assert ours.sharding.is_equivalent_to(theirs.sharding, theirs.ndim)
+            assert ours.dtype == theirs.dtype
+
+
+def test_the_last_two_are_kept(saved):
+    assert sorted(p.name for p in (saved / "checkpoints").iterdir()) == ["2", "3"]
+    assert latest_step(saved) == 3
+    assert latest_step(saved / "nowhere") == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8])
+def test_another_number_of_workers_keeps_what_is_owed(saved, tx, trained, workers):
+    restored, saved_by = restore(saved, tx, workers)
+    assert saved_by == 4
+    chex.assert_trees_all_equal(restored.params, trained.params)
+    before, after = (
+        [
+            node
+            for node in jax.tree.leaves(
+                tree, is_leaf=lambda x: isinstance(x, onebit_jax.PerWorker)
+            )
+            if isinstance(node, onebit_jax.PerWorker) and node.role == "each"
+        ]
+        for tree in (trained.state, restored.state)
+    )
+    assert any(np.any(x) for node in before for x in jax.tree.leaves(node))
+    for old, new in zip(before, after, strict=True):
+        for x, y in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True):
+            assert y.shape[0] == workers
+            np.testing.assert_allclose(
+                np.mean(x, axis=0), np.mean(y, axis=0), rtol=1e-5, atol=1e-7
+            )
+
+
+@pytest.mark.parametrize("workers", [4, 2])
+@pytest.mark.parametrize("kind", ["arrays", "about"])
+def test_a_truncated_checkpoint_is_named_and_the_one_before_is_good(
+    folder, tx, kind, workers
+):
+    newest = folder / "checkpoints" / "3"
+    files = [file for file in (newest / kind).rglob("*") if file.is_file()]
+    largest = max(files, key=lambda file: file.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
+    with pytest.raises(InputError) as caught:
+        restore(folder, tx, workers)
+    assert str(caught.value) == (
+        f"the checkpoint {newest} is damaged; move that folder away to go on from the "
+        "one before."
+    )
+    shutil.rmtree(newest)
+    assert restore(folder, tx, workers)[0].progress.sent.steps == 2
+
+
+def test_damage_is_said_in_one_sentence_and_no_traceback(folder, tx, capfd):
+    for file in (folder / "checkpoints" / "3" / "arrays").rglob("d/*"):
+        file.write_bytes(file.read_bytes()[:10])
+    with pytest.raises(InputError, match="3 is damaged"):
+        restore(folder, tx)
+    # What is still being read when the first error is known answers a little later.
+    time.sleep(0.2)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("cause", "expected", "message"),
+    [
+        (OSError(errno.EIO, "I/O"), InputError, r"cannot be read \(Input/output error"),
+        (OSError(errno.EMFILE, "files"), InputError, r"cannot be read \(Too many open"),
+        (MemoryError("none left"), MemoryError, "none left"),
+        (RuntimeError("RESOURCE_EXHAUSTED: memory"), RuntimeError, "RESOURCE"),
+        (FileNotFoundError(errno.ENOENT, "gone"), InputError, "3 is damaged"),
+    ],
+)
+def test_what_is_not_the_checkpoints_fault_is_not_called_damage(
+    folder, tx, monkeypatch, cause, expected, message
+):
+    def fail(_):
+        raise cause
+
+    monkeypatch.setattr(checkpoint, "read_through", fail)
+    with pytest.raises(expected, match=message):
+        restore(folder, tx)
+
+
+def test_a_checkpoint_without_its_arrays_is_damaged(folder, tx):
+    shutil.rmtree(folder / "checkpoints" / "3" / "arrays")
+    with pytest.raises(InputError, match="3 is damaged"):
+        restore(folder, tx)
+
+
+def test_a_missing_checkpoint_is_said_to_be(tmp_path, tx):
+    with pytest.raises(InputError, match="there is no checkpoint in"):
+        restore(tmp_path, tx)
+
+
+def test_a_checkpoint_that_was_being_written_does_not_count(folder, tx):
+    # What a process killed in the middle leaves: Orbax renames when all is written.
+    whole = folder / "checkpoints" / "3"
+    whole.rename(whole.with_name("4.orbax-checkpoint-tmp-17"))
+    assert latest_step(folder) == 2
+    assert restore(folder, tx)[0].progress.sent.steps == 2
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_what_differs(saved, tx):
+    other = dataclasses.replace(MODEL, hidden_size=256, dropout=0.2)
+    with pytest.raises(InputError) as caught:
+        restore(saved, tx, model=other)
+    message = str(caught.value)
+    assert "is of another model (hidden_size 128 there and 256 here" in message
+    assert "dropout 0.1 there and 0.2 here" in message
+    assert "num_layers" not in message
+    with pytest.raises(InputError, match="optimizer onebit_adam there and adam here"):
+        restore(saved, tx, optimizer="adam")

@@ -1,0 +1,215 @@
+"""Faults end in bounded time with a sentence, and lose nothing but the last steps."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from launching import (
+    ROOT,
+    SMALL_PRETRAIN,
+    Launched,
+    steps_written,
+    without_speed,
+)
+from runs import write_corpus
+
+import onebit_jax
+from models import SIZES
+from train.core.checkpoint import Checkpoint, Checkpoints, Progress, latest_step
+from train.core.errors import LOST_EXIT, InputError
+from train.core.totals import Sent
+from train.core.watchdog import Watchdog
+
+MODEL = SIZES["tiny"]
+
+
+def save(checkpoints, step, mesh):
+    tx = onebit_jax.sign_mean("data")
+    params = {"w": jax.random.normal(jax.random.key(step), (1 << 16,))}
+    params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
+    state = onebit_jax.init(tx, params, mesh)
+    progress = Progress(Sent(step), {"next_index": step})
+    checkpoints.save(Checkpoint(params, state, progress), mesh)
+    return params
+
+
+@pytest.fixture
+def mesh():
+    return Mesh(jax.devices()[:2], ("data",), axis_types=(AxisType.Auto,))
+
+
+@pytest.fixture
+def no_room():
+    """No file can be longer than a few kilobytes, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, before[1]))
+
+    yield fill
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def restore(folder, params, mesh):
+    tx = onebit_jax.sign_mean("data")
+    with closing(Checkpoints(folder, MODEL, "onebit_adam")) as checkpoints:
+        return checkpoints.restore(tx, params, mesh)[0]
+
+
+# Orbax closes the event loop that its other writes still answer to.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_checkpoint_without_room_is_said_and_the_one_before_is_whole(
+    tmp_path, mesh, no_room
+):
+    with closing(Checkpoints(tmp_path, MODEL, "onebit_adam")) as checkpoints:
+        params = save(checkpoints, 1, mesh)
+        no_room()
+        with pytest.raises(InputError) as caught:
+            save(checkpoints, 2, mesh)
+    assert str(caught.value) == (
+        f"the checkpoint of step 2 cannot be written to {tmp_path / 'checkpoints'} "
+        "(File too large); make room for 3 of them, and go on from that of step 1 by "
+        "--resume."
+    )
+    assert latest_step(tmp_path) == 1
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    )
+    # In this process, which goes on, the other writes come to their ends meanwhile.
+    time.sleep(1)
+    restored = restore(tmp_path, params, mesh)
+    assert restored.progress.sent.steps == 1
+    assert jnp.array_equal(restored.params["w"], params["w"])
+    # And what was half written is gone.
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
+
+
+def test_what_a_killed_process_left_half_written_is_cleared_away(tmp_path, mesh):
+    with closing(Checkpoints(tmp_path, MODEL, "onebit_adam")) as checkpoints:
+        params = save(checkpoints, 1, mesh)
+    half = tmp_path / "checkpoints" / "2.orbax-checkpoint-tmp"
+    (half / "arrays").mkdir(parents=True)
+    assert latest_step(tmp_path) == 1
+    assert restore(tmp_path, params, mesh).progress.sent.steps == 1
+    assert not half.exists()
+
+
+def test_an_error_of_ones_own_is_not_taken_for_a_full_disk(tmp_path, mesh):
+    with closing(Checkpoints(tmp_path, MODEL, "onebit_adam")) as checkpoints:
+        progress = Progress(Sent(1), {"next_index": object()})
+        wrong = Checkpoint({"w": jnp.ones(3)}, {}, progress)
+        with pytest.raises(TypeError, match="object"):
+            checkpoints.save(wrong, mesh)
+
+
+WATCHED = """
+import sys, time
+from train.core.watchdog import Watchdog
+with Watchdog(float(sys.argv[1])) as watchdog:
+    watchdog.expect("step 7")
+    exec(sys.argv[2])
+print("went on")
+"""
+
+
+def watched(seconds, waiting):
+    return subprocess.run(
+        [sys.executable, "-c", WATCHED, str(seconds), waiting],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "waiting",
+    [
+        "time.sleep(60)",
+        # A main thread that no signal reaches, as one inside XLA.
+        "import ctypes; ctypes.CDLL(None).sleep(60)",
+    ],
+)
+def test_what_does_not_end_in_time_ends_the_process(waiting):
+    done = watched(0.5, waiting)
+    assert done.returncode == LOST_EXIT
+    assert done.stderr == (
+        "\nerror: step 7 did not end within 0.5 s: another process hangs or a link is "
+        "down; start again with --resume, or give a longer --timeout.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "waiting",
+    [
+        "for i in range(4): time.sleep(0.3); watchdog.expect(f'step {i}')",
+        "watchdog.expect(''); time.sleep(1.5)",
+        # Stopped from outside, and continued.
+        "import os, subprocess\n"
+        "subprocess.Popen(['sh', '-c', f'sleep 1.5; kill -CONT {os.getpid()}'])\n"
+        "os.kill(os.getpid(), 19)",
+    ],
+)
+def test_what_goes_on_is_left_alone(waiting):
+    done = watched(1.0, waiting)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "went on\n", "")
+
+
+def test_a_watchdog_ends_with_what_it_watches():
+    with Watchdog(0.1) as watchdog:
+        watchdog.expect("a step")
+    # It would have ended this process.
+    time.sleep(0.4)
+    assert "watchdog" not in {thread.name for thread in threading.enumerate()}
+
+
+FLAGS = {
+    "--vocab-size": 100,
+    "--steps": 40,
+    "--batch": 8,
+    "--seq": 16,
+    "--warmup-steps": 2,
+    "--freeze-step": 4,
+    "--checkpoint-every": 10,
+    "--eval-every": 40,
+    "--log-every": 1,
+}
+
+
+def test_a_killed_worker_is_named_and_a_restart_goes_on_bit_by_bit(
+    tmp_path_factory, tmp_path
+):
+    """The real application; all other faults are drilled in tests/drills."""
+    compiled = tmp_path_factory.getbasetemp().parent / "compiled"
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    flags = [text for flag in FLAGS.items() for text in flag]
+    command = [
+        *(SMALL_PRETRAIN, "--corpus", write_corpus(corpus), *flags),
+        *("--out", tmp_path / "run"),
+    ]
+    env = {"JAX_COMPILATION_CACHE_DIR": str(compiled)}
+    with Launched("--restarts", "1", command=command, env=env) as launched:
+        worker = launched.pids()[1]
+        launched.until(lambda: len(steps_written(tmp_path / "run")) >= 14)
+        os.kill(worker, signal.SIGKILL)
+        launched.until(lambda: any("restart 1 of 1" in x for x in launched.lines), 20)
+        before = steps_written(tmp_path / "run")
+        assert launched.end() == 0
+        launched.assert_nothing_is_left()
+    assert "[launch] process 1 failed first, killed by SIGKILL" in launched.said
+    after = steps_written(tmp_path / "run")
+    assert [line["step"] for line in after] == list(range(1, 41))
+    # What was lost, the steps since the last checkpoint, came again.
+    assert 14 <= len(before) < 40
+    assert without_speed(after[: len(before)]) == without_speed(before)

@@ -1,0 +1,439 @@
+"""Fine-tuning for spans learns, resumes exactly, and says what it cannot use."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import chex
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from launching import Launched, without_speed
+from runs import PROMOTION, small_config, write_corpus
+from squad_files import answer
+
+from models import SIZES, Encoder, huggingface
+from train.bert.pretrain import pretrain
+from train.core import metrics_log as record
+from train.core import program
+from train.core.errors import InputError
+from train.core.watchdog import Watchdog
+from train.data.vocabulary import SPECIAL, train_vocabulary, write_vocabulary
+from train.squad import fine_tune as squad
+from train.squad import initial_weights as start_module
+from train.squad.config import SquadConfig, check
+from train.squad.dataset import read_squad
+from train.squad.fine_tune import fine_tune
+from train.squad.initial_weights import TOKENIZER, read_start
+from train.squad.objective import init_params
+from train.squad.scores import evaluate
+
+SMALL = dataclasses.replace(
+    SIZES["tiny"],
+    hidden_size=32,
+    num_heads=2,
+    intermediate_size=64,
+    max_positions=32,
+)
+CONTEXTS = (
+    "The red fox sleeps in a deep den near the old river.",
+    "A grey owl hunts at night above the quiet frozen lake.",
+    "Nine small boats left the harbour before the storm came.",
+)
+TOO_MANY = {"steps": None, "epochs": 1e308}
+ASKED = (("Who?", "red fox", "grey owl", "Nine small boats"),
+         ("Where?", "a deep den", "the quiet frozen lake", "the harbour"))  # fmt: skip
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A SQuAD file, its vocabulary, and BERTs that are small."""
+    monkeypatch.setattr(start_module, "SIZES", {"tiny": SMALL})
+    return write_squad(tmp_path)
+
+
+def write_squad(folder):
+    paragraphs = [
+        {
+            "context": context,
+            "qas": [
+                {
+                    "id": f"{i}{name}",
+                    "question": name,
+                    "answers": [answer(texts[i], context)],
+                }
+                for name, *texts in ASKED
+            ],
+        }
+        for i, context in enumerate(CONTEXTS)
+    ]
+    train = folder / "train.json"
+    train.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    vocab = folder / "vocab.txt"
+    write_vocabulary(
+        vocab, train_vocabulary([[c] for c in (*CONTEXTS, "who where")], 150)
+    )
+    return SquadConfig(
+        train=train,
+        vocab=vocab,
+        workers=2,
+        batch=6,
+        seq=32,
+        steps=6,
+        freeze_step=3,
+        learning_rate=3e-3,
+        dropout=0.1,
+        checkpoint_every=4,
+        log_every=1,
+        out=folder / "run",
+    )
+
+
+def run(config, **changes):
+    with PROMOTION:
+        return fine_tune(dataclasses.replace(config, **changes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adam", "onebit_adam"])
+def test_a_small_model_learns_its_answers(files, optimizer):
+    scores = run(
+        files,
+        optimizer=optimizer,
+        freeze_step=None,
+        steps=160,
+        dropout=0.0,
+        checkpoint_every=160,
+        log_every=10,
+    )
+    assert scores["all"].f1 >= 90
+    predictions = json.loads((files.out / "predictions.json").read_text())
+    assert evaluate(read_squad(files.train), predictions) == scores
+    assert json.loads((files.out / "scores.json").read_text())["all"]["total"] == 6
+    stages = [line["stage"] for line in record.read(files.out)]
+    compressed = stages.count("compressed")
+    assert compressed == (12 if optimizer == "onebit_adam" else 0)  # of 16, freeze 25 %
+    # What was learnt is there for others to use, and to go on from.
+    _, params = huggingface.read(files.out / "model", "BertForQuestionAnswering")
+    with pytest.raises(InputError, match=r"a run of train.squad; give its .*model"):
+        read_start(files.out, files.vocab, "tiny")
+    again = read_start(files.out / "model", None, "tiny")
+    assert not again.cased
+    (files.out / "model" / TOKENIZER).write_text('{"do_lower_case": false}')
+    assert read_start(files.out / "model", None, "tiny").cased
+    chex.assert_trees_all_equal(again.params, params)
+
+
+def test_questions_without_answers_are_scored_at_the_best_threshold_too(
+    files, monkeypatch
+):
+    waits = []
+    monkeypatch.setattr(Watchdog, "expect", lambda self, what: waits.append(what))
+    content = json.loads(files.train.read_text())
+    for paragraph in content["data"][0]["paragraphs"]:
+        for question in paragraph["qas"]:
+            question["is_impossible"] = question["question"] == "Where?"
+            if question["is_impossible"]:
+                question["answers"] = []
+    files.train.write_text(json.dumps({**content, "version": "v2.0"}))
+    plain = {"optimizer": "adam", "freeze_step": None, "steps": 2, "batch": 4}
+    scores = run(files, **plain)
+    assert {name: score.total for name, score in scores.items()} == {
+        "all": 6,
+        "answerable": 3,
+        "unanswerable": 3,
+    }
+    odds = json.loads((files.out / "null_odds.json").read_text())
+    predictions = json.loads((files.out / "predictions.json").read_text())
+    assert {name for name, text in predictions.items() if not text} == {
+        name for name, value in odds.items() if value > 0
+    }
+    best = json.loads((files.out / "scores.json").read_text())["best"]
+    assert best["f1"] >= max(scores["all"].f1, 50)  # Nothing answered is right in half.
+    threshold = best.pop("null_threshold")
+    there = run(files, **plain, resume=True, null_threshold=threshold)
+    assert there["all"]._asdict() == best
+    # Each has its own time, and a compilation any.
+    answering = [
+        "",
+        *(f"the answers to windows {part}" for part in ("0 to 3", "4 to 5")),
+    ]
+    assert waits[-4:] == [*answering, ""]
+
+
+def test_the_variance_is_not_frozen_while_the_learning_rate_rises():
+    assert SquadConfig().freeze(200) == 50
+    assert SquadConfig(warmup_steps=100).freeze(200) == 100
+    assert SquadConfig(warmup_steps=100, freeze_step=7).freeze(200) == 7
+
+
+class Killed(BaseException):
+    """What nothing expects."""
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_goes_on_exactly(files, tmp_path, monkeypatch):
+    run(files)
+    expected = huggingface.read_tensors(files.out / "model" / "model.safetensors")
+    lines = record.read(files.out)
+    other = dataclasses.replace(files, out=tmp_path / "other")
+
+    def kill(folder, metrics, append=record.append):
+        if metrics.step == 5:
+            raise Killed
+        append(folder, metrics)
+
+    def kill_at_once(*_):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(squad.Checkpoints, "save", kill_at_once)
+        with pytest.raises(Killed):
+            run(other)
+    with monkeypatch.context() as patch:
+        patch.setattr(squad.record, "append", kill)
+        with pytest.raises(Killed):
+            run(other, resume=True)
+    assert [line["step"] for line in record.read(other.out)] == [1, 2, 3, 4]
+    with pytest.raises(InputError, match="already holds a run"):
+        run(other)
+    with pytest.raises(InputError, match=r"--learning-rate 0\.003, not 0\.1"):
+        run(other, resume=True, learning_rate=0.1)
+    files.train.write_text(files.train.read_text() + " ")
+    with pytest.raises(InputError, match="training file or the vocabulary is not"):
+        run(other, resume=True)
+    files.train.write_text(files.train.read_text().rstrip())
+    # The folder remembers everything else, the word pieces too.
+    files.vocab.unlink()
+    flags = ["--resume", "--out", str(other.out), "--log-every", "1"]
+    run(squad.parse(flags).training)
+    own = huggingface.read_tensors(other.out / "model" / "model.safetensors")
+    assert own.keys() == expected.keys()
+    for name, value in expected.items():
+        assert own[name].tobytes() == value.tobytes(), name
+    for line, again in zip(lines, record.read(other.out), strict=True):
+        for key in line.keys() - {"examples_per_second"}:
+            assert line[key] == again[key], key
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_answer_as_one_does(files, tmp_path):
+    flags = (
+        f"--train {files.train} --vocab {files.vocab} --batch 6 --seq 32 --steps 6 "
+        "--freeze-step 3 --learning-rate 1e-3 --log-every 1"
+    ).split()
+    found = []
+    for name, processes in (("one", 1), ("two", 2)):
+        out = tmp_path / name
+        command = ["-m", "train.squad", *flags, "--workers", 2, "--out", out]
+        with Launched(command=command, processes=processes) as launched:
+            assert launched.end() == 0, launched.said
+        lines = without_speed(record.read(out))
+        model = (out / "model" / "model.safetensors").read_bytes()
+        found.append((lines, model, (out / "predictions.json").read_text()))
+    assert [line["stage"] for line in found[0][0]].count("compressed") == 3
+    assert found[0] == found[1]
+
+
+def encoder_of(files, **sizes):
+    num_pieces = len(files.vocab.read_text().splitlines())
+    config = dataclasses.replace(SMALL, vocab_size=num_pieces, **sizes)
+    state = nnx.state(Encoder(config, rngs=nnx.Rngs(7)), nnx.Param)
+    return config, jax.device_get(nnx.to_pure_dict(state))
+
+
+def write_weights(files, **sizes):
+    """A folder in Hugging Face's layout."""
+    config, encoder = encoder_of(files, **sizes)
+    head = {"kernel": np.zeros((32, 2), np.float32), "bias": np.zeros(2, np.float32)}
+    folder = files.out.parent / "weights"
+    huggingface.write(
+        folder, config, {"bert": encoder, "span": head}, "BertForQuestionAnswering"
+    )
+    return folder
+
+
+def test_fine_tuning_starts_from_hugging_faces_weights(files):
+    vocabulary = (files.vocab).read_text().splitlines()
+    folder = write_weights(files)
+    config, encoder = encoder_of(files)
+    start = read_start(folder, files.vocab, "tiny")
+    assert start.config == config
+    assert start.params.keys() == {"bert", "span"}
+    chex.assert_trees_all_equal(start.params["bert"], encoder)
+    # Learnt before, the head is no random one.
+    begun = init_params(config, 0, start.params)
+    assert not begun["span"]["kernel"].any()
+    files.vocab.write_text("\n".join([*vocabulary, "more"]) + "\n")
+    match = (
+        rf"has {len(vocabulary) + 1} word pieces and the weights .* {len(vocabulary)};"
+    )
+    with pytest.raises(InputError, match=match):
+        read_start(folder, files.vocab, "tiny")
+
+
+@pytest.mark.slow
+def test_fine_tuning_starts_from_a_pretraining_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(program, "EVAL_SEQUENCES", 8)
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    config = dataclasses.replace(
+        small_config(write_corpus(corpus)),
+        pre_norm=True,
+        steps=2,
+        freeze_step=1,
+        warmup_steps=1,
+        workers=2,
+        out=tmp_path / "pretrained",
+    )
+    with PROMOTION:
+        pretrain(config)
+    start = read_start(config.out, None, "large")
+    assert start.config.num_layers == SIZES["tiny"].num_layers
+    model = Encoder(start.config, rngs=nnx.Rngs(0))
+    random = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    chex.assert_trees_all_equal_shapes_and_dtypes(start.params["bert"], random)
+    moved = np.abs(
+        start.params["bert"]["embeddings"]["norm"]["scale"] - np.ones(128, np.float32)
+    )
+    assert 0 < moved.max() < 0.1  # two steps from where it began
+    # Adam's run beside it has no vocabulary of its own.
+    vocab = config.out / "vocab.txt"
+    assert read_start(config.out / "adam", vocab, "large").config == start.config
+
+    files = write_squad(tmp_path)
+    tuned = dataclasses.replace(files, start=config.out, vocab=None, steps=1, seq=24)
+    faster = {"dtype": "bfloat16", "remat": "layer"}
+    run(tuned, freeze_step=None, **faster)
+    # Hugging Face's BERT has no Pre-LayerNorm.
+    assert "weights are in the checkpoints" in capsys.readouterr().out
+    assert not (files.out / "model").exists()
+    assert (files.out / "scores.json").exists()
+    for data in (config.out / "checkpoints" / "2" / "arrays").rglob("d/*"):
+        if data.stat().st_size > 1e6:  # the parameters and the state, not their index
+            data.write_bytes(data.read_bytes()[:9])
+    with pytest.raises(InputError, match=r"the checkpoint .*/2 cannot be read"):
+        read_start(config.out, None, "large")
+    (config.out / "checkpoints" / "2" / "about" / "metadata").write_text("{")
+    with pytest.raises(InputError, match=r"the checkpoint .*/2 is damaged"):
+        read_start(config.out, None, "large")
+
+
+def test_what_cannot_be_used_is_refused(files, tmp_path):
+    for folder in (tmp_path, tmp_path / "emptied"):
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        with pytest.raises(InputError, match="holds no weights; give as --start"):
+            run(files, start=folder)
+    with pytest.raises(InputError, match=r"no folder .*; give another --start"):
+        run(files, start=tmp_path / "missing")
+    with pytest.raises(InputError, match="--seq 33 is more than the 32 positions"):
+        run(files, seq=33)
+    with pytest.raises(InputError, match=r"--batch 7 cannot be shared equally by 2"):
+        run(files, batch=7)
+    with pytest.raises(InputError, match="--attention cudnn needs NVIDIA GPUs"):
+        run(files, attention="cudnn", dtype="bfloat16")
+    with pytest.raises(InputError, match=r"no run in .*; give the folder"):
+        run(files, resume=True)
+    with pytest.raises(InputError, match=r"--epochs 1e\+308 make more than 2,147,483"):
+        run(files, **TOO_MANY)
+    with pytest.raises(InputError, match="--null-threshold is of questions that may"):
+        run(files, null_threshold=1.0)
+    assert not files.out.exists()
+
+
+def test_answers_that_are_whole_in_no_window_are_told_of(files, capsys):
+    content = json.loads(files.train.read_text())
+    asked = [p["qas"][0] for p in content["data"][0]["paragraphs"]]
+    asked[0]["answers"] = [{"text": CONTEXTS[0], "answer_start": 0}]
+    files.train.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="--epochs"):  # after the check
+        run(files, seq=12, **TOO_MANY)
+    assert "1 of 6 answers are whole in no window" in capsys.readouterr().out
+    content["data"][0]["paragraphs"] = content["data"][0]["paragraphs"][:1]
+    content["data"][0]["paragraphs"][0]["qas"] = asked[:1]
+    files.train.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="no answer is whole in a window"):
+        run(files, seq=12)
+
+
+def test_a_vocabulary_that_does_not_know_the_text_is_told_of(files, capsys):
+    write_vocabulary(files.vocab, [*SPECIAL, "red", "fox", "who", "?"])
+    with pytest.raises(InputError, match="--epochs"):
+        run(files, **TOO_MANY)
+    known, pieces = 2 + 2, 12 * 2 + 12 * 2 + 11 * 2  # by question, full stops too
+    share = f"{1 - known / pieces:.0%} of the text is [UNK]"
+    assert share in capsys.readouterr().out
+
+
+def test_a_model_that_diverges_gives_no_answers(files, monkeypatch, capsys):
+    def not_finite(model, params, windows, *_):
+        return tuple(np.full((2, len(windows), 32), np.nan, np.float32))
+
+    monkeypatch.setattr(squad, "logits", not_finite)
+    with pytest.raises(InputError, match="the model's scores are not finite"):
+        run(files, optimizer="adam", steps=1, freeze_step=None, learning_rate=1e-3)
+    assert not (files.out / "predictions.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tokenizer_class": "BertJapaneseTokenizer"}, "has tokenizer_class 'BertJap"),
+        ({"do_lower_case": "false"}, "has do_lower_case 'false'"),
+        ({"do_lower_case": True, "strip_accents": False}, "has strip_accents False"),
+        ({"tokenize_chinese_chars": False}, "has tokenize_chinese_chars False"),
+    ],
+)
+def test_a_tokenizer_that_cuts_in_another_way_is_refused(files, settings, message):
+    folder = write_weights(files)
+    (folder / TOKENIZER).write_text(json.dumps(settings))
+    with pytest.raises(InputError, match=message):
+        read_start(folder, files.vocab, "tiny")
+    same = {"tokenizer_class": "BertTokenizer", "do_lower_case": False}
+    (folder / TOKENIZER).write_text(json.dumps({**same, "strip_accents": False}))
+    assert read_start(folder, files.vocab, "tiny").cased
+
+
+def test_weights_with_one_type_of_tokens_are_refused(files):
+    folder = write_weights(files, num_token_types=1)
+    with pytest.raises(InputError, match="have one type of tokens"):
+        read_start(folder, files.vocab, "tiny")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seq": 7}, "--seq must be at least 8, not 7"),
+        ({"stride": 0}, "--stride must be at least 1"),
+        ({"learning_rate": 0.0}, "--learning-rate must be positive"),
+        ({"epochs": 0.0}, "--epochs must be positive"),
+        ({"epochs": 1.0}, "--steps and --epochs say the same"),
+        ({"steps": 2**31}, "--steps must be at most 2147483647, not 2147483648"),
+        ({"seed": 2**32}, "--seed must be at most 4294967295"),
+        ({"start": Path("a"), "model": "tiny"}, "--model is of random weights"),
+        ({"clip": float("nan")}, "--clip must be at least 0, not nan"),
+        ({"null_threshold": float("inf")}, "--null-threshold must be finite"),
+        ({"dropout": 1.0}, "--dropout must be less than 1"),
+        ({"optimizer": "adam"}, "--freeze-step belongs to 1-bit Adam"),
+        ({"vocab": None}, "give --vocab, or --start"),
+        ({"train": None}, "give --train FILE"),
+    ],
+)
+def test_flags_out_of_range_are_refused(files, changes, message):
+    with pytest.raises(InputError, match=message):
+        check(dataclasses.replace(files, **changes))
+
+
+def test_a_mistake_ends_in_one_sentence(tmp_path):
+    file = tmp_path / "train.json"
+    file.write_text("{}")
+    command = [sys.executable, "-m", "train.squad", "--train", str(file)]
+    done = subprocess.run(
+        [*command, "--vocab", str(file)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: {file}: not a SQuAD file: the file has no 'data'")

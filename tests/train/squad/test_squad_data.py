@@ -1,0 +1,130 @@
+"""SQuAD files are read whole, and what is wrong with one is said exactly."""
+
+import json
+
+import pytest
+from squad_files import (
+    CONTEXT,
+    EXCERPT,
+    answerable,
+    content,
+    question,
+    unanswerable,
+)
+
+from train.core.errors import InputError
+from train.squad.dataset import Answer, parse_squad, read_squad
+
+
+def test_an_excerpt_of_squad_is_read_whole():
+    squad = read_squad(EXCERPT)
+    articles = json.loads(EXCERPT.read_text(encoding="utf-8"))["data"]
+    expected = [
+        (
+            qa["id"],
+            qa["question"],
+            paragraph["context"],
+            tuple((a["text"], a["answer_start"]) for a in qa["answers"]),
+        )
+        for article in articles
+        for paragraph in article["paragraphs"]
+        for qa in paragraph["qas"]
+    ]
+    assert [
+        (q.id, q.text, q.context, tuple(map(tuple, q.answers))) for q in squad.questions
+    ] == expected
+    assert not squad.has_null
+    assert any(ord(letter) > 127 for *_, context, _ in expected for letter in context)
+
+
+def test_questions_without_an_answer_are_read():
+    squad = parse_squad(content(answerable("a", "one bit"), unanswerable("b")))
+    assert squad.has_null
+    first, second = squad.questions
+    assert first.answers == (Answer("one bit", CONTEXT.index("one bit")),)
+    assert second.answers == ()
+
+
+def broken(**changes):
+    return content({**question("a", "one bit"), **changes})
+
+
+def without(key):
+    qa = question("a", "one bit")
+    del qa[key]
+    return content(qa)
+
+
+def wrong_answer(**changes):
+    return broken(answers=[{"text": "one bit", "answer_start": 18, **changes}])
+
+
+NOT_SQUAD = "not a SQuAD file: "
+PLACE = "article 1, paragraph 1, question 1"
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ([], f"{NOT_SQUAD}the file has no 'data' that is a list"),
+        ({"data": {}}, f"{NOT_SQUAD}the file has no 'data' that is a list"),
+        ({"data": [{}]}, f"{NOT_SQUAD}article 1 has no 'paragraphs'"),
+        ({"data": ["x"]}, f"{NOT_SQUAD}article 1 has no 'paragraphs'"),
+        (
+            {"data": [{"paragraphs": [{"qas": []}]}]},
+            f"{NOT_SQUAD}article 1, paragraph 1 has no 'context' that is a text",
+        ),
+        (without("id"), f"{NOT_SQUAD}{PLACE} has no 'id'"),
+        (without("question"), f"{NOT_SQUAD}{PLACE} has no 'question'"),
+        (without("answers"), f"{NOT_SQUAD}{PLACE} has no 'answers' that is a list"),
+        (
+            broken(answers=[{"text": "x"}]),
+            f"{PLACE} has no 'answer_start' that is a wh",
+        ),
+        (wrong_answer(answer_start=True), f"{PLACE} has no 'answer_start'"),
+        (wrong_answer(answer_start=1.0), f"{PLACE} has no 'answer_start'"),
+        (
+            wrong_answer(answer_start=17),
+            "question 'a': its answer 'one bit' is said to start at character 17, "
+            "where the text has ' one bi'; correct answer_start",
+        ),
+        (wrong_answer(answer_start=500), "character 500, where the text has ''"),
+        (wrong_answer(answer_start=-49), "character -49, where the text has ''"),
+        (wrong_answer(text=" "), "question 'a' has an empty answer"),
+        (
+            broken(question="Wh\ud800?"),
+            f"'question' of {PLACE} has half of a surrogate",
+        ),
+        (broken(answers=[]), "question 'a' has no answers; one that cannot"),
+        (broken(is_impossible=True), "question 'a' is marked impossible and has ans"),
+        (broken(is_impossible="no"), "question 'a': is_impossible must be true or"),
+        (content(question("a"), question("a")), "question 'a' has no answers"),
+        (
+            content(question("a", "bit"), question("a", "one")),
+            "two questions have the id 'a'",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said(contents, message, tmp_path):
+    with pytest.raises(InputError) as error:
+        parse_squad(contents)
+    assert message in str(error.value)
+    file = tmp_path / "dev.json"
+    file.write_text(json.dumps(contents))
+    with pytest.raises(InputError) as error:
+        read_squad(file)
+    assert str(error.value).startswith(f"{file}: ")
+    assert message in str(error.value)
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"none\.json cannot be read \(No such file"):
+        read_squad(tmp_path / "none.json")
+    file = tmp_path / "dev.json"
+    for junk in (b"a,b\n", b"\xff\xfe", b"[" * 100_000):
+        file.write_bytes(junk)
+        with pytest.raises(InputError, match=r"dev\.json is not JSON .* give a SQuAD"):
+            read_squad(file)
+    file.write_bytes(b"\xef\xbb\xbf" + b'{"data": []}')  # a byte order mark
+    with pytest.raises(InputError, match=r"dev\.json has no questions"):
+        read_squad(file)

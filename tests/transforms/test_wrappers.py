@@ -1,0 +1,253 @@
+"""Skipping, accumulating and clipping around an exchange."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType
+from virtual_workers import Workers, mesh_of
+
+import onebit_jax
+from onebit_jax import (
+    accumulate,
+    clip_by_worker_norm,
+    data_parallel,
+    exact_mean,
+    freeze_at,
+    onebit_adam,
+    onebit_adamw,
+    sign_mean,
+    skip_nonfinite,
+)
+
+WORKERS, SIZE = 4, 300
+
+
+def adam(freeze=3):
+    return onebit_adamw(0.01, sign_mean("data", block_size=64), freeze_at(freeze))
+
+
+def gradients(step, workers=WORKERS):
+    rng = np.random.default_rng(step)
+    return jnp.asarray(rng.normal(0.1, 1, size=(workers, SIZE)), jnp.float32)
+
+
+def start():
+    return jnp.asarray(np.random.default_rng(0).normal(size=SIZE), jnp.float32)
+
+
+def bits(tree):
+    return [np.asarray(x).tobytes() for x in jax.tree.leaves(tree)]
+
+
+@pytest.fixture(scope="module")
+def ten_clean_steps():
+    """One program for all cases, its first state, and where ten clean steps lead."""
+    run = Workers(skip_nonfinite(adam(), "data"), start(), mesh_of(WORKERS))
+    first, params = run.state, start().at[7].set(-0.0)
+    for step in range(10):
+        params = optax.apply_updates(params, run.update(gradients(step), params))
+    return run, first, params, run.state
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e25], ids=str)
+@pytest.mark.parametrize("bad_step", [0, 2, 3, 7])
+def test_a_step_that_is_not_finite_changes_nothing(bad, bad_step, ten_clean_steps):
+    run, run.state, clean_params, clean_state = ten_clean_steps
+    params = start().at[7].set(-0.0)
+    for step in range(10):
+        g = gradients(step)
+        if step == bad_step:
+            before = bits((params, run.state.inner))
+            updates = run.update(g.at[2, 100].set(bad), params)
+            params = optax.apply_updates(params, updates)
+            assert bits((params, run.state.inner)) == before
+            assert int(run.state.skipped) == 1
+        params = optax.apply_updates(params, run.update(g, params))
+    # Training goes on as if the step had never been.
+    chex.assert_trees_all_equal(params, clean_params)
+    chex.assert_trees_all_equal(run.state.inner, clean_state.inner)
+    assert int(onebit_jax.metrics(run.state)["skipped"]) == 1
+
+
+def test_without_the_wrapper_it_would_not_be_skipped():
+    run = Workers(adam(), start(), mesh_of(WORKERS))
+    for step in range(5):
+        updates = run.update(gradients(step).at[0, 0].set(jnp.nan), start())
+    assert np.isnan(updates).any()
+
+
+def test_everything_works_where_types_are_not_checked():
+    tx = skip_nonfinite(accumulate(adam(1), 2, "data"), "data")
+    checked = Workers(tx, start(), mesh_of(WORKERS))
+    unchecked = Workers(tx, start(), mesh_of(WORKERS), check_vma=False)
+    for step in range(6):
+        for run in (checked, unchecked):
+            run.update(gradients(step), start())
+    chex.assert_trees_all_close(checked.state, unchecked.state, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "make", [adam, lambda: optax.chain(exact_mean("data"), optax.sgd(0.1))]
+)
+def test_accumulating_is_one_step_on_the_mean(make):
+    every = 4
+    run = Workers(accumulate(make(), every, "data"), start(), mesh_of(WORKERS))
+    whole = Workers(make(), start(), mesh_of(WORKERS))
+    params = whole_params = start()
+    for step in range(6):
+        parts = [gradients(10 * step + k) for k in range(every)]
+        for k, g in enumerate(parts):
+            before = bits(params)
+            updates = run.update(g, params)
+            params = optax.apply_updates(params, updates)
+            assert (bits(params) == before) == (k < every - 1)
+        mean = sum(g / every for g in parts)
+        whole_params = optax.apply_updates(
+            whole_params, whole.update(mean, whole_params)
+        )
+        np.testing.assert_allclose(params, whole_params, rtol=0, atol=1e-5)
+    assert int(run.state.micro_step) == 0
+
+
+def test_low_precision_gradients_are_accumulated_in_float32():
+    every = 64
+    tx = accumulate(optax.chain(exact_mean("data"), optax.sgd(1.0)), every, "data")
+    params = jnp.zeros(SIZE, jnp.bfloat16)
+    run = Workers(tx, params, mesh_of(WORKERS))
+    parts = [gradients(k).astype(jnp.bfloat16) for k in range(every)]
+    for g in parts:
+        updates = run.update(g, params)
+    mean = np.mean([np.asarray(g, float) for g in parts], axis=(0, 1))
+    # The mean is rounded a few times; a sum of 64 in bfloat16 would be off by more.
+    assert np.abs(np.asarray(updates, float) + mean).max() < 2e-3
+
+
+def test_a_bad_gradient_among_accumulated_ones_is_left_out():
+    tx = skip_nonfinite(accumulate(adam(), 2, "data"), "data")
+    run = Workers(tx, start(), mesh_of(WORKERS))
+    run.update(gradients(0), start())
+    run.update(gradients(1).at[1, 1].set(jnp.nan), start())
+    assert int(run.state.inner.micro_step) == 1
+    assert int(run.state.skipped) == 1
+    updates = run.update(gradients(2), start())
+    assert np.all(np.isfinite(updates))
+    assert np.asarray(updates).any()
+
+
+def test_clipping_is_by_the_root_mean_square_of_the_workers_norms():
+    g = gradients(0) * jnp.arange(1.0, WORKERS + 1)[:, None]
+    norm = np.sqrt(np.mean(np.sum(np.square(np.asarray(g, float)), axis=1)))
+    for limit in (norm / 3, norm * 3):
+        tx = optax.chain(clip_by_worker_norm(limit, "data"), exact_mean("data"))
+        clipped = Workers(tx, start(), mesh_of(WORKERS)).update(g)
+        expected = np.mean(g, axis=0) * min(1, limit / norm)
+        np.testing.assert_allclose(clipped, expected, rtol=1e-5, atol=1e-6)
+        assert np.linalg.norm(clipped) <= limit * 1.0001
+
+
+def test_clipping_does_not_jump_at_the_freeze():
+    """The same gradients get the same factor in both stages."""
+    seen = []
+
+    def record():
+        def update(updates, state, params=None):
+            del params
+            norm = jnp.sqrt(jnp.sum(jnp.square(updates)))
+            return updates, onebit_jax.PerWorker(norm[None], ("data",), "each")
+
+        def init(params):
+            del params
+            held = 1 if "data" in jax.sharding.get_abstract_mesh().manual_axes else 4
+            return onebit_jax.PerWorker(jnp.zeros(held), ("data",), "each")
+
+        return optax.GradientTransformation(init, update)
+
+    tx = optax.chain(clip_by_worker_norm(1.0, "data"), record(), adam(freeze=3))
+    run = Workers(tx, start(), mesh_of(WORKERS))
+    for _ in range(6):
+        run.update(gradients(0), start())
+        seen.append(np.asarray(run.state[1].value))
+    for norms in seen:
+        np.testing.assert_array_equal(norms, seen[0])
+
+
+@pytest.mark.parametrize(
+    ("wrap", "instead"),
+    [
+        (lambda tx: optax.MultiSteps(tx, 2).gradient_transformation(), "accumulate"),
+        (lambda tx: optax.apply_if_finite(tx, 3), "skip_nonfinite"),
+    ],
+)
+@pytest.mark.parametrize(
+    "inner",
+    [
+        adam,
+        lambda: optax.chain(exact_mean("data"), optax.sgd(0.1)),
+        lambda: optax.masked(sign_mean("data"), True),
+    ],
+)
+def test_optax_wrappers_that_cannot_hold_an_exchange_are_refused(wrap, instead, inner):
+    with (
+        jax.numpy_dtype_promotion("standard"),
+        pytest.raises(ValueError, match=instead),
+    ):
+        onebit_jax.init(
+            optax.chain(wrap(inner()), optax.identity()), start(), mesh_of(WORKERS)
+        )
+
+
+def test_optax_wrappers_may_stand_behind_the_exchange():
+    with jax.numpy_dtype_promotion("standard"):
+        tx = optax.chain(exact_mean("data"), optax.apply_if_finite(optax.sgd(1.0), 3))
+        updates = Workers(tx, start(), mesh_of(WORKERS)).update(gradients(0))
+    np.testing.assert_allclose(updates, -jnp.mean(gradients(0), 0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("has_aux", [False, True])
+def test_data_parallel_is_one_big_batch(axis_type, has_aux):
+    """With exact exchange and SGD it is gradient descent on the whole batch."""
+    x = np.random.default_rng(0).normal(size=(16, 5)).astype(np.float32)
+
+    def loss(p, batch, shift):
+        value = jnp.mean(jnp.square(batch @ p - shift))
+        return (value, {"twice": 2 * value}) if has_aux else value
+
+    tx = optax.chain(exact_mean("data"), optax.sgd(0.1))
+    run = data_parallel(loss, tx, mesh_of(WORKERS, axis_type), has_aux=has_aux)
+    own = jnp.zeros(5)
+    params, state = run.init(own)
+    p = np.zeros(5)
+    for _ in range(5):
+        params, state, value, *aux = run.step(params, state, x, jnp.float32(1.0))
+        residual = x @ p - 1.0
+        np.testing.assert_allclose(value, np.mean(residual**2), rtol=1e-5)
+        if has_aux:
+            np.testing.assert_allclose(aux[0]["twice"], 2 * value, rtol=1e-6)
+        p = p - 0.1 * 2 * x.T @ residual / 16
+        np.testing.assert_allclose(params, p, rtol=1e-5, atol=1e-6)
+    assert not own.is_deleted(), "the caller's parameters are his own"
+
+
+def test_data_parallel_over_one_axis_of_two():
+    mesh = jax.make_mesh((4, 2), ("data", "other"), axis_types=(AxisType.Auto,) * 2)
+    tx = onebit_adam(0.1, sign_mean("data", block_size=32), freeze_at(2))
+
+    def loss(p, x):
+        return jnp.mean(jnp.square(p[None] - x))
+
+    runs = [
+        data_parallel(loss, tx, mesh, axis="data"),
+        data_parallel(loss, tx, mesh_of(4)),
+    ]
+    x = np.random.default_rng(0).normal(size=(8, 40)).astype(np.float32)
+    results = []
+    for run in runs:
+        params, state = run.init(jnp.zeros(40))
+        for _ in range(5):
+            params, state, _ = jax.block_until_ready(run.step(params, state, x))
+        results.append(np.asarray(params))
+    np.testing.assert_array_equal(*results)

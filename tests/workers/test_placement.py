@@ -1,0 +1,211 @@
+"""State: where it lies, how it is found, and what another number of workers gets."""
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+from virtual_workers import Workers, mesh_of
+
+import onebit_jax
+from onebit_jax import (
+    deepspeed_sign_mean,
+    freeze_at,
+    onebit_adam,
+    sign_mean,
+    skip_nonfinite,
+)
+
+PARAMS = {"w": jnp.zeros((70, 11)), "b": jnp.zeros(11)}
+
+
+def gradients(step, workers):
+    rng = np.random.default_rng(step)
+    return {
+        k: jnp.asarray(rng.normal(size=(workers, *p.shape)), jnp.float32)
+        for k, p in PARAMS.items()
+    }
+
+
+def nested(exchange):
+    """An exchange deep inside Optax's own wrappers."""
+    inner = optax.inject_hyperparams(onebit_adam)(
+        learning_rate=0.1, exchange=exchange, freeze=freeze_at(2)
+    )
+    return skip_nonfinite(
+        optax.chain(optax.identity(), optax.masked(inner, True)), "data"
+    )
+
+
+def test_worker_local_leaves_are_known_anywhere():
+    with jax.numpy_dtype_promotion("standard"):
+        tx = nested(sign_mean("data"))
+        state = onebit_jax.init(tx, PARAMS, mesh_of(4))
+    specs = onebit_jax.state_specs(state)
+    chex.assert_trees_all_equal_structs(state, specs)
+    for (path, leaf), spec in zip(
+        jax.tree.leaves_with_path(state), jax.tree.leaves(specs), strict=True
+    ):
+        is_error = "_error" in jax.tree_util.keystr(path)
+        assert spec == (PartitionSpec("data") if is_error else PartitionSpec()), path
+        assert leaf.sharding.is_equivalent_to(
+            jax.NamedSharding(mesh_of(4), spec), leaf.ndim
+        )
+        if is_error:
+            assert {s.data.shape[0] for s in leaf.addressable_shards} == {1}
+
+
+def test_moments_are_found_as_in_adam():
+    state = onebit_jax.init(
+        onebit_adam(0.1, sign_mean("data"), freeze_at(2)), PARAMS, mesh_of(4)
+    )
+    for name in ("mu", "nu"):
+        chex.assert_trees_all_equal(optax.tree.get(state, name), PARAMS)
+    assert int(optax.tree.get(state, "count")) == 0
+    assert isinstance(optax.tree.get(state, "worker_error"), onebit_jax.PerWorker)
+
+
+@pytest.mark.parametrize("exchange", [sign_mean, deepspeed_sign_mean])
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+def test_the_abstract_state_is_the_states_and_update_keeps_it(exchange, axis_type):
+    mesh = mesh_of(4, axis_type)
+    tx = onebit_adam(0.1, exchange("data"), freeze_at(1))
+    abstract = onebit_jax.abstract_state(tx, jax.eval_shape(lambda: PARAMS), mesh)
+    run = Workers(tx, PARAMS, mesh)
+    for step in range(3):
+        for a, b in zip(
+            jax.tree.leaves(abstract), jax.tree.leaves(run.state), strict=True
+        ):
+            assert (a.shape, a.dtype) == (b.shape, b.dtype)
+            assert a.sharding.is_equivalent_to(b.sharding, b.ndim)
+        chex.assert_trees_all_equal_structs(abstract, run.state)
+        run.update(gradients(step, 4), PARAMS)
+
+
+def test_optax_maps_parameter_like_leaves_alone():
+    mesh = mesh_of(4)
+    tx = onebit_adam(0.1, sign_mean("data"), freeze_at(2))
+    with jax.set_mesh(mesh):
+        kinds = optax.tree_map_params(
+            tx,
+            lambda leaf: "parameter",
+            tx.init(PARAMS),
+            transform_non_params=lambda leaf: "other",
+        )
+    assert jax.tree.leaves(kinds[0].mu) == ["parameter"] * 2
+    assert kinds[0].exchange.server_error.value == "other"
+    assert kinds[0].count == "other"
+
+
+def residual(state):
+    """What the exchange owes to the average, flat, leaf by leaf."""
+    exchange = state[0].exchange
+    flat = []
+    for leaf, error in zip(
+        jax.tree.leaves(PARAMS),
+        jax.tree.leaves(exchange.worker_error.value),
+        strict=True,
+    ):
+        flat.append(np.mean(np.asarray(error, float), 0).reshape(-1)[: leaf.size])
+    return flat
+
+
+def all_compressed(axis):
+    return sign_mean(axis, exact_below=0)
+
+
+def server(state, layout):
+    errors = state[0].exchange.server_error.value
+    if layout is all_compressed:
+        flat, start, parts = np.asarray(errors).reshape(-1), 0, []
+        for leaf in jax.tree.leaves(PARAMS):
+            parts.append(flat[start : start + leaf.size])
+            start += -(-leaf.size // 1024) * 1024
+        return parts
+    return [
+        np.asarray(e).reshape(-1)[: p.size]
+        for e, p in zip(jax.tree.leaves(errors), jax.tree.leaves(PARAMS), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("layout", [all_compressed, deepspeed_sign_mean])
+@pytest.mark.parametrize(("before", "after"), [(4, 8), (8, 3), (3, 1), (1, 2), (4, 4)])
+def test_resizing_preserves_what_is_owed(layout, before, after):
+    tx = onebit_adam(0.1, layout("data"), freeze_at(1))
+    run = Workers(tx, PARAMS, mesh_of(before))
+    for step in range(4):
+        run.update(gradients(step, before), PARAMS)
+    mesh = mesh_of(after)
+    resized = onebit_jax.resize(run.state, tx, PARAMS, mesh)
+    compresses = layout is all_compressed or before > 1
+    for old, new in zip(residual(run.state), residual(resized), strict=True):
+        assert np.abs(old).max() > 0 or not compresses
+        np.testing.assert_allclose(new, old, rtol=0, atol=1e-6 * np.abs(old).max())
+    for old, new in zip(
+        server(run.state, layout), server(resized, layout), strict=True
+    ):
+        # One worker's average is one sign and scale: its server owes nothing.
+        assert before == 1 or np.abs(old).max() > 0
+        np.testing.assert_array_equal(new, old)
+    chex.assert_trees_all_equal(
+        jax.device_get(resized[0].mu), jax.device_get(run.state[0].mu)
+    )
+    going_on = Workers(tx, PARAMS, mesh)
+    going_on.state = resized
+    updates = going_on.update(gradients(9, after), PARAMS)
+    assert all(np.all(np.isfinite(u)) for u in jax.tree.leaves(updates))
+    if before == after:
+        chex.assert_trees_all_equal(resized, run.state)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"block_size": 1024},
+        {"block_size": 64},
+        {"block_size": 32, "error_dtype": jnp.bfloat16},
+    ],
+    ids=str,
+)
+def test_resizing_with_other_options_is_refused(other):
+    """The blocks of the server errors would be given to other parameters."""
+    params = {"a": jnp.zeros(40), "b": jnp.zeros(40)}
+    state = onebit_jax.init(sign_mean("data", block_size=32), params, mesh_of(8))
+    with pytest.raises(ValueError, match="its options and the parameters"):
+        onebit_jax.resize(state, sign_mean("data", **other), params, mesh_of(4))
+    halves = {"a": jnp.zeros(20), "b": jnp.zeros(60)}
+    with pytest.raises(ValueError, match="its options and the parameters"):
+        onebit_jax.resize(state, sign_mean("data", block_size=32), halves, mesh_of(4))
+
+
+def test_a_state_over_two_axes_is_resized():
+    def mesh(*shape):
+        devices = np.array(jax.devices()[: np.prod(shape)]).reshape(shape)
+        return jax.sharding.Mesh(devices, ("host", "device"))
+
+    tx = sign_mean(("host", "device"), block_size=32)
+    params = jnp.zeros(40)
+    state = onebit_jax.init(tx, params, mesh(4, 2))
+    error = jnp.arange(320.0).reshape(8, 40)
+    worker = dataclasses.replace(state.worker_error, value=error)
+    resized = onebit_jax.resize(
+        state._replace(worker_error=worker), tx, params, mesh(1, 2)
+    )
+    np.testing.assert_allclose(resized.worker_error.value, [error.mean(0)] * 2)
+
+
+def test_a_state_with_empty_leaves_is_placed_as_the_abstract_one():
+    params = {"e": jnp.zeros((4, 0)), "w": jnp.zeros(3)}
+    tx = onebit_adam(0.1, sign_mean("data"), freeze_at(1))
+    run = onebit_jax.data_parallel(lambda p, x: jnp.mean(x @ p["w"]), tx, mesh_of(2))
+    abstract = onebit_jax.abstract_state(tx, params, mesh_of(2))
+    params, state = run.init(params)
+    compiled = run.step.lower(params, abstract, jnp.ones((2, 3))).compile()
+    for _ in range(3):  # both stages; what a step returns fits the next one
+        params, state, _ = jax.block_until_ready(
+            compiled(params, state, jnp.ones((2, 3)))
+        )

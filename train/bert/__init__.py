@@ -1,0 +1,1 @@
+"""The task of pre-training a BERT on text."""

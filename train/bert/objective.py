@@ -1,0 +1,112 @@
+"""The model's parameters as a plain tree, and what is minimised."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from models import BertForPreTraining, pretraining_losses
+from models.dropout import sequence_keys
+from train.core.accumulation import accumulated
+from train.core.mesh import AXIS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import Array, Float, Int, Key
+
+    from models import BertConfig, PreTrainingBatch
+
+Params = Any
+"""A tree of nested dictionaries of float32 arrays."""
+
+
+def init_params(config: BertConfig, seed: int) -> Params:
+    """The parameters a model starts with, a function of its sizes and the seed."""
+    model = BertForPreTraining(config, rngs=nnx.Rngs(seed))
+    return nnx.to_pure_dict(nnx.state(model, nnx.Param))
+
+
+def abstract_params(config: BertConfig) -> Params:
+    """The shapes and dtypes of `init_params`."""
+    return jax.eval_shape(lambda: init_params(config, 0))
+
+
+def training_loss(
+    config: BertConfig,
+    seed: int,
+    axes: str | tuple[str, ...] = AXIS,
+    accumulate: int = 1,
+) -> Callable[[Params, PreTrainingBatch, Int[Array, ""]], Float[Array, ""]]:
+    """The loss of a worker's share of a batch, with dropout.
+
+    The masked-LM loss is a mean over the predictions of the whole share, and so are its
+    gradients, in however many micro-batches they are computed.
+
+    Args:
+      config: The model's sizes.
+      seed: Decides the dropout, together with the step and the place of a sequence in
+        the global batch: the number of workers does not matter to it, nor that of
+        micro-batches.
+      axes: The mesh axes whose members are the workers.
+      accumulate: Micro-batches that a share is computed in, one after another.
+
+    Returns:
+      A function from parameters, the worker's share of a batch, and the number of
+      earlier steps, for `onebit_jax.data_parallel`.
+    """
+    graph = _graph(config)
+
+    def sum_of(
+        params: Params,
+        part: tuple[PreTrainingBatch, Key[Array, " B"] | None],
+        whole: tuple[int, Float[Array, ""]],
+    ) -> Float[Array, ""]:
+        (batch, keys), (sequences, predictions) = part, whole
+        model = nnx.merge(graph, params)
+        masked, next_sentence = pretraining_losses(*model(batch, keys), batch)
+        # From means over the part to its share of the means over the whole.
+        own = jnp.maximum(jnp.sum(batch.masked_weights), 1.0)
+        count = batch.token_ids.shape[0]
+        return masked * (own / predictions) + next_sentence * (count / sequences)
+
+    def loss_fn(
+        params: Params, batch: PreTrainingBatch, step: Int[Array, ""]
+    ) -> Float[Array, ""]:
+        keys, share = None, batch.token_ids.shape[0]
+        if config.dropout:
+            first = jax.lax.axis_index(axes) * share
+            key = jax.random.fold_in(jax.random.key(seed), step)
+            keys = sequence_keys(key, first + jnp.arange(share))
+        if accumulate == 1:
+            model = nnx.merge(graph, params)
+            masked, next_sentence = pretraining_losses(*model(batch, keys), batch)
+            return masked + next_sentence
+        predictions = jnp.maximum(jnp.sum(batch.masked_weights), 1.0)
+        return accumulated(sum_of, accumulate)(
+            params, (batch, keys), (share, predictions)
+        )
+
+    return loss_fn
+
+
+def evaluation_loss(
+    config: BertConfig,
+) -> Callable[[Params, PreTrainingBatch], Float[Array, ""]]:
+    """The loss of a global batch, without dropout."""
+    graph = _graph(config)
+
+    def loss_fn(params: Params, batch: PreTrainingBatch) -> Float[Array, ""]:
+        model = nnx.merge(graph, params)
+        masked, next_sentence = pretraining_losses(*model(batch), batch)
+        return masked + next_sentence
+
+    return loss_fn
+
+
+def _graph(config: BertConfig) -> nnx.GraphDef[BertForPreTraining]:
+    abstract = nnx.eval_shape(lambda: BertForPreTraining(config, rngs=nnx.Rngs(0)))
+    return nnx.graphdef(abstract)

@@ -1,0 +1,272 @@
+"""Sentence pairs and their masks, as BERT's pre-training makes them.
+
+Devlin et al., `BERT <https://arxiv.org/abs/1810.04805>`_, 2018, appendix A.1 and A.2;
+whole words as in `create_pretraining_data.py` of google-research/bert.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from models import PreTrainingBatch
+from train.data.stored import Growing, mapped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from jaxtyping import Bool, Int
+
+    from train.data.tokenized import TokenizedCorpus
+
+MASKED = 0.15
+"""Share of the tokens that are predicted."""
+
+SHORT = 0.1
+"""Share of the pairs that are cut to a random length."""
+
+_SPANS = "spans.npy"
+_ROWS = 10_000  # that are written at once
+_NUM_SPECIAL = 3  # [CLS] A [SEP] B [SEP]
+
+
+class Span(NamedTuple):
+    """Consecutive sentences of a document, enough to fill a sequence if there are."""
+
+    document: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """The ids that building sequences needs."""
+
+    vocab_size: int
+    pad: int
+    cls: int
+    sep: int
+    mask: int
+
+
+def num_predictions(length: int) -> int:
+    """Places for predictions in a sequence of a length: its share of masked tokens."""
+    return max(1, round(MASKED * length))
+
+
+def pack_spans(corpus: TokenizedCorpus, length: int) -> Iterator[Span]:
+    """Cuts each document into spans that fill sequences.
+
+    Args:
+      corpus: The text.
+      length: Tokens of a sequence, special tokens included.
+
+    Yields:
+      Spans of at least two word pieces, in the corpus's order; together with the
+      single pieces left out, every sentence is in exactly one.
+    """
+    capacity = length - _NUM_SPECIAL
+    for document in range(corpus.num_documents):
+        first, end = corpus.documents[document : document + 2].tolist()
+        while first < end:
+            full = corpus.sentences[first] + capacity
+            last = int(np.searchsorted(corpus.sentences, full))
+            last = min(max(last, first + 1), end)
+            if corpus.sentences[last] - corpus.sentences[first] >= 2:
+                yield Span(document, first, last)
+            first = last
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Spans by their numbers, from rows of an array."""
+
+    rows: Int[np.ndarray, "spans 3"]
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Span:
+        """One of them."""
+        return Span(*self.rows[index].tolist())
+
+
+def write_spans(folder: Path, corpus: TokenizedCorpus, length: int) -> None:
+    """Writes what `pack_spans` yields, for `read_spans`."""
+    spans = pack_spans(corpus, length)
+    with Growing(folder / _SPANS, np.int64, (3,)) as file:
+        while rows := list(itertools.islice(spans, _ROWS)):
+            file.append(np.array(rows))
+
+
+def read_spans(folder: Path) -> Spans:
+    """Spans of which memory holds what is looked at."""
+    return Spans(mapped(folder / _SPANS))
+
+
+@dataclass(frozen=True)
+class MaskedPairs:
+    """Turns a span into a masked sentence pair, at random.
+
+    Attributes:
+      corpus: The text that the spans are of.
+      pieces: The vocabulary's special ids.
+      length: Tokens of a sequence, special tokens included.
+      inside: Which word pieces go on with the word before them, to predict whole words;
+        None to predict single pieces.
+    """
+
+    corpus: TokenizedCorpus
+    pieces: Pieces
+    length: int
+    inside: Bool[np.ndarray, " vocabulary"] | None = None
+
+    def __call__(self, span: Span, rng: np.random.Generator) -> PreTrainingBatch:
+        """Builds one sequence; half of the pairs are what the text has.
+
+        Args:
+          span: Where the first segment is from.
+          rng: What decides.
+
+        Returns:
+          A batch of one sequence, without the batch's axis.
+        """
+        first, second = self._split(span, rng)
+        is_random = rng.random() < 0.5
+        capacity = self.length - _NUM_SPECIAL
+        if rng.random() < SHORT:
+            capacity = int(rng.integers(2, capacity, endpoint=True))
+        if is_random:
+            second = self._elsewhere(span.document, rng)
+        first, second = _truncate(first, second, capacity, rng)
+        return self._mask(first, second, is_random, rng)
+
+    def _split(
+        self, span: Span, rng: np.random.Generator
+    ) -> tuple[Int[np.ndarray, " first"], Int[np.ndarray, " second"]]:
+        """Cuts a span in two between sentences, a lone sentence in its middle."""
+        text = self.corpus.text(span.first, span.last)
+        if span.last - span.first == 1:
+            cut = len(text) // 2
+        else:
+            sentence = int(rng.integers(span.first + 1, span.last))
+            cut = self.corpus.sentences[sentence] - self.corpus.sentences[span.first]
+        return text[:cut], text[cut:]
+
+    def _elsewhere(
+        self, document: int, rng: np.random.Generator
+    ) -> Int[np.ndarray, " second"]:
+        """Text of another document, from a random sentence on."""
+        other = int(rng.integers(self.corpus.num_documents - 1))
+        other += other >= document
+        start, end = self.corpus.documents[other : other + 2]
+        return self.corpus.text(int(rng.integers(start, end)), int(end))
+
+    def _mask(
+        self,
+        first: Int[np.ndarray, " first"],
+        second: Int[np.ndarray, " second"],
+        is_random: bool,
+        rng: np.random.Generator,
+    ) -> PreTrainingBatch:
+        pieces = self.pieces
+        tokens = np.full(self.length, pieces.pad, np.int32)
+        used = len(first) + len(second) + _NUM_SPECIAL
+        cls, sep = [pieces.cls], [pieces.sep]
+        tokens[:used] = np.concatenate([cls, first, sep, second, sep])
+        types = np.zeros(self.length, np.int32)
+        types[len(first) + 2 : used] = 1
+
+        ordinary = np.delete(np.arange(1, used - 1), len(first))
+        places = num_predictions(self.length)
+        count = min(places, num_predictions(used))
+        if self.inside is None:
+            chosen = np.sort(rng.choice(ordinary, count, replace=False))
+        else:
+            # What a segment begins with is no part of a word in the other.
+            begins = ~self.inside[tokens[ordinary]]
+            begins[[0, len(first)]] = True
+            chosen = ordinary[choose_words(begins, count, rng)]
+            count = len(chosen)
+        positions, labels = np.zeros((2, places), np.int32)
+        positions[:count] = chosen
+        labels[:count] = tokens[chosen]
+        tokens[chosen] = self._corrupt(tokens[chosen], rng)
+        return PreTrainingBatch(
+            token_ids=tokens,
+            token_types=types,
+            lengths=np.asarray(used, np.int32),
+            masked_positions=positions,
+            masked_labels=labels,
+            masked_weights=(np.arange(places) < count).astype(np.float32),
+            next_sentence_labels=np.asarray(is_random, np.int32),
+        )
+
+    def _corrupt(
+        self, tokens: Int[np.ndarray, " count"], rng: np.random.Generator
+    ) -> Int[np.ndarray, " count"]:
+        """80 % become [MASK], 10 % any piece, 10 % stay."""
+        fate = rng.random(len(tokens))
+        is_masked: Bool[np.ndarray, " count"] = fate < 0.8
+        is_kept: Bool[np.ndarray, " count"] = fate >= 0.9
+        anything = rng.integers(self.pieces.vocab_size, size=len(tokens))
+        return np.where(
+            is_masked, self.pieces.mask, np.where(is_kept, tokens, anything)
+        )
+
+
+def choose_words(
+    begins: Bool[np.ndarray, " pieces"], count: int, rng: np.random.Generator
+) -> Int[np.ndarray, " chosen"]:
+    """Chooses whole words in a random order, leaving out those that are too many.
+
+    Args:
+      begins: Whether a piece begins a word; the first does.
+      count: Pieces to choose, at most; none may be chosen where words are longer.
+      rng: What decides.
+
+    Returns:
+      The places of the chosen words' pieces, in order.
+
+    Example:
+      >>> import numpy as np
+      >>> from train.bert.pairs import choose_words
+      >>> begins = np.array([True, False, False, True, False])
+      >>> choose_words(begins, 2, np.random.default_rng(0))
+      array([3, 4])
+    """
+    starts = np.append(np.flatnonzero(begins), len(begins))
+    chosen: list[int] = []
+    for word in rng.permutation(len(starts) - 1):
+        first, end = starts[word : word + 2].tolist()
+        if len(chosen) + end - first <= count:
+            chosen += range(first, end)
+        if len(chosen) == count:
+            break
+    return np.sort(np.asarray(chosen, np.intp))
+
+
+def _truncate(
+    first: Int[np.ndarray, " first"],
+    second: Int[np.ndarray, " second"],
+    capacity: int,
+    rng: np.random.Generator,
+) -> tuple[Int[np.ndarray, " first"], Int[np.ndarray, " second"]]:
+    """Takes pieces off the longer segment, at either end, until both fit."""
+    fair = capacity // 2
+    keep_first = min(len(first), max(capacity - len(second), fair))
+    keep_second = min(len(second), capacity - keep_first)
+    return _trim(first, keep_first, rng), _trim(second, keep_second, rng)
+
+
+def _trim(
+    segment: Int[np.ndarray, " before"], size: int, rng: np.random.Generator
+) -> Int[np.ndarray, " after"]:
+    # BERT tosses a coin for the end at which each piece is taken off.
+    front = int(rng.binomial(len(segment) - size, 0.5))
+    return segment[front : front + size]

@@ -1,0 +1,334 @@
+"""Checkpoints that hold everything that going on exactly takes.
+
+Orbax writes a checkpoint beside the others and renames it when it is whole, so that a
+process killed while it writes leaves the one before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import orbax.checkpoint as ocp
+import tensorstore
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+import onebit_jax
+from train.core.distributed import loss_in
+from train.core.errors import InputError
+from train.core.totals import Sent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import optax
+
+    from models import BertConfig
+
+FOLDER = "checkpoints"
+_KEPT = 2
+_TENSORSTORE_CODE = re.compile(r"os_error_code='(\d+)'")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is.
+
+    Attributes:
+      sent: Steps run, and the bytes that a worker sent in them.
+      data: State of the iterator over batches.
+    """
+
+    sent: Sent
+    data: dict[str, Any]
+
+
+class Checkpoint(NamedTuple):
+    """What is saved.
+
+    Attributes:
+      params: The parameters.
+      state: The optimizer's state, the workers' errors whole.
+      progress: Where the run is.
+    """
+
+    params: Any
+    state: Any
+    progress: Progress
+
+
+def latest_step(folder: Path) -> int:
+    """The steps of the newest checkpoint in a run's folder; 0 if there is none."""
+    return max(_steps(folder), default=0)
+
+
+def exist(folder: Path) -> bool:
+    """Whether there is a checkpoint in a run's folder."""
+    return bool(_steps(folder))
+
+
+def _steps(folder: Path) -> list[int]:
+    found = (folder / FOLDER).glob("[0-9]*")
+    return [int(path.name) for path in found if path.name.isdigit()]
+
+
+def stored_model(folder: Path, step: int) -> dict[str, Any]:
+    """The model's sizes with which a checkpoint was saved.
+
+    Args:
+      folder: The run's folder.
+      step: The checkpoint's.
+
+    Returns:
+      Sizes by name, and the optimizer's.
+
+    Raises:
+      InputError: The checkpoint is damaged.
+    """
+    path = folder.resolve() / FOLDER / str(step)
+    try:
+        with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
+            return checkpointer.restore(path / "about")["model"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise InputError(
+            f"the checkpoint {path} is damaged; move that folder away to go on from "
+            "the one before."
+        ) from error
+
+
+class Checkpoints:
+    """The checkpoints of one run, of which the last two are kept.
+
+    Args:
+      folder: The run's folder.
+      model: The model's sizes, which a checkpoint must have to be restored.
+      optimizer: The optimizer's name, likewise.
+    """
+
+    def __init__(self, folder: Path, model: BertConfig, optimizer: str):
+        self._folder = folder.resolve() / FOLDER
+        self._model = {**asdict(model), "optimizer": optimizer}
+        self._manager = ocp.CheckpointManager(
+            self._folder,
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=_KEPT,
+                # What was being written when a process was killed.
+                cleanup_tmp_directories=True,
+                # The step donates its arguments: write before they are gone.
+                enable_async_checkpointing=False,
+            ),
+        )
+
+    def close(self) -> None:
+        """Ends what Orbax has running."""
+        self._manager.close()
+
+    def save(self, checkpoint: Checkpoint, mesh: Mesh) -> None:
+        """Writes a checkpoint under the number of steps run.
+
+        Args:
+          checkpoint: What to write.
+          mesh: What it is placed on.
+
+        Raises:
+          InputError: It cannot be written; the ones before are as they were.
+        """
+        progress = checkpoint.progress
+        about = {
+            "model": self._model,
+            "mesh": dict(mesh.shape),
+            "sent": asdict(progress.sent),
+            "data": progress.data,
+        }
+        arrays = {"params": checkpoint.params, "state": checkpoint.state}
+        before = self._manager.latest_step()
+        try:
+            self._manager.save(
+                progress.sent.steps,
+                args=ocp.args.Composite(
+                    arrays=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(about)
+                ),
+            )
+        except Exception as error:
+            code = None if loss_in(error) else _system_error_in(error)
+            if code is None:
+                raise
+            start = "the start" if before is None else f"that of step {before}"
+            raise InputError(
+                f"the checkpoint of step {progress.sent.steps} cannot be written to "
+                f"{self._folder} ({os.strerror(code)}); make room for {_KEPT + 1} of "
+                f"them, and go on from {start} by --resume."
+            ) from error
+
+    def exist(self) -> bool:
+        """Whether there is a checkpoint."""
+        return self._manager.latest_step() is not None
+
+    def latest(self) -> int:
+        """The steps of the newest checkpoint.
+
+        Raises:
+          InputError: There is none.
+        """
+        step = self._manager.latest_step()
+        if step is None:
+            raise InputError(
+                f"there is no checkpoint in {self._folder}; delete the run's folder "
+                "and start it again without --resume."
+            )
+        return step
+
+    def restore(
+        self, tx: optax.GradientTransformation, params: Any, mesh: Mesh
+    ) -> tuple[Checkpoint, int]:
+        """Reads the newest checkpoint.
+
+        Args:
+          tx: The optimizer.
+          params: Shapes and dtypes of the parameters.
+          mesh: What to place it on; the errors of another number of workers are
+            converted, and what they owe is preserved.
+
+        Returns:
+          The checkpoint, and the number of workers that it was saved by.
+
+        Raises:
+          InputError: There is none, or it is damaged, or of another model.
+        """
+        step = self.latest()
+        with self._whole(step):
+            about = self._manager.restore(
+                step, args=ocp.args.Composite(about=ocp.args.JsonRestore())
+            )["about"]
+            stored, shape = about["model"], about["mesh"]
+            sent, data = Sent(**about["sent"]), about["data"]
+        self._check_model(step, stored)
+
+        saved_on = _mesh_like(mesh, shape)
+        same = saved_on.shape == mesh.shape
+        state = onebit_jax.abstract_state(tx, params, mesh if same else saved_on)
+        if not same:
+            # A part of each worker's errors on each device: together they may be too
+            # large for one.
+            state = jax.tree.map(lambda x: _place(x, _divided(x, mesh)), state)
+        replicated = NamedSharding(mesh, PartitionSpec())
+        with self._whole(step):
+            read_through(self._folder / str(step) / "arrays")
+            arrays = self._manager.restore(
+                step,
+                args=ocp.args.Composite(
+                    arrays=ocp.args.StandardRestore(
+                        {
+                            "params": jax.tree.map(
+                                lambda x: _place(x, replicated), params
+                            ),
+                            "state": state,
+                        }
+                    )
+                ),
+            )["arrays"]
+        state = arrays["state"]
+        if not same:
+            target = onebit_jax.abstract_state(tx, params, mesh)
+            state = jax.jit(
+                lambda state: onebit_jax.resize(state, tx, params, mesh),
+                out_shardings=jax.tree.map(lambda x: x.sharding, target),
+            )(state)
+        progress = Progress(sent, data)
+        return Checkpoint(arrays["params"], state, progress), saved_on.size
+
+    @contextlib.contextmanager
+    def _whole(self, step: int) -> Iterator[None]:
+        # What Orbax raises at a file that is cut short or gone differs from file to
+        # file, and all of it means this.
+        try:
+            yield
+        except Exception as error:
+            if _out_of_memory(error) or (jax.process_count() > 1 and loss_in(error)):
+                raise
+            folder = self._folder / str(step)
+            code = _system_error_in(error)
+            if code not in (None, errno.ENOENT, errno.ENOTDIR):
+                raise InputError(
+                    f"the checkpoint {folder} cannot be read ({os.strerror(code)}); "
+                    "mend that and start again with --resume."
+                ) from error
+            raise InputError(
+                f"the checkpoint {folder} is damaged; move that folder away to go on "
+                "from the one before."
+            ) from error
+
+    def _check_model(self, step: int, stored: dict[str, Any]) -> None:
+        differing = ", ".join(
+            f"{name} {stored.get(name)} there and {value} here"
+            for name, value in self._model.items()
+            if stored.get(name) != value
+        )
+        if differing:
+            raise InputError(
+                f"the checkpoint {self._folder / str(step)} is of another model "
+                f"({differing}); give the --out of a run of this model."
+            )
+
+
+def read_through(arrays: Path, prefix: bytes = b"") -> None:
+    """Raises what TensorStore does where a file is cut short.
+
+    Orbax stops at the first array that cannot be read and closes the event loop that
+    the others still answer to, each of which then prints a traceback.
+
+    Args:
+      arrays: A checkpoint's folder of arrays.
+      prefix: What the names of those that matter begin with.
+    """
+    spec = {"driver": "ocdbt", "base": arrays.as_uri() + "/"}
+    store = tensorstore.KvStore.open(spec).result()
+    for key in store.list().result():
+        if key.startswith(prefix):
+            store.read(key).result()
+
+
+def _system_error_in(error: BaseException) -> int | None:
+    """The operating system's error number, where that is the cause of an exception."""
+    for cause in _causes(error):
+        if isinstance(cause, OSError) and cause.errno:
+            return cause.errno
+        if code := _TENSORSTORE_CODE.search(str(cause)):
+            return int(code[1])
+    return None
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    return any(
+        isinstance(cause, MemoryError) or "RESOURCE_EXHAUSTED" in str(cause)
+        for cause in _causes(error)
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _mesh_like(mesh: Mesh, shape: dict[str, int]) -> AbstractMesh:
+    """A mesh like another, of devices that need not exist: for shapes alone."""
+    return AbstractMesh(tuple(shape.values()), tuple(shape), mesh.axis_types)
+
+
+def _divided(x: jax.ShapeDtypeStruct, mesh: Mesh) -> NamedSharding:
+    """Another axis than the first over all devices, where one can be."""
+    axes = [i for i, n in enumerate(x.shape) if i and n % mesh.size == 0]
+    spec = [None] * axes[0] + [mesh.axis_names] if axes else []
+    return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+def _place(x: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

@@ -1,0 +1,193 @@
+"""How a command starts beside other processes, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+import jax
+import tyro
+
+from train.core.distributed import Cluster, loss_in, start
+from train.core.errors import LOST_EXIT, InputError, LostError
+from train.core.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from train.core.totals import Sent
+
+Flags = TypeVar("Flags")
+
+MUCH_UNKNOWN = 0.1
+"""Share of [UNK] in a text above which it is told."""
+
+VIRTUAL_WORKERS = 8
+"""Workers where there is only a CPU and nothing else is asked for."""
+
+
+def is_main_process() -> bool:
+    """Whether this process is the one of many that writes and draws."""
+    return jax.process_index() == 0
+
+
+def say_if_never_compressed(flag: str, freeze: int | str, steps: int) -> None:
+    """Tells that 1-bit Adam would stay in its warm-up.
+
+    Args:
+      flag: What the freeze step is given by.
+      freeze: Steps before the variance is frozen, or a word.
+      steps: Steps in all.
+    """
+    if isinstance(freeze, int) and freeze >= steps:
+        say(
+            f"no step will be compressed: {flag} is {freeze:,} of {steps:,} steps; "
+            "give fewer, or a longer run."
+        )
+
+
+def say_if_not_compressed(flag: str, sent: Sent) -> None:
+    """Tells that a phase of 1-bit Adam has ended in its warm-up.
+
+    Args:
+      flag: What the freeze step is given by.
+      sent: What was sent up to its end.
+    """
+    if sent.stage == "warmup":
+        say(
+            f"no step was compressed: up to step {sent.steps:,} the variance was not "
+            f"stable; give a new run more steps, or a number as {flag}."
+        )
+
+
+def say_if_skipped(sent: Sent) -> None:
+    """Tells that steps were skipped.
+
+    Args:
+      sent: What was sent up to the end.
+    """
+    if sent.total_skipped:
+        say(
+            f"{sent.total_skipped:,} of {sent.steps:,} steps were skipped, as their "
+            "gradients were not finite; if they are many, give a smaller "
+            "--learning-rate."
+        )
+
+
+def say_if_unknown(share: float) -> None:
+    """Tells that a vocabulary is hardly that of a text.
+
+    Args:
+      share: The part of the text's word pieces that are [UNK].
+    """
+    if share > MUCH_UNKNOWN:
+        say(
+            f"{share:.0%} of the text is [UNK] in this vocabulary; give weights or a "
+            "--vocab of such texts."
+        )
+
+
+def say(text: str) -> None:
+    """Prints a line, on one process of many."""
+    if is_main_process():
+        print(text, flush=True)
+
+
+def read_flags(default: Flags, arguments: Sequence[str], module: str) -> Flags:
+    """Reads a command line.
+
+    Args:
+      default: The flags as they are where they are not given.
+      arguments: The command line's.
+      module: What Python runs.
+
+    Returns:
+      The flags.
+    """
+    return tyro.cli(
+        type(default),
+        args=arguments,
+        default=default,
+        prog=f"python -m {module}",
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+    )
+
+
+def join(cluster: Cluster, workers: int | None) -> None:
+    """Joins the other processes, and makes the virtual devices of a CPU.
+
+    To be called before anything looks at the devices.
+
+    Args:
+      cluster: The flags of `jax.distributed`.
+      workers: Devices to train on, of all processes together; None for what is there.
+
+    Raises:
+      InputError: The processes do not meet.
+    """
+    processes = start(cluster)
+    # Real devices are as many as they are.
+    if workers and processes:
+        jax.config.update("jax_num_cpu_devices", max(1, workers // processes))
+    elif processes == 1 and "JAX_NUM_CPU_DEVICES" not in os.environ:
+        jax.config.update("jax_num_cpu_devices", VIRTUAL_WORKERS)
+
+
+@contextlib.contextmanager
+def watched(timeout: float) -> Iterator[Watchdog]:
+    """Bounds what needs the other processes, and names the loss of one.
+
+    Args:
+      timeout: Seconds that what is expected may take.
+
+    Yields:
+      What is to be told of each wait.
+
+    Raises:
+      LostError: Another process is gone.
+    """
+    watchdog = Watchdog(timeout)
+    if jax.process_count() == 1:  # it has nobody to wait for
+        yield watchdog
+        return
+    with watchdog:
+        try:
+            yield watchdog
+        except Exception as error:
+            reason = loss_in(error)
+            if reason is None:
+                raise
+            raise LostError(
+                "another process was lost, or the link to it, in "
+                f"{watchdog.expected or 'the compilation'} ({reason}); start again "
+                "with --resume to go on from the newest checkpoint."
+            ) from error
+
+
+@contextlib.contextmanager
+def one_sentence() -> Iterator[None]:
+    """Ends the process for what a user can mend with a sentence, not a traceback."""
+    try:
+        yield
+    except InputError as error:
+        _leave(f"error: {error}", 1)
+    except LostError as error:
+        _leave(f"error: {error}", LOST_EXIT)
+    except KeyboardInterrupt:
+        _leave("\nstopped; --resume goes on from a checkpoint, if there is one", 130)
+    except Exception:
+        if not jax.distributed.is_initialized():
+            raise
+        _leave(traceback.format_exc().rstrip(), 1)
+
+
+def _leave(message: str, status: int) -> NoReturn:
+    print(message, file=sys.stderr, flush=True)
+    if jax.distributed.is_initialized():
+        # An orderly end waits for the other processes, which wait for this one.
+        sys.stdout.flush()
+        os._exit(status)
+    raise SystemExit(status)

@@ -1,0 +1,303 @@
+"""The start of `jax.distributed`, where several processes train together."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import socket
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from train.core.errors import InputError
+from train.core.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+ADDRESS, PROCESSES, PROCESS = (
+    "JAX_COORDINATOR_ADDRESS",
+    "JAX_NUM_PROCESSES",
+    "JAX_PROCESS_ID",
+)
+"""What `train.launch` sets for each process, and a cluster's own script may set."""
+
+DEVICES = "JAX_LOCAL_DEVICE_IDS"
+"""The GPUs of a process, by their numbers on its host; set by `train.launch`."""
+
+RESTART = "TRAIN_RESTART_COUNT"
+"""How often `train.launch` has started the processes again."""
+
+SEEN_WITHIN = 60.0
+"""Seconds in which what one host has written can be seen by others, as over NFS."""
+
+# As gloo and NCCL tell of a peer that is gone, by exceptions of several types, and as
+# the coordination service does, by XLA's own.
+_PEER_LOST = re.compile(r"Gloo [\w-]+ failed|NCCL|nccl")
+_SERVICE_LOST = re.compile(r"(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED): ")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The processes that train together; found by itself under Slurm and Open MPI."""
+
+    coordinator: str | None = None
+    """HOST:PORT at which process 0 can be reached by the others."""
+    processes: int | None = None
+    """Number of processes; needed with --coordinator outside of a cluster."""
+    process: int | None = None
+    """Number of this process, from 0; needed with --coordinator outside of one."""
+    start_timeout: int = 300
+    """Seconds to wait for all processes to come."""
+    heartbeat_timeout: int = 100
+    """Seconds after which a process that gives no sign of life counts as lost."""
+    timeout: int = 600
+    """Seconds after which a step, evaluation, checkpoint or batch of answers counts as
+    hanging."""
+
+
+@dataclass(frozen=True)
+class _Detected:
+    """What a cluster's environment says, before `jax.distributed` is asked.
+
+    Attributes:
+      name: The cluster's, for messages.
+      processes: Their number, where the environment has it.
+      process: This one's number, likewise.
+      one_a_host: Whether no other process shares this host's GPUs.
+    """
+
+    name: str
+    processes: int | None
+    process: int | None
+    one_a_host: bool
+
+
+def start(cluster: Cluster) -> int | None:
+    """Joins the other processes; does nothing for one that is alone.
+
+    To be called before anything looks at the devices.
+
+    Args:
+      cluster: The flags. What they leave out is taken from the environment that
+        `train.launch` sets, else from Slurm's, Open MPI's or Kubernetes'.
+
+    Returns:
+      The number of processes; None where only the devices will tell it.
+
+    Raises:
+      InputError: The flags contradict each other, or the others cannot be reached.
+    """
+    _check(cluster)
+    coordinator = cluster.coordinator or os.environ.get(ADDRESS)
+    detected = detect(os.environ)
+    processes = _first(cluster.processes, _number(PROCESSES), detected.processes)
+    process = _first(cluster.process, _number(PROCESS), detected.process)
+    if processes == 1 or (coordinator is None and not detected.name):
+        if devices := os.environ.get(DEVICES):
+            jax.config.update("jax_cuda_visible_devices", devices)
+        return 1
+    known = coordinator is not None and None not in (processes, process)
+    if coordinator is not None and not known and detected.name != "Kubernetes":
+        raise InputError(
+            f"--coordinator {coordinator} alone does not say which process this is; "
+            "give --processes and --process as well."
+        )
+    if coordinator is not None and known and process == 0:
+        _check_port(coordinator)
+    # A SIGTERM shall end the process, not only be noted.
+    jax.config.update("jax_enable_preemption_service", False)
+    where = f"at {coordinator}" if coordinator else f"that {detected.name} names"
+    who = f"the {processes or ''} processes".replace("  ", " ")
+    advice = (
+        "see that all are started and reach that port, or give --coordinator, "
+        "--processes and --process"
+    )
+    with Watchdog(cluster.start_timeout, advice) as watchdog:
+        watchdog.expect(f"the meeting of {who} {where}")
+        try:
+            jax.distributed.initialize(
+                coordinator,
+                processes if known else None,
+                process if known else None,
+                # JAX gives a process under Slurm or Open MPI the one GPU of its
+                # number; no number stands for all that are visible.
+                local_device_ids=[] if detected.one_a_host and not known else None,
+                cluster_detection_method="deactivate" if known else None,
+                # Where it cannot connect it aborts the process, without a sentence.
+                initialization_timeout=2 * cluster.start_timeout + 10,
+                heartbeat_timeout_seconds=cluster.heartbeat_timeout,
+            )
+        except (RuntimeError, ValueError) as error:
+            reason = str(error).partition("\n")[0].rstrip(".")
+            raise InputError(
+                f"{who} did not meet {where} ({reason}); {advice}."
+            ) from error
+    return processes
+
+
+def detect(environment: Mapping[str, str]) -> _Detected:
+    """What the environment says of a cluster.
+
+    Args:
+      environment: The variables.
+
+    Returns:
+      What is known; without a name where there is no cluster, or this is a task of
+      its own in one (a Slurm allocation without `srun`, a pod without an index).
+
+    Example:
+      >>> from train.core.distributed import detect
+      >>> detect({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2"}).process
+      2
+    """
+    slurm = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID")
+    if all(name in environment for name in slurm):
+        tasks = int(
+            environment.get("SLURM_STEP_NUM_TASKS") or environment["SLURM_NTASKS"]
+        )
+        hosts = int(environment.get("SLURM_STEP_NUM_NODES", 1))
+        return _Detected(
+            "Slurm", tasks, int(environment["SLURM_PROCID"]), tasks == hosts
+        )
+    if "OMPI_COMM_WORLD_SIZE" in environment:
+        return _Detected(
+            "Open MPI",
+            int(environment["OMPI_COMM_WORLD_SIZE"]),
+            int(environment["OMPI_COMM_WORLD_RANK"]),
+            environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == "1",
+        )
+    if {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= environment.keys():
+        return _Detected("Kubernetes", None, None, one_a_host=True)
+    return _Detected("", None, None, one_a_host=True)
+
+
+def check_agreed(what: dict[str, str]) -> None:
+    """Waits for all processes and refuses to train on what differs between them.
+
+    Args:
+      what: What must be the same on all, by its name.
+
+    Raises:
+      InputError: It is not.
+    """
+    if jax.process_count() == 1:
+        return
+    digests = np.stack(
+        [
+            np.frombuffer(hashlib.sha256(value.encode()).digest(), np.uint32)
+            for value in what.values()
+        ]
+    )
+    everyones = multihost_utils.process_allgather(digests)
+    for name, theirs in zip(what, np.moveaxis(everyones, 1, 0), strict=True):
+        differing = np.flatnonzero((theirs != theirs[0]).any(axis=-1))
+        if differing.size:
+            raise InputError(
+                f"process {differing[0]} has another {name} than process 0; start "
+                "all processes with the same flags, files and versions."
+            )
+
+
+def check_shared(file: Path) -> None:
+    """Waits for all processes and refuses a folder that they do not share.
+
+    Args:
+      file: What process 0 has written into it.
+
+    Raises:
+      InputError: Another process does not see the file.
+    """
+    if jax.process_count() == 1:
+        return
+    multihost_utils.process_allgather(np.zeros(()))  # it is written by now
+    deadline = time.monotonic() + SEEN_WITHIN
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    seen = multihost_utils.process_allgather(np.array(file.exists()))
+    if not seen.all():
+        raise InputError(
+            f"process {np.flatnonzero(~seen)[0]} does not see {file}, which process 0 "
+            "has written; give an --out that all hosts share."
+        )
+
+
+def loss_in(error: BaseException) -> str | None:
+    """What an exception says of another process, or of the network between.
+
+    Args:
+      error: What a step, or anything else with collectives, raised.
+
+    Returns:
+      One line; None if the exception is of this process's own making.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        text = str(cause)
+        is_xlas = isinstance(cause, jax.errors.JaxRuntimeError)
+        if _PEER_LOST.search(text) or (is_xlas and _SERVICE_LOST.match(text)):
+            return text.partition("\n")[0].rstrip(".")
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def _check(cluster: Cluster) -> None:
+    processes, process = cluster.processes, cluster.process
+    if processes is None or process is None:
+        if processes != process:
+            raise InputError("--processes and --process belong together; give both.")
+    elif cluster.coordinator is None and processes != 1:
+        raise InputError(
+            "--processes needs --coordinator HOST:PORT, an address of process 0; on "
+            "one machine python -m train.launch sets them."
+        )
+    elif not 0 <= process < processes:
+        raise InputError(
+            f"--process {process} must be from 0 to {processes - 1}, one less than "
+            "--processes."
+        )
+    if cluster.coordinator:
+        host, _, port = cluster.coordinator.rpartition(":")
+        if not (host and port.isdecimal() and 0 < int(port) < 1 << 16):
+            raise InputError(
+                f"--coordinator {cluster.coordinator} is not an address; give "
+                "HOST:PORT, the port from 1 to 65535."
+            )
+    for name in ("start_timeout", "heartbeat_timeout", "timeout"):
+        value = getattr(cluster, name)
+        if value < 1:
+            flag = name.replace("_", "-")
+            raise InputError(f"--{flag} must be at least 1 second, not {value}.")
+
+
+def _check_port(coordinator: str) -> None:
+    # Where it is taken, JAX's own server ends the process without a word.
+    port = int(coordinator.rpartition(":")[2])
+    with socket.socket() as found:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind(("", port))
+        except OSError as error:
+            raise InputError(
+                f"process 0 cannot listen on port {port} ({error.strerror}); give "
+                "another in --coordinator."
+            ) from error
+
+
+def _number(name: str) -> int | None:
+    text = os.environ.get(name)
+    if text is None:
+        return None
+    if not text.isdecimal():
+        raise InputError(f"{name}={text} in the environment is not a number.")
+    return int(text)
+
+
+def _first(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)

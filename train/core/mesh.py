@@ -1,0 +1,92 @@
+"""The workers as a mesh: one axis, or hosts by their devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from train.core.errors import InputError
+
+if TYPE_CHECKING:
+    from models.config import Attention
+
+AXIS = "data"
+"""The axis of a mesh of workers that are all alike."""
+
+HOST, DEVICE = "host", "device"
+"""The axes of a mesh of several processes that have several devices each."""
+
+
+Topology = Literal["auto", "flat", "hierarchical"]
+
+
+def make_mesh(workers: int | None = None, topology: Topology = "auto") -> Mesh:
+    """A mesh of the workers, all axes of which are theirs.
+
+    Args:
+      workers: Devices to train on, of all processes together, the same number of
+        each; None for all.
+      topology: 'flat' for the one axis `data`, 'hierarchical' for the axes `host`
+        (the processes) and `device`, 'auto' for these where several processes have
+        several devices each.
+
+    Returns:
+      The mesh; a process's devices stand side by side in it.
+
+    Raises:
+      InputError: There are fewer devices, or the processes cannot share them equally.
+
+    Example:
+      >>> from train.core.mesh import make_mesh
+      >>> make_mesh(1).axis_names
+      ('data',)
+    """
+    processes = jax.process_count()
+    devices = sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
+    if workers is None:
+        workers = len(devices)
+    if workers > len(devices):
+        raise InputError(
+            f"--workers {workers} is more than the {len(devices)} devices here "
+            f"({devices[0].platform}); give fewer."
+        )
+    each = workers // processes
+    chosen = [
+        device
+        for process in range(processes)
+        for device in [d for d in devices if d.process_index == process][:each]
+    ]
+    if not each * processes == workers == len(chosen):
+        raise InputError(
+            f"{workers} workers cannot be shared equally by {processes} processes of "
+            f"{jax.local_device_count()} devices; give --workers a multiple of "
+            f"{processes}."
+        )
+    if topology == "auto":
+        several = processes > 1 and each > 1
+        topology = "hierarchical" if several else "flat"
+    if topology == "flat":
+        return Mesh(np.array(chosen), (AXIS,), axis_types=(AxisType.Auto,))
+    hosts = np.array(chosen).reshape(processes, each)
+    return Mesh(hosts, (HOST, DEVICE), axis_types=(AxisType.Auto,) * 2)
+
+
+def check_attention(attention: Attention, mesh: Mesh) -> None:
+    """Refuses attention that the workers' devices cannot compute.
+
+    Args:
+      attention: Who computes it.
+      mesh: The workers.
+
+    Raises:
+      InputError: It is cuDNN's, and they are not GPUs.
+    """
+    platform = mesh.devices.flat[0].platform
+    if attention == "cudnn" and platform != "gpu":
+        raise InputError(
+            f"--attention cudnn needs NVIDIA GPUs, and the workers are on {platform}; "
+            "give --attention xla."
+        )

@@ -1,0 +1,104 @@
+"""`metrics.jsonl`: a line of JSON a step logged and a line an evaluation."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from train.core.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from train.core.totals import Stage
+
+FILE = "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """What is known of a step.
+
+    Attributes:
+      step: The step, counted from 1.
+      loss: Its training loss, in nats; written as null where it is not finite.
+      stage: The stage that it ran in; plain Adam is always in its warm-up.
+      sent_bytes: Bytes that one worker sent in it.
+      total_sent_bytes: Bytes that one worker sent up to it.
+      skipped: Steps skipped so far, for gradients that were not finite.
+      learning_rate: Its learning rate.
+      examples_per_second: Sequences trained on a second, of all workers together,
+        since the last line.
+    """
+
+    step: int
+    loss: float
+    stage: Stage
+    sent_bytes: int
+    total_sent_bytes: int
+    skipped: int
+    learning_rate: float
+    examples_per_second: float
+
+
+@dataclass(frozen=True)
+class EvalMetrics:
+    """An evaluation on held-out text.
+
+    Attributes:
+      step: Steps trained before it.
+      eval_loss: The mean loss, in nats.
+    """
+
+    step: int
+    eval_loss: float
+
+
+def append(folder: Path, metrics: StepMetrics | EvalMetrics) -> None:
+    """Writes a line, at once."""
+    line = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in asdict(metrics).items()
+    }
+    with (folder / FILE).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """All lines, but for one that a killed process left unfinished.
+
+    Args:
+      folder: The run's folder.
+
+    Returns:
+      What each line says.
+
+    Raises:
+      InputError: A line is damaged.
+    """
+    if not (folder / FILE).exists():
+        return []
+    text = (folder / FILE).read_text(encoding="utf-8", errors="replace")
+    finished, _, _ = text.rpartition("\n")
+    lines = []
+    for number, line in enumerate(finished.splitlines(), start=1):
+        try:
+            lines.append(json.loads(line))
+        except ValueError as error:
+            raise InputError(
+                f"line {number} of {folder / FILE} is damaged ({error}); remove it to "
+                "go on."
+            ) from error
+    return lines
+
+
+def truncate(folder: Path, step: int) -> None:
+    """Drops the lines after a step, which will be trained again."""
+    lines = [line for line in read(folder) if line["step"] <= step]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    # Replaced whole, so that a process killed meanwhile loses nothing.
+    new = folder / (FILE + ".new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(folder / FILE)

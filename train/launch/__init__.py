@@ -1,0 +1,1 @@
+"""`python -m train.launch`: a command in several processes."""

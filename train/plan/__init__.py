@@ -1,0 +1,1 @@
+"""`python -m train.plan`: whether compression pays on a cluster."""

@@ -1,0 +1,267 @@
+"""What a training step costs on a cluster, with each optimizer: formulas.
+
+A step is computation, then an exchange, then the update; nothing overlaps but what
+`Load.overlap` says. Every time is bytes by a stated rate or operations by a stated
+rate; nothing is fitted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from train.plan import wire as plan_wire
+
+if TYPE_CHECKING:
+    from models import BertConfig
+    from train.plan.wire import Cluster, Phase
+
+ADAM_BYTES = 28.0
+"""Bytes a parameter that Adam moves in memory: the parameter, both moments and the
+gradient read, all but the gradient written, float32."""
+
+MASKED_SHARE = 0.15
+"""Share of the tokens that BERT predicts."""
+
+
+class Model(NamedTuple):
+    """What is trained.
+
+    Attributes:
+      name: Its name.
+      sizes: Parameters of each leaf.
+      flops: FLOP of one sequence, forward and backward.
+      lines: Rows and columns of its matrices, where they are known.
+    """
+
+    name: str
+    sizes: tuple[int, ...]
+    flops: float
+    lines: int = 0
+
+    @property
+    def parameters(self) -> int:
+        """Their number, d."""
+        return sum(self.sizes)
+
+
+class Load(NamedTuple):
+    """What a GPU does in a step beside exchanging.
+
+    Attributes:
+      micro_batch: Seconds of the forward and backward pass of one micro-batch.
+      accumulate: Micro-batches a step.
+      adam: Seconds of Adam's update.
+      memory_rate: Bytes a second from and to memory.
+      overlap: Share of the last backward pass, two thirds of a micro-batch, behind
+        which an exact exchange of gradients hides.
+    """
+
+    micro_batch: float
+    accumulate: int
+    adam: float
+    memory_rate: float
+    overlap: float = 0.0
+
+
+class Step(NamedTuple):
+    """A step of one stage.
+
+    Attributes:
+      compute: Seconds of forward and backward passes.
+      update: Seconds of the optimizer's arithmetic.
+      exchange: Seconds of the network that nothing hides.
+      gpu_bytes: Bytes that a GPU sends.
+      host_bytes: Bytes that a host sends to others.
+      phases: The collectives.
+    """
+
+    compute: float
+    update: float
+    exchange: float
+    gpu_bytes: float
+    host_bytes: float
+    phases: tuple[Phase, ...]
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.compute + self.update + self.exchange
+
+    @property
+    def network_share(self) -> float:
+        """The exchange's share of the step."""
+        return self.exchange / self.seconds
+
+
+class Arm(NamedTuple):
+    """An optimizer with an exchange.
+
+    Attributes:
+      name: Its name.
+      warmup: A step before the freeze.
+      compressed: A step after it; for Adam the same.
+    """
+
+    name: str
+    warmup: Step
+    compressed: Step
+
+    def seconds(self, warmup_share: float) -> float:
+        r"""A step's seconds, on average over a run: w t_w + (1 - w) t_c."""
+        return (
+            warmup_share * self.warmup.seconds
+            + (1 - warmup_share) * self.compressed.seconds
+        )
+
+
+def bert_flops(config: BertConfig, tokens: int, *, remat: bool = False) -> float:
+    r"""FLOP of pre-training on one sequence.
+
+    .. math:: 3 \cdot 2 \left( L T (4 h^2 + 2 h f) + 2 L T^2 h + h^2
+      + 0.15\,T (h^2 + h V) \right)
+
+    of L layers of width h and feed-forward width f, T tokens and a vocabulary of V:
+    a multiplication and an addition for each weight and token, and for each pair of
+    tokens in attention; twice as much backward. Recomputing the layers for the
+    backward pass adds their forward pass once more.
+
+    Args:
+      config: The sizes.
+      tokens: T.
+      remat: Whether layers are recomputed.
+
+    Returns:
+      Their number.
+    """
+    h, f = config.hidden_size, config.intermediate_size
+    layers = config.num_layers * (
+        tokens * (4 * h * h + 2 * h * f) + 2 * tokens * tokens * h
+    )
+    heads = h * h + round(MASKED_SHARE * tokens) * (h * h + h * config.vocab_size)
+    return 2.0 * ((4 if remat else 3) * layers + 3 * heads)
+
+
+def dense_flops(parameters: int, tokens: int) -> float:
+    """FLOP of training a dense model on one sequence: 6 d T."""
+    return 6.0 * parameters * tokens
+
+
+def compression_bytes(workers: int, shards: int = 1) -> float:
+    r"""Bytes a parameter that the compressed stage moves in memory.
+
+    .. math::
+      12.1 + \left( \frac18 + \frac{8.1}{n} \right) + 20.1
+
+    to compress the gradients (gradient and error read, error and bits written), to
+    average and compress again, and to update (bits, momentum, variance and parameter
+    read, momentum and parameter written). Divided between the GPUs of a host, all but
+    the update is a share of it, after a pass that lays the gradients out (8).
+
+    Args:
+      workers: n.
+      shards: GPUs that share the work, 1 where each compresses everything.
+
+    Returns:
+      Their number.
+    """
+    laid_out = 8.0 if shards > 1 else 0.0
+    return laid_out + (12.1 + 1 / 8 + 8.1 / workers) / shards + 20.1
+
+
+def load(
+    model: Model,
+    *,
+    batch: int,
+    accumulate: int,
+    flops: float,
+    memory_rate: float,
+    overlap: float = 0.0,
+) -> Load:
+    """A GPU's load from the rates of its arithmetic and its memory.
+
+    Args:
+      model: What is trained.
+      batch: Sequences of a micro-batch.
+      accumulate: Micro-batches a step.
+      flops: FLOP/s.
+      memory_rate: Bytes a second.
+      overlap: As in `Load`.
+
+    Returns:
+      batch · FLOP / flops, and 28 d / memory_rate for the update.
+    """
+    return Load(
+        batch * model.flops / flops,
+        accumulate,
+        ADAM_BYTES * model.parameters / memory_rate,
+        memory_rate,
+        overlap,
+    )
+
+
+def arms(
+    model: Model, work: Load, cluster: Cluster, *, warmup_itemsize: int = 4
+) -> list[Arm]:
+    """All optimizers that there are for a cluster.
+
+    Args:
+      model: What is trained.
+      work: What a GPU computes.
+      cluster: Where.
+      warmup_itemsize: Bytes of a gradient's value that 1-bit Adam's warm-up exchanges.
+
+    Returns:
+      Adam with gradients of 4 and 2 bytes, then 1-bit Adam, flat, and hierarchical
+      where there are several hosts of several GPUs; with signs and with counts.
+    """
+    n = cluster.hosts * cluster.gpus
+    powers = plan_wire.powers(model.sizes, model.lines, cluster)
+    some = plan_wire.powers(
+        model.sizes, -(-model.lines // plan_wire.LINES_PERIOD), cluster
+    )
+
+    def exact_step(itemsize: int, *more: Phase) -> Step:
+        phases = (*plan_wire.exact(model.sizes, itemsize, cluster), *more)
+        return _step(work, work.adam, phases, cluster, hides=True)
+
+    def arm(name: str, phases: tuple[Phase, ...], workers: int, shards: int) -> Arm:
+        more = compression_bytes(workers, shards) - ADAM_BYTES
+        update = work.adam + more * model.parameters / work.memory_rate
+        compressed = _step(work, update, (*phases, some), cluster, hides=False)
+        return Arm(name, exact_step(warmup_itemsize, powers), compressed)
+
+    found = [Arm(name, exact_step(b), exact_step(b)) for name, b in BASELINES.items()]
+    for wire in ("signs", "counts"):
+        phases = plan_wire.flat(model.sizes, wire, cluster)
+        found.append(arm(f"1-bit Adam, flat, {wire}", phases, n, 1))
+    if cluster.hosts > 1 and cluster.gpus > 1:
+        for wire in ("signs", "counts"):
+            phases = plan_wire.hierarchical(model.sizes, wire, cluster)
+            name = f"1-bit Adam, hierarchical, {wire}"
+            found.append(arm(name, phases, cluster.hosts, cluster.gpus))
+    return found
+
+
+BASELINES = {"Adam, float32 gradients": 4, "Adam, bfloat16 gradients": 2}
+"""Plain Adam's arms, with the bytes of a gradient's value."""
+
+
+def _step(
+    work: Load,
+    update: float,
+    phases: tuple[Phase, ...],
+    cluster: Cluster,
+    *,
+    hides: bool,
+) -> Step:
+    exchange = sum(phase.seconds(cluster) for phase in phases)
+    if hides:
+        exchange = max(0.0, exchange - work.overlap * 2 / 3 * work.micro_batch)
+    return Step(
+        work.accumulate * work.micro_batch,
+        update,
+        exchange,
+        sum(phase.gpu_bytes for phase in phases),
+        sum(phase.host_bytes for phase in phases),
+        phases,
+    )

@@ -1,0 +1,302 @@
+"""What the planner says: a table, sentences, JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from train.plan.model import BASELINES, arms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from train.plan.model import Arm, Load, Model
+    from train.plan.wire import Cluster
+
+PAYS = 1.1
+"""The least speed-up over a run that is worth an approximation."""
+
+GIGABIT = 1e9 / 8
+_FASTEST = 1e4 * GIGABIT
+_SLOWEST = 1e-3 * GIGABIT
+
+
+class Plan(NamedTuple):
+    """A question and its answer.
+
+    Attributes:
+      model: What is trained.
+      load: What a GPU computes.
+      cluster: Where.
+      warmup_share: Share of the steps before the freeze.
+      warmup_itemsize: Bytes of a gradient's value in these.
+      arms: The optimizers.
+    """
+
+    model: Model
+    load: Load
+    cluster: Cluster
+    warmup_share: float
+    warmup_itemsize: int
+    arms: list[Arm]
+
+    @property
+    def baselines(self) -> list[Arm]:
+        """Plain Adam."""
+        return [arm for arm in self.arms if arm.name in BASELINES]
+
+    @property
+    def baseline(self) -> Arm:
+        """The faster plain Adam, which compression has to beat."""
+        return min(self.baselines, key=lambda arm: arm.seconds(0))
+
+    @property
+    def best(self) -> Arm:
+        """The fastest 1-bit Adam over a whole run."""
+        ours = [arm for arm in self.arms if arm.name not in BASELINES]
+        return min(ours, key=lambda arm: arm.seconds(self.warmup_share))
+
+    def speed_up(self, arm: Arm, over: Arm, *, whole_run: bool) -> float:
+        """How many times faster than another, after the freeze or over a whole run."""
+        share = self.warmup_share if whole_run else 0.0
+        return over.seconds(share) / arm.seconds(share)
+
+    @property
+    def gain(self) -> float:
+        """What the best form gains over the faster Adam over a whole run."""
+        return self.speed_up(self.best, self.baseline, whole_run=True)
+
+
+def make_plan(
+    model: Model,
+    load: Load,
+    cluster: Cluster,
+    *,
+    warmup_share: float,
+    warmup_itemsize: int,
+) -> Plan:
+    """Predicts all optimizers for a question.
+
+    Args:
+      model: What is trained.
+      load: What a GPU computes.
+      cluster: Where.
+      warmup_share: Share of the steps before the freeze.
+      warmup_itemsize: Bytes of a gradient's value in these.
+
+    Returns:
+      The plan.
+    """
+    found = arms(model, load, cluster, warmup_itemsize=warmup_itemsize)
+    return Plan(model, load, cluster, warmup_share, warmup_itemsize, found)
+
+
+def break_even_rate(plan: Plan) -> float | None:
+    """The link rate above which compression does not pay, bytes a second.
+
+    Args:
+      plan: What is asked for; its own link rate does not matter.
+
+    Returns:
+      The rate, to a hundredth; None where it pays at none from 1 Mbit/s on.
+    """
+    return _highest(lambda rate: _at_rate(plan, rate).gain)
+
+
+def _at_rate(plan: Plan, rate: float) -> Plan:
+    return make_plan(
+        plan.model,
+        plan.load,
+        plan.cluster._replace(rate=rate),
+        warmup_share=plan.warmup_share,
+        warmup_itemsize=plan.warmup_itemsize,
+    )
+
+
+def _highest(gain: Callable[[float], float]) -> float | None:
+    if gain(_SLOWEST) < PAYS:
+        return None
+    low, high = _SLOWEST, _FASTEST
+    while high / low > 1.01:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if gain(middle) >= PAYS else (low, middle)
+    return low
+
+
+def table(plan: Plan) -> str:
+    """A row an optimizer."""
+    head = ("", "step, ms", "", "sent, MB", "", "network", "x Adam fp32", "", "x bf16")
+    under = (
+        "",
+        "warm-up",
+        "after",
+        "GPU",
+        "host",
+        "share",
+        "after",
+        "whole run",
+        "whole run",
+    )
+    rows = [head, under]
+    full, half = plan.baselines
+    for arm in plan.arms:
+        after = arm.compressed
+        warmup = "" if arm in plan.baselines else milliseconds(arm.warmup.seconds)
+        rows.append(
+            (
+                ("→ " if arm is plan.best else "  ") + arm.name,
+                warmup,
+                milliseconds(after.seconds),
+                _megabytes(after.gpu_bytes),
+                _megabytes(after.host_bytes),
+                f"{after.network_share:.0%}",
+                f"{plan.speed_up(arm, full, whole_run=False):.2f}",
+                f"{plan.speed_up(arm, full, whole_run=True):.2f}",
+                f"{plan.speed_up(arm, half, whole_run=True):.2f}",
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        name, *numbers = (
+            cell.ljust(width) if first else cell.rjust(width)
+            for cell, width, first in zip(
+                row, widths, [True] + [False] * 8, strict=True
+            )
+        )
+        lines.append("  ".join((name, *numbers)).rstrip())
+    return "\n".join(lines)
+
+
+def verdict(plan: Plan) -> str:
+    """Whether it pays, why, and from which link rate on it does not."""
+    best, adam = plan.best, plan.baseline
+    if plan.cluster.hosts * plan.cluster.gpus == 1:
+        return "Compression does not pay: one GPU exchanges nothing."
+    if plan.gain >= PAYS:
+        first = (
+            f"Compression pays: {best.name} is {plan.gain:.2f} times as fast as "
+            f"{adam.name} over a run with {plan.warmup_share:.0%} warm-up, "
+            f"{plan.speed_up(best, adam, whole_run=False):.2f} times after it."
+        )
+    else:
+        first = (
+            f"Compression does not pay: {_why(plan)}; with "
+            f"{plan.warmup_share:.0%} warm-up {best.name} is {plan.gain:.3f} times as "
+            f"fast as {adam.name} over a run; with an exchange that took no time it "
+            f"would be {_ceiling(plan):.3f} times."
+        )
+    if plan.cluster.hosts == 1:
+        return first
+    rate = break_even_rate(plan)
+    if rate is None:
+        slow = _at_rate(plan, _SLOWEST)
+        reason = (
+            "the warm-up, which is exact, takes too large a share; freeze earlier, or "
+            "see what --warmup-gradients bfloat16 gives"
+            if _ceiling(slow) < PAYS
+            else "bytes are not what it waits for"
+        )
+        second = f"It pays at no link rate from 1 Mbit/s on: {reason}."
+    elif rate > 0.99 * _FASTEST:
+        second = "It pays at every link rate up to 10,000 Gbit/s."
+    else:
+        second = (
+            f"It pays ({PAYS} times and more) while a host's links give less than "
+            f"{_rate(rate)} Gbit/s."
+        )
+    return f"{first}\n{second}"
+
+
+def _ceiling(plan: Plan) -> float:
+    """What an exchange after the freeze that takes no time would gain over a run."""
+    adam, share = plan.baseline, plan.warmup_share
+    rest = adam.compressed.seconds - adam.compressed.exchange
+    least = share * plan.best.warmup.seconds + (1 - share) * rest
+    return adam.seconds(share) / least
+
+
+def _why(plan: Plan) -> str:
+    """What makes compression useless."""
+    adam, load = plan.baseline.compressed, plan.load
+    wait = sum(phase.rounds for phase in adam.phases) * plan.cluster.latency
+    share = f"{adam.network_share:.0%} of Adam's step"
+    if wait > 0.5 * adam.exchange > 0:
+        return (
+            f"the model is so small that its exchange ({share}) waits for messages, "
+            "not for bytes"
+        )
+    if adam.network_share > 1 / 3:
+        return (
+            f"the exchange takes {share}, but the warm-up and the compression itself "
+            "use up what it saves"
+        )
+    alone = adam.exchange / (adam.exchange + load.micro_batch + adam.update)
+    if load.accumulate > 1 and alone > 2 * adam.network_share:
+        return (
+            f"{load.accumulate} micro-batches share an exchange, which is {share} "
+            f"(without accumulation {alone:.0%})"
+        )
+    return (
+        f"the network is fast enough for this model, {share} "
+        f"({milliseconds(adam.exchange)} ms)"
+    )
+
+
+def to_json(plan: Plan) -> dict[str, Any]:
+    """All of it, in seconds and bytes."""
+    full, half = plan.baselines
+
+    def step(arm: Arm, stage: str) -> dict[str, Any]:
+        found = getattr(arm, stage)
+        numbers = {k: v for k, v in found._asdict().items() if k != "phases"}
+        return numbers | {
+            "seconds": found.seconds,
+            "network_share": found.network_share,
+            "phases": [
+                phase._asdict() | {"seconds": phase.seconds(plan.cluster)}
+                for phase in found.phases
+            ],
+        }
+
+    return {
+        "model": {
+            "name": plan.model.name,
+            "parameters": plan.model.parameters,
+            "flops_a_sequence": plan.model.flops,
+        },
+        "cluster": plan.cluster._asdict(),
+        "load": plan.load._asdict(),
+        "warmup_share": plan.warmup_share,
+        "warmup_itemsize": plan.warmup_itemsize,
+        "arms": [
+            {
+                "name": arm.name,
+                "warmup": step(arm, "warmup"),
+                "compressed": step(arm, "compressed"),
+                "speed_up": {
+                    f"{name}, {when}": plan.speed_up(arm, over, whole_run=whole)
+                    for name, over in (("over float32", full), ("over bfloat16", half))
+                    for when, whole in (("after", False), ("whole run", True))
+                },
+            }
+            for arm in plan.arms
+        ],
+        "best": plan.best.name,
+        "pays": plan.gain >= PAYS,
+        "break_even_rate": break_even_rate(plan),
+        "verdict": verdict(plan),
+    }
+
+
+def milliseconds(seconds: float) -> str:
+    """A time in milliseconds, of three digits or so."""
+    return f"{1e3 * seconds:,.{0 if seconds > 0.1 else 1}f}"
+
+
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:,.{0 if size > 1e8 else 1}f}"
+
+
+def _rate(rate: float) -> str:
+    gigabits = rate / GIGABIT
+    return f"{gigabits:,.0f}" if gigabits >= 100 else f"{gigabits:.2g}"

@@ -1,0 +1,206 @@
+"""What fine-tuning starts from: weights and their vocabulary."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from models import SIZES, BertConfig, WeightsError, huggingface
+from train.bert.data import VOCABULARY_FILE
+from train.bert.objective import abstract_params
+from train.core import checkpoint, run_folder
+from train.core.errors import InputError
+from train.data.vocabulary import is_cased, read_vocabulary, write_vocabulary
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from train.bert.config import Size
+    from train.data.vocabulary import Vocabulary
+
+
+TOKENIZER = "tokenizer_config.json"
+# The settings that decide how text is cut, and the values that cut it as here.
+_CUT_BY = {
+    "tokenizer_class": (None, "BertTokenizer", "BertTokenizerFast"),
+    "do_lower_case": (None, True, False),
+    "strip_accents": (None,),
+    "tokenize_chinese_chars": (None, True),
+    "do_basic_tokenize": (None, True),
+}
+MODEL_FOLDER = "model"
+"""Where a run of `train.squad` leaves its weights."""
+
+
+class Start(NamedTuple):
+    """Where fine-tuning starts.
+
+    Attributes:
+      config: The model's sizes.
+      vocabulary: Its word pieces.
+      params: The parameters that are given, by the model's parts: `bert`, and `span`
+        if it has been fine-tuned for spans before.
+      cased: Whether its tokenizer keeps capitals and accents.
+    """
+
+    config: BertConfig
+    vocabulary: Vocabulary
+    params: dict[str, Any]
+    cased: bool
+
+
+def read_start(folder: Path | None, vocab: Path | None, model: Size) -> Start:
+    """Reads weights and vocabulary.
+
+    Args:
+      folder: A folder in Hugging Face's layout, or of a run of `train.pretrain`; None
+        for random weights.
+      vocab: The vocabulary; None for the one in the folder.
+      model: The size where weights are random.
+
+    Returns:
+      The start.
+
+    Raises:
+      InputError: The folder holds neither, or a file in it cannot be used, or cuts
+        text in another way, or the weights are of one type of tokens or of another
+        vocabulary's size.
+    """
+    if folder is not None and not folder.is_dir():
+        raise InputError(f"there is no folder {folder}; give another --start.")
+    if vocab is None:
+        if folder is None:
+            raise InputError("there is no vocabulary; give --vocab, or --start.")
+        vocab = folder / VOCABULARY_FILE
+    vocabulary = read_vocabulary(vocab)
+    if folder is None:
+        config = replace(SIZES[model], vocab_size=len(vocabulary))
+        return Start(config, vocabulary, {}, is_cased(vocabulary))
+    if (folder / huggingface.WEIGHTS).exists():
+        try:
+            config, params = huggingface.read_for_spans(folder)
+        except WeightsError as error:
+            raise InputError(str(error)) from error
+    elif (folder / MODEL_FOLDER / huggingface.WEIGHTS).exists():
+        raise InputError(
+            f"{folder} is a run of train.squad; give its {folder / MODEL_FOLDER}."
+        )
+    elif checkpoint.exist(folder):
+        config, params = _read_run(folder)
+    else:
+        raise InputError(
+            f"{folder} holds no weights; give as --start a folder with "
+            f"{huggingface.CONFIG} and {huggingface.WEIGHTS}, or a run of "
+            "train.pretrain."
+        )
+    if config.num_token_types < 2:
+        raise InputError(
+            f"the weights in {folder} have one type of tokens, by which question and "
+            "text cannot be told apart; give weights with two."
+        )
+    if len(vocabulary) != config.vocab_size:
+        raise InputError(
+            f"the vocabulary {vocab} has {len(vocabulary):,} word pieces and the "
+            f"weights in {folder} have {config.vocab_size:,}; give --vocab theirs."
+        )
+    return Start(config, vocabulary, params, _is_cased(folder, vocabulary))
+
+
+def read_own_start(folder: Path) -> Start | None:
+    """What a run of `train.squad` goes on with, wherever it has started from.
+
+    Args:
+      folder: The run's folder.
+
+    Returns:
+      The start, without weights, which are in the run's checkpoint; None where there
+      is none yet.
+
+    Raises:
+      InputError: The folder's vocabulary cannot be used.
+    """
+    if not checkpoint.exist(folder):
+        return None
+    vocabulary = read_vocabulary(folder / VOCABULARY_FILE)
+    sizes = checkpoint.stored_model(folder, checkpoint.latest_step(folder))
+    del sizes["optimizer"]
+    return Start(BertConfig(**sizes), vocabulary, {}, _is_cased(folder, vocabulary))
+
+
+def _is_cased(folder: Path, vocabulary: Vocabulary) -> bool:
+    """What the folder's tokenizer_config.json says, or else the vocabulary."""
+    file = folder / TOKENIZER
+    if not file.exists():
+        return is_cased(vocabulary)
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+        given = {name: settings.get(name) for name in _CUT_BY}
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise InputError(
+            f"{file} is not JSON with a tokenizer's settings ({error}); mend it, or "
+            "remove it to go by the capitals of the vocabulary."
+        ) from error
+    lowercase = given["do_lower_case"]
+    allowed = {**_CUT_BY, "strip_accents": (None, lowercase)}
+    for name, values in allowed.items():
+        if given[name] not in values:
+            raise InputError(
+                f"{file} has {name} {given[name]!r}, which cuts text in another way "
+                "than this library; give other weights, or remove that line to have "
+                "it cut so."
+            )
+    return is_cased(vocabulary) if lowercase is None else not lowercase
+
+
+def write_tokenizer(folder: Path, start: Start) -> None:
+    """Writes the vocabulary, and whether it is cased, as Hugging Face reads them.
+
+    Args:
+      folder: Where to.
+      start: Whose they are.
+    """
+    write_vocabulary(folder / VOCABULARY_FILE, start.vocabulary)
+    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": not start.cased}
+    text = json.dumps(settings, indent=2) + "\n"
+    (folder / TOKENIZER).write_text(text, encoding="utf-8")
+
+
+def _read_run(folder: Path) -> tuple[BertConfig, dict[str, Any]]:
+    """The encoder of a pre-training run's newest checkpoint."""
+    flags = run_folder.read(folder).config
+    step = checkpoint.latest_step(folder)
+    arrays = folder.resolve() / checkpoint.FOLDER / str(step) / "arrays"
+    stored = checkpoint.stored_model(folder, step)
+    try:
+        checkpoint.read_through(arrays, b"params.")
+        config = replace(
+            SIZES[flags.model],
+            vocab_size=stored["vocab_size"],
+            pre_norm=stored["pre_norm"],
+        )
+        abstract = abstract_params(config)
+        # NumPy arrays, whatever devices they were saved on; the optimizer's state is
+        # left.
+        how = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), abstract)
+        with ocp.PyTreeCheckpointer() as checkpointer:
+            restored = checkpointer.restore(
+                arrays,
+                args=ocp.args.PyTreeRestore(
+                    item={"params": abstract},
+                    restore_args={"params": how},
+                    partial_restore=True,
+                ),
+            )
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(
+            f"the checkpoint {arrays.parent} cannot be read ({error}); give another "
+            "run as --start."
+        ) from error
+    bert = restored["params"]["bert"]
+    bert.pop("pooler")
+    return config, {"bert": bert}

@@ -1,0 +1,168 @@
+"""What fine-tuning for spans computes: its loss, its batches, its logits."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from models import BertForQuestionAnswering, span_loss
+from models.dropout import sequence_keys
+from train.core.mesh import AXIS
+from train.core.program import place
+from train.squad.windows import sequence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from jax.sharding import Mesh
+    from jaxtyping import Array, Float, Int
+
+    from models import BertConfig, SpanBatch
+    from train.bert.pairs import Pieces
+    from train.squad.windows import Window
+
+
+def init_params(
+    config: BertConfig, seed: int, given: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The parameters that fine-tuning starts with.
+
+    Args:
+      config: The model's sizes.
+      seed: Decides the random ones.
+      given: Those that are not random, by the model's parts.
+
+    Returns:
+      A tree of nested dictionaries of float32 arrays.
+    """
+    model = BertForQuestionAnswering(config, rngs=nnx.Rngs(seed))
+    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    return params | (given or {})
+
+
+def abstract_params(config: BertConfig) -> dict[str, Any]:
+    """The shapes and dtypes of `init_params`."""
+    return jax.eval_shape(lambda: init_params(config, 0))
+
+
+def training_loss(
+    config: BertConfig, seed: int
+) -> Callable[[Any, SpanBatch, Int[Array, ""]], Float[Array, ""]]:
+    """The loss of a worker's share of a batch, with dropout.
+
+    Args:
+      config: The model's sizes.
+      seed: Decides the dropout, together with the step and the place of a window in
+        the global batch: the number of workers does not matter to it.
+
+    Returns:
+      A function from parameters, the worker's share of a batch, and the number of
+      earlier steps, for `onebit_jax.data_parallel`.
+    """
+    graph = _graph(config)
+
+    def loss_fn(
+        params: Any, batch: SpanBatch, step: Int[Array, ""]
+    ) -> Float[Array, ""]:
+        keys = None
+        if config.dropout:
+            share = batch.token_ids.shape[0]
+            first = jax.lax.axis_index(AXIS) * share
+            key = jax.random.fold_in(jax.random.key(seed), step)
+            keys = sequence_keys(key, first + jnp.arange(share))
+        model = nnx.merge(graph, params)
+        starts, ends = model(batch.token_ids, batch.token_types, batch.lengths, keys)
+        return span_loss(starts, ends, batch)
+
+    return loss_fn
+
+
+def examples(
+    windows: Sequence[Window], pieces: Pieces, length: int, seed: int
+) -> grain.MapDataset[SpanBatch]:
+    """An endless sequence of windows, each epoch shuffled anew.
+
+    Args:
+      windows: What is learnt from.
+      pieces: The vocabulary's special ids.
+      length: Tokens of a sequence.
+      seed: Decides the order.
+
+    Returns:
+      A data set whose example i is a function of the seed and i.
+    """
+    return (
+        grain.MapDataset.source(windows)
+        .seed(seed)
+        .shuffle()
+        .repeat()
+        .map(partial(sequence, pieces=pieces, length=length))
+    )
+
+
+def logits(
+    config: BertConfig,
+    params: Any,
+    windows: Sequence[Window],
+    pieces: Pieces,
+    length: int,
+    batch: int,
+    mesh: Mesh,
+    expect: Callable[[str], None],
+) -> tuple[Float[np.ndarray, "W T"], Float[np.ndarray, "W T"]]:
+    """Scores every token of every window.
+
+    Args:
+      config: The model's sizes.
+      params: Its parameters, on the mesh.
+      windows: The windows.
+      pieces: The vocabulary's special ids.
+      length: Tokens of a sequence.
+      batch: Windows at a time; a multiple of the workers.
+      mesh: The workers.
+      expect: Told of each wait for the other processes; nothing, by an empty string.
+
+    Returns:
+      Start and end logits.
+    """
+    graph = _graph(config)
+    # This process's rows of a batch, and the scores of all rows.
+    share = batch // jax.process_count()
+    own = slice(jax.process_index() * share, (jax.process_index() + 1) * share)
+
+    @partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    def forward(params: Any, batch: SpanBatch) -> tuple[Array, Array]:
+        model = nnx.merge(graph, params)
+        return model(batch.token_ids, batch.token_types, batch.lengths)
+
+    def placed(part: Sequence[Window]) -> SpanBatch:
+        # The last batch is filled up, so that one program serves all.
+        rows = [sequence(w, pieces, length) for w in part]
+        rows += [rows[-1]] * (batch - len(rows))
+        return place(jax.tree.map(lambda *x: np.stack(x), *rows[own]), mesh)
+
+    expect("")  # a compilation waits for nobody
+    program = forward.lower(params, placed(windows[:batch])).compile()
+    found = []
+    for first in range(0, len(windows), batch):
+        part = windows[first : first + batch]
+        expect(f"the answers to windows {first:,} to {first + len(part) - 1:,}")
+        scores = jax.device_get(program(params, placed(part)))
+        found.append([x[: len(part)] for x in scores])
+    expect("")
+    starts, ends = (np.concatenate(x) for x in zip(*found, strict=True))
+    return starts, ends
+
+
+def _graph(config: BertConfig) -> nnx.GraphDef[BertForQuestionAnswering]:
+    abstract = nnx.eval_shape(
+        lambda: BertForQuestionAnswering(config, rngs=nnx.Rngs(0))
+    )
+    return nnx.graphdef(abstract)

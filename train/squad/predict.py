@@ -1,0 +1,219 @@
+"""Answers from logits: the best spans over a question's windows, or none."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from train.squad.windows import by_question, has_most_context
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from jaxtyping import Bool, Float
+
+    from train.squad.dataset import Question, Squad
+    from train.squad.windows import Window
+
+NUM_BEST = 20
+"""Answers kept a question."""
+
+MAX_ANSWER = 30
+"""Word pieces of the longest answer."""
+
+
+class Span(NamedTuple):
+    """An answer: start plus end logit, its first character and past its last."""
+
+    score: float
+    start: int
+    end: int
+
+
+class Prediction(NamedTuple):
+    """What a model answers.
+
+    Attributes:
+      question: The question.
+      best: Its likeliest answers, best first, no two with the same text.
+      null: The score of there being no answer: the least over the windows.
+    """
+
+    question: Question
+    best: tuple[Span, ...]
+    null: float
+
+    @property
+    def null_odds(self) -> float:
+        """The score of no answer less that of the best; +∞ where there is none."""
+        return self.null - self.best[0].score if self.best else math.inf
+
+    def text(self, threshold: float = math.inf) -> str:
+        """The answer.
+
+        Args:
+          threshold: The highest `null_odds` with which one is given; the default gives
+            one always, as in v1.1.
+
+        Returns:
+          Part of the text, or nothing.
+        """
+        if not self.best or self.null_odds > threshold:
+            return ""
+        _, start, end = self.best[0]
+        return self.question.context[start:end]
+
+
+def predict(
+    questions: Sequence[Question],
+    windows: Sequence[Window],
+    starts: Float[np.ndarray, "W T"],
+    ends: Float[np.ndarray, "W T"],
+    *,
+    num_best: int = NUM_BEST,
+    max_answer: int = MAX_ANSWER,
+) -> list[Prediction]:
+    """Finds the best answers.
+
+    A span counts in the window in which its first word piece has most text about it,
+    with the sum of its logits, as in Devlin et al., 2018.
+
+    Args:
+      questions: The questions.
+      windows: Their windows, in order.
+      starts: Start logits of the windows' sequences.
+      ends: End logits.
+      num_best: Answers kept a question; fewer where several have the same text.
+      max_answer: Word pieces of the longest answer.
+
+    Returns:
+      A prediction a question.
+    """
+    predictions = []
+    row = 0
+    for own in by_question(windows):
+        question = questions[own[0].question]
+        spans: list[Span] = []
+        null = math.inf
+        for window, judged in zip(own, has_most_context(own), strict=True):
+            start, end = (
+                np.asarray(logits[row], np.float64) for logits in (starts, ends)
+            )
+            null = min(null, float(start[0] + end[0]))
+            spans += _spans(window, judged, start, end, num_best, max_answer)
+            row += 1
+        best = _distinct(question.context, spans, num_best)
+        predictions.append(Prediction(question, best, null))
+    return predictions
+
+
+def answers(
+    squad: Squad, predictions: Sequence[Prediction], threshold: float
+) -> dict[str, str]:
+    """The answers, as `predictions.json` has them.
+
+    Args:
+      squad: The questions.
+      predictions: What is answered.
+      threshold: Null odds above which there is no answer, in v2.0; in v1.1 there is
+        one always.
+
+    Returns:
+      From a question's id to its answer.
+    """
+    limit = threshold if squad.has_null else math.inf
+    return {p.question.id: p.text(limit) for p in predictions}
+
+
+def write_predictions(
+    folder: Path, squad: Squad, predictions: Sequence[Prediction], threshold: float
+) -> None:
+    """Writes the files that the official scripts read, and the answers behind them.
+
+    Args:
+      folder: Where `predictions.json` and `nbest_predictions.json` go, and in v2.0
+        `null_odds.json`.
+      squad: The questions.
+      predictions: What is answered.
+      threshold: Null odds above which there is no answer, in v2.0.
+    """
+    contents: dict[str, dict[str, Any]] = {
+        "predictions.json": answers(squad, predictions, threshold),
+        "nbest_predictions.json": {
+            p.question.id: n_best(p, with_null=squad.has_null) for p in predictions
+        },
+    }
+    if squad.has_null:
+        # JSON has no infinity.
+        contents["null_odds.json"] = {
+            p.question.id: min(p.null_odds, 1e9) for p in predictions
+        }
+    else:  # those of another file, answered before
+        (folder / "null_odds.json").unlink(missing_ok=True)
+    for name, content in contents.items():
+        text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def n_best(prediction: Prediction, *, with_null: bool) -> list[dict[str, Any]]:
+    """The likeliest answers with their probabilities among themselves.
+
+    Args:
+      prediction: What is answered.
+      with_null: Whether no answer is one of them.
+
+    Returns:
+      Text, probability, score, and first and past the last character of each.
+    """
+    context = prediction.question.context
+    spans = list(prediction.best)
+    if with_null or not spans:
+        spans.append(Span(prediction.null, 0, 0))
+    spans.sort(key=lambda span: -span.score)
+    weights = [math.exp(span.score - spans[0].score) for span in spans]
+    return [
+        {
+            "text": context[span.start : span.end],
+            "probability": weight / sum(weights),
+            "score": span.score,
+            "start": span.start,
+            "end": span.end,
+        }
+        for span, weight in zip(spans, weights, strict=True)
+    ]
+
+
+def _spans(
+    window: Window,
+    judged: Bool[np.ndarray, " pieces"],
+    starts: Float[np.ndarray, " T"],
+    ends: Float[np.ndarray, " T"],
+    num_best: int,
+    max_answer: int,
+) -> Iterator[Span]:
+    size = window.last - window.first
+    if not size:
+        return
+    inside = slice(window.start, window.start + size)
+    ends = np.concatenate([ends[inside], np.full(max_answer - 1, -np.inf)])
+    scores = np.where(judged, starts[inside], -np.inf)[:, None] + (
+        np.lib.stride_tricks.sliding_window_view(ends, max_answer)
+    )  # of a span by its first piece and its length
+    for place in np.argsort(-scores, axis=None, kind="stable")[:num_best]:
+        first, more = divmod(int(place), max_answer)
+        if scores[first, more] > -np.inf:
+            start = window.start + first
+            yield Span(
+                float(scores[first, more]), *window.characters(start, start + more)
+            )
+
+
+def _distinct(context: str, spans: list[Span], count: int) -> tuple[Span, ...]:
+    texts: dict[str, Span] = {}
+    for span in sorted(spans, key=lambda span: (-span.score, span.start, span.end)):
+        texts.setdefault(context[span.start : span.end], span)
+    return tuple(texts.values())[:count]

@@ -1,0 +1,188 @@
+"""SQuAD's exact match and F1, by the definitions of its official scripts.
+
+evaluate-v1.1.py and evaluate-v2.0.py, https://rajpurkar.github.io/SQuAD-explorer/.
+They differ in what is empty once normalised: in v2.0 two empty answers agree, in v1.1
+they have nothing in common.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from train.core.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from train.squad.dataset import Question, Squad
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+class Score(NamedTuple):
+    """How well questions are answered.
+
+    Attributes:
+      exact: Per cent of them answered exactly.
+      f1: Mean F1 of the words of answers, per cent.
+      total: Questions.
+    """
+
+    exact: float
+    f1: float
+    total: int
+
+
+def normalize(text: str) -> str:
+    """Lower-cases, and removes punctuation, articles and superfluous blanks.
+
+    Args:
+      text: An answer.
+
+    Returns:
+      What is compared of it.
+
+    Example:
+      >>> from train.squad.scores import normalize
+      >>> normalize("The  bit, (a sign)!")
+      'bit sign'
+    """
+    text = text.lower().translate(_NO_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", text).split())
+
+
+def exact_match(prediction: str, reference: str) -> float:
+    """1 if two answers are the same once normalised, else 0."""
+    return float(normalize(prediction) == normalize(reference))
+
+
+def f1(prediction: str, reference: str, *, has_null: bool = False) -> float:
+    """The harmonic mean of precision and recall of an answer's words.
+
+    Args:
+      prediction: The answer given.
+      reference: The right one.
+      has_null: Whether to count as v2.0 does: answers without words agree with each
+        other.
+
+    Returns:
+      2 p r / (p + r), from 0 to 1.
+
+    Example:
+      >>> from train.squad.scores import f1
+      >>> f1("one bit", "one single bit") == 2 * (2 / 2) * (2 / 3) / (2 / 2 + 2 / 3)
+      True
+    """
+    given, right = normalize(prediction).split(), normalize(reference).split()
+    if has_null and not (given and right):
+        return float(given == right)
+    common = (Counter(given) & Counter(right)).total()
+    if common == 0:
+        return 0.0
+    precision, recall = common / len(given), common / len(right)
+    return 2 * precision * recall / (precision + recall)
+
+
+def question_scores(
+    question: Question, prediction: str, *, has_null: bool
+) -> tuple[float, float]:
+    """Exact match and F1 of an answer, each with the reference that suits it best.
+
+    Args:
+      question: The question.
+      prediction: The answer given; empty for none.
+      has_null: Whether to count as v2.0 does.
+
+    Returns:
+      The two, from 0 to 1.
+    """
+    references = [answer.text for answer in question.answers]
+    if has_null:
+        references = [text for text in references if normalize(text)] or [""]
+    return (
+        max(exact_match(prediction, text) for text in references),
+        max(f1(prediction, text, has_null=has_null) for text in references),
+    )
+
+
+def evaluate(squad: Squad, predictions: Mapping[str, str]) -> dict[str, Score]:
+    """Scores predictions.
+
+    Args:
+      squad: The questions.
+      predictions: Answers by the question's id. As in the official scripts, a question
+        that has none counts as wrong in v1.1 and is left out in v2.0.
+
+    Returns:
+      The score of `all` questions, and in v2.0 of the `answerable` and the
+      `unanswerable` ones where there are any.
+
+    Raises:
+      InputError: There is no prediction for any question.
+    """
+    known = [q for q in squad.questions if q.id in predictions]
+    if not known:
+        raise InputError(
+            "the predictions are for none of the questions; give those for this file."
+        )
+    scores = {
+        q.id: question_scores(q, predictions[q.id], has_null=squad.has_null)
+        for q in known
+    }
+    if not squad.has_null:
+        return {"all": _mean(scores, squad.questions)}
+    groups = {
+        "all": known,
+        "answerable": [q for q in known if q.answers],
+        "unanswerable": [q for q in known if not q.answers],
+    }
+    return {name: _mean(scores, group) for name, group in groups.items() if group}
+
+
+def best_threshold(
+    squad: Squad, predictions: Mapping[str, str], null_odds: Mapping[str, float]
+) -> tuple[float, Score]:
+    """Finds the null threshold that v2.0's questions are answered best with, by F1.
+
+    Args:
+      squad: The questions.
+      predictions: An answer to each, by its id, as if all had one.
+      null_odds: How much likelier it is that there is none.
+
+    Returns:
+      The highest odds with which an answer is still given, and the score with it.
+    """
+    ordered = sorted(squad.questions, key=lambda q: null_odds[q.id])
+    changes = []
+    for q in ordered:
+        own = question_scores(q, predictions[q.id], has_null=True)[1]
+        none = question_scores(q, "", has_null=True)[1]
+        changes.append(own - none)
+    best, threshold, total = 0.0, -float("inf"), 0.0
+    for number, (q, change) in enumerate(zip(ordered, changes, strict=True), start=1):
+        total += change
+        # Questions of equal odds are answered together or not at all.
+        is_last = number == len(ordered) or (
+            null_odds[ordered[number].id] != null_odds[q.id]
+        )
+        if is_last and total > best:
+            best, threshold = total, null_odds[q.id]
+    chosen = {
+        q.id: predictions[q.id] if null_odds[q.id] <= threshold else "" for q in ordered
+    }
+    return threshold, evaluate(squad, chosen)["all"]
+
+
+def _mean(
+    scores: Mapping[str, tuple[float, float]],
+    questions: tuple[Question, ...] | list[Question],
+) -> Score:
+    exact, f1 = (
+        100 * sum(scores.get(q.id, (0.0, 0.0))[i] for q in questions) / len(questions)
+        for i in range(2)
+    )
+    return Score(exact, f1, len(questions))
