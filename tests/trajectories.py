@@ -53,16 +53,30 @@ NAMES = [f"{e}-{f}-{d}" for e in EXCHANGES for f in FORMS for d in DTYPES]
 
 def optimizer(exchange, form):
     freeze = onebit_jax.freeze_at(FREEZE)
-    return onebit_jax.onebit_adamw(
-        1e-2, exchange, freeze, weight_decay=0.01, as_published=form == "published"
-    )
+    parts = onebit_jax.AS_PUBLISHED if form == "published" else {}
+    return onebit_jax.onebit_adamw(1e-2, exchange, freeze, weight_decay=0.01, **parts)
 
 
 def kept(state):
-    """What a trajectory compares, beside parameters: moments and errors."""
+    """The part of a state that is compared: moments and errors."""
     adam = state[0]
     errors = jax.tree.leaves(adam.exchange)
+    if hasattr(adam.exchange, "groups"):
+        errors = by_parameter(adam.exchange.groups)
     return [*jax.tree.leaves(adam.mu), *jax.tree.leaves(adam.nu), *errors]
+
+
+def by_parameter(groups):
+    """The errors of shards as the file has them: whole, those of servers last."""
+    names = sorted(sorted(SHAPES), key=lambda name: SPECS[name] != P())
+    worker = {}
+    shards = [x for group in groups for x in group.worker_error.value]
+    for name, error in zip(names, shards, strict=True):
+        axis = [*SPECS[name], "model"].index("model") if SPECS[name] else 0
+        parts = [np.asarray(error[:, i]) for i in range(error.shape[1])]
+        worker[name] = np.concatenate(parts, axis=axis + 1)
+    servers = [np.asarray(group.server_error.value) for group in groups]
+    return [*(worker[name] for name in sorted(worker)), *servers]
 
 
 def mesh_of(exchange):
@@ -137,7 +151,7 @@ def main():
     if "--write" not in sys.argv:
         stored = np.load(FILE)
         print(f"written by jax {stored['jax']}, this is {jax.__version__}")
-    for name in NAMES:
+    for name in sys.argv[1:] if sys.argv[1:] and "--write" not in sys.argv else NAMES:
         digests, values = run(name)
         arrays[f"{name}/digests"] = np.array(digests)
         arrays[f"{name}/values"] = values

@@ -67,7 +67,7 @@ def optimizer(
         DEEPSPEED: lambda: onebit(
             onebit_jax.deepspeed_sign_mean(AXIS),
             bias_correction=False,
-            as_published=True,
+            **onebit_jax.AS_PUBLISHED,
         ),
         NO_FEEDBACK: lambda: onebit(_without_feedback(bits)),
         COMPRESSED_GRADIENTS: lambda: adam(bits),

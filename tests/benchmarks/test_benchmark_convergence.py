@@ -161,9 +161,9 @@ def test_only_the_arm_without_error_feedback_forgets(arm):
     errors = [
         leaf
         for node in jax.tree.leaves(
-            state, is_leaf=lambda n: isinstance(n, onebit_jax.PerWorker)
+            state, is_leaf=lambda n: isinstance(n, onebit_jax.WorkerLocal)
         )
-        if isinstance(node, onebit_jax.PerWorker)
+        if isinstance(node, onebit_jax.WorkerLocal)
         for leaf in jax.tree.leaves(node)
     ]
     assert errors

@@ -64,7 +64,13 @@ def test_only_what_is_new_in_the_momentum_is_sent(as_published):
     """One scale a block is that of the momentum's news; of the momentum, published."""
     b1, block = 0.8, 64
     exchange = sign_mean("data", block_size=block)
-    tx = onebit_adam(0.1, exchange, freeze_at(3), b1, as_published=as_published)
+    tx = onebit_adam(
+        0.1,
+        exchange,
+        freeze_at(3),
+        b1,
+        **(onebit_jax.AS_PUBLISHED if as_published else {}),
+    )
     run, gradients = Workers(tx, jnp.zeros(SIZE), mesh_of(WORKERS)), noise(6)[0]
     momenta = []
     for own in gradients:

@@ -160,7 +160,7 @@ def test_resizing_preserves_what_is_owed(after):
     rng = np.random.default_rng(0)
     for _ in range(2):
         run.update([jnp.asarray(rng.normal(size=(8, n)), jnp.float32) for n in sizes])
-    resized = onebit_jax.resize(run.state, tx, params, mesh_of(*after))
+    resized = onebit_jax.resize(run.state, tx, params, run.mesh, mesh_of(*after))
 
     def owed(state):
         mean = np.asarray(state.worker_error.value, float).mean(axis=0)

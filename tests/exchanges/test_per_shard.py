@@ -226,7 +226,7 @@ def test_resizing_keeps_each_shard_its_own():
     mesh = jax.sharding.Mesh(
         devices, ("data", "model"), axis_types=(AxisType.Auto,) * 2
     )
-    resized = onebit_jax.resize(filled, tx, params, mesh)
+    resized = onebit_jax.resize(filled, tx, params, run.mesh, mesh)
     for old, new in zip(filled.server_error, resized.server_error, strict=True):
         old, new = np.asarray(old.value), np.asarray(new.value)
         for shard in range(old.shape[1]):
@@ -308,7 +308,7 @@ def test_hyperparameters_in_the_state_reach_each_shard(wire, as_published):
             exchange,
             onebit_jax.freeze_at(1),
             b1=b1,
-            as_published=as_published,
+            **(onebit_jax.AS_PUBLISHED if as_published else {}),
         )
 
     with jax.numpy_dtype_promotion("standard"):

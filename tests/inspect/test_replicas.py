@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from onebit_jax._replicas import assert_replicas_identical, replica_mismatches
+from onebit_jax import assert_replicas_identical, replica_mismatches
 
 
 @pytest.fixture(scope="module", params=[AxisType.Auto, AxisType.Explicit])

@@ -76,7 +76,7 @@ class Trajectory:
             config["eps"],
             config["weight_decay"],
             bias_correction=False,
-            as_published=True,
+            **onebit_jax.AS_PUBLISHED,
         )
 
         def local_step(params, state, gradients):
@@ -115,7 +115,9 @@ class Trajectory:
 
         adam, *rest = self.state
         errors = {
-            name: onebit_jax.PerWorker(replaced(node.value, name), node.axes, node.role)
+            name: onebit_jax.WorkerLocal(
+                replaced(node.value, name), node.axes, node.resizing
+            )
             for name, node in adam.exchange._asdict().items()
             if f"{name}_{t}_{i}" in self.golden
         }

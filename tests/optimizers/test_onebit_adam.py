@@ -127,7 +127,7 @@ def test_after_the_freeze_it_is_its_formula(as_published):
         b1,
         b2,
         eps,
-        as_published=as_published,
+        **(onebit_jax.AS_PUBLISHED if as_published else {}),
     )
     run, params = Workers(tx, params_of(), mesh_of(4)), params_of()
     trajectory = []

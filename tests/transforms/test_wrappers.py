@@ -156,12 +156,12 @@ def test_clipping_does_not_jump_at_the_freeze():
         def update(updates, state, params=None):
             del params
             norm = jnp.sqrt(jnp.sum(jnp.square(updates)))
-            return updates, onebit_jax.PerWorker(norm[None], ("data",), "each")
+            return updates, onebit_jax.WorkerLocal(norm[None], ("data",), "average")
 
         def init(params):
             del params
             held = 1 if "data" in jax.sharding.get_abstract_mesh().manual_axes else 4
-            return onebit_jax.PerWorker(jnp.zeros(held), ("data",), "each")
+            return onebit_jax.WorkerLocal(jnp.zeros(held), ("data",), "average")
 
         return optax.GradientTransformation(init, update)
 

@@ -66,7 +66,7 @@ def test_moments_are_found_as_in_adam():
     for name in ("mu", "nu"):
         chex.assert_trees_all_equal(optax.tree.get(state, name), PARAMS)
     assert int(optax.tree.get(state, "count")) == 0
-    assert isinstance(optax.tree.get(state, "worker_error"), onebit_jax.PerWorker)
+    assert isinstance(optax.tree.get(state, "worker_error"), onebit_jax.WorkerLocal)
 
 
 @pytest.mark.parametrize("exchange", [sign_mean, deepspeed_sign_mean])
@@ -140,7 +140,7 @@ def test_resizing_preserves_what_is_owed(layout, before, after):
     for step in range(4):
         run.update(gradients(step, before), PARAMS)
     mesh = mesh_of(after)
-    resized = onebit_jax.resize(run.state, tx, PARAMS, mesh)
+    resized = onebit_jax.resize(run.state, tx, PARAMS, run.mesh, mesh)
     compresses = layout is all_compressed or before > 1
     for old, new in zip(residual(run.state), residual(resized), strict=True):
         assert np.abs(old).max() > 0 or not compresses

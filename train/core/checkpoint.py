@@ -237,7 +237,7 @@ class Checkpoints:
         if not same:
             target = onebit_jax.abstract_state(tx, params, mesh)
             state = jax.jit(
-                lambda state: onebit_jax.resize(state, tx, params, mesh),
+                lambda state: onebit_jax.resize(state, tx, params, saved_on, mesh),
                 out_shardings=jax.tree.map(lambda x: x.sharding, target),
             )(state)
         progress = Progress(sent, data)

@@ -119,9 +119,9 @@ def test_another_number_of_workers_keeps_what_is_owed(saved, tx, trained, worker
         [
             node
             for node in jax.tree.leaves(
-                tree, is_leaf=lambda x: isinstance(x, onebit_jax.PerWorker)
+                tree, is_leaf=lambda x: isinstance(x, onebit_jax.WorkerLocal)
             )
-            if isinstance(node, onebit_jax.PerWorker) and node.role == "each"
+            if isinstance(node, onebit_jax.WorkerLocal) and node.resizing == "average"
         ]
         for tree in (trained.state, restored.state)
     )

@@ -1,0 +1,1 @@
+"""Exchanges: from each worker's own tree to the tree that all agree on."""

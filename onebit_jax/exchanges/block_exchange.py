@@ -1,0 +1,280 @@
+"""Exchanges of blocks: leaves are laid into blocks, and a message of them is agreed."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import itertools
+import operator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from onebit_jax.exchanges.blocks import Division, divide, exact_means
+from onebit_jax.exchanges.exchange import Exchange
+from onebit_jax.workers.axes import (
+    bound_workers,
+    check_float,
+    check_local,
+    check_workers,
+    worker_count,
+)
+from onebit_jax.workers.transfers import Transfer
+from onebit_jax.workers.worker_local import WorkerLocal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from jax import Array
+    from jax.typing import ArrayLike, DTypeLike
+    from jaxtyping import Float, Float32, Int32, UInt32
+
+
+class ErrorFeedbackState(NamedTuple):
+    """The errors of an exchange of blocks.
+
+    Attributes:
+      worker_error: for each leaf, (workers, *shape): of each worker's values, the part
+        that its messages have not carried yet; zero for leaves exchanged exactly.
+      server_error: (workers, blocks served, block_size): of each worker's averages, as
+        the server of its share of the blocks, the part not sent back yet; no arrays
+        in an exchange without servers.
+    """
+
+    worker_error: WorkerLocal
+    server_error: WorkerLocal
+
+
+class Buffer(NamedTuple):
+    """Values of consecutive blocks, with their error.
+
+    Attributes:
+      value: what is to be sent; with a momentum, the gradient.
+      error: what earlier messages lack.
+      momentum: float32, the same on all workers; None for a value as it is.
+    """
+
+    value: Float[Array, " size"]
+    error: Float[Array, " size"]
+    momentum: Float32[Array, " size"] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockExchange(Exchange):
+    """An exchange of blocks over worker axes; subclasses say how blocks are agreed.
+
+    Attributes:
+      name: the exchange's name, for messages.
+      axes: the worker axes.
+      error_dtype: dtype of stored errors, float32 or bfloat16.
+      exact_below: leaves of fewer values are averaged exactly, all in one all-reduce,
+        whatever the number of workers, as a state is converted to other numbers.
+      exact_1d: whether leaves of fewer than two dimensions are too.
+      bucket_size: the most values that one collective exchanges.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    error_dtype: Any
+    exact_below: int
+    exact_1d: bool
+    bucket_size: int
+
+    def __post_init__(self) -> None:
+        dtype = jnp.dtype(self.error_dtype)
+        if dtype not in (jnp.float32, jnp.bfloat16):
+            raise ValueError(f"error_dtype must be float32 or bfloat16, got {dtype}.")
+        if operator.index(self.bucket_size) < 1:
+            raise ValueError(f"bucket_size must be positive, got {self.bucket_size}.")
+        object.__setattr__(self, "error_dtype", dtype)
+        object.__setattr__(self, "exact_below", operator.index(self.exact_below))
+
+    @property
+    @abc.abstractmethod
+    def block_size(self) -> int:
+        """Values a block."""
+
+    @property
+    @abc.abstractmethod
+    def has_server(self) -> bool:
+        """Whether workers serve blocks, and have errors as servers."""
+
+    @abc.abstractmethod
+    def words(self, workers: int) -> int:
+        """Words that a block takes in an agreed message."""
+
+    @abc.abstractmethod
+    def agree(
+        self,
+        buffers: Sequence[Buffer],
+        decay: Any,
+        counts: Int32[Array, " blocks"],
+        server_error: Float[Array, "1 served block_size"] | None,
+        *,
+        padded: bool = False,
+    ) -> tuple[UInt32[Array, "blocks words"], list[Array], Array | None]:
+        """Exchanges blocks, the same number from every worker.
+
+        Args:
+          buffers: the values, from the first block on.
+          decay: of the momentum, where the buffers have one.
+          counts: values of each block that are not padding; a multiple of the workers.
+          server_error: of the blocks served here; None without a server.
+          padded: whether the buffers hold the padding of blocks that are cut short;
+            otherwise only a buffer's last block is, and its padding is left out.
+
+        Returns:
+          A message that is the same on all workers, a row a block; the new errors
+          of the buffers; the new server error.
+        """
+
+    @abc.abstractmethod
+    def read(
+        self,
+        message: UInt32[Array, "b words"],
+        size: int,
+        dtype: DTypeLike,
+        into: Float32[Array, " size"] | None = None,
+    ) -> Float[Array, " size"]:
+        """The mean that rows of an agreed message stand for, in a free buffer."""
+
+    @abc.abstractmethod
+    def block_transfers(
+        self, blocks: int, axis_sizes: Mapping[str, int]
+    ) -> tuple[Transfer, ...]:
+        """The collectives that agree on so many blocks, a multiple of the workers."""
+
+    def divide(self, shapes: Sequence[tuple[int, ...]], workers: int) -> Division:
+        """Divides leaves by this exchange's rule, for so many workers."""
+        return divide(
+            shapes,
+            block_size=self.block_size,
+            exact_below=self.exact_below,
+            exact_1d=self.exact_1d,
+            workers=workers,
+        )
+
+    def bucket_rows(self, rows: int, values: int) -> list[slice]:
+        """Cuts rows, of so many values each, into buckets of about one size."""
+        number = -(-rows // max(1, self.bucket_size // values))
+        ends = [rows * k // number for k in range(number + 1)]
+        return [slice(a, b) for a, b in itertools.pairwise(ends)]
+
+    def check_floats(self, params: Any) -> None:
+        """Refuses parameters of a dtype that cannot be exchanged."""
+        for path, leaf in jax.tree.leaves_with_path(params):
+            check_float(jax.tree_util.keystr(path), leaf, self.name)
+
+    def init(self, params: optax.Params) -> ErrorFeedbackState:
+        """Errors of zero."""
+        workers, held = worker_count(self.axes)
+        self.check_floats(params)
+        shapes = [p.shape for p in jax.tree.leaves(params)]
+        served = self.divide(shapes, workers).layout.served_blocks
+        worker = jax.tree.map(
+            lambda p: jnp.zeros((held, *p.shape), self.error_dtype), params
+        )
+        server = None
+        if self.has_server:
+            server = jnp.zeros((held, served, self.block_size), self.error_dtype)
+        return self._state(worker, server)
+
+    def update(
+        self,
+        updates: optax.Updates,
+        state: ErrorFeedbackState,
+        params: optax.Params | None = None,
+    ) -> tuple[optax.Updates, ErrorFeedbackState]:
+        """The agreed mean, in float32 arithmetic and the dtypes of the updates."""
+        del params
+        nothing = jax.tree.map(lambda _: None, updates)
+        return self._exchange(updates, nothing, None, state)
+
+    def exchange_momentum(
+        self,
+        gradients: optax.Updates,
+        momentum: optax.Params,
+        decay: ArrayLike,
+        state: ErrorFeedbackState,
+    ) -> tuple[optax.Updates, ErrorFeedbackState]:
+        """The momentum's sum made in the pass that encodes it."""
+        return self._exchange(gradients, momentum, decay, state)
+
+    def wire_cost(
+        self, params: optax.Params, axis_sizes: Mapping[str, int]
+    ) -> tuple[Transfer, ...]:
+        """The all-reduce of the exact leaves, and what agrees on the blocks."""
+        shapes = [p.shape for p in jax.tree.leaves(params)]
+        division = self.divide(shapes, self.workers(axis_sizes))
+        exact = exact_transfers(division, params, self.axes)
+        if not division.compressed:
+            return exact
+        blocks = division.layout.total_blocks
+        return *exact, *self.block_transfers(blocks, axis_sizes)
+
+    def _state(self, worker: Any, server: Array | None) -> ErrorFeedbackState:
+        return ErrorFeedbackState(
+            WorkerLocal(worker, self.axes, "average"),
+            WorkerLocal(server, self.axes, "concatenate"),
+        )
+
+    def _exchange(
+        self, updates: optax.Updates, momentum: Any, decay: Any, state: Any
+    ) -> tuple[optax.Updates, ErrorFeedbackState]:
+        workers = bound_workers(self.axes)
+        check_local(updates, self.axes, self.name)
+        values, treedef = jax.tree.flatten(updates)
+        momenta = treedef.flatten_up_to(momentum)
+        errors = treedef.flatten_up_to(state.worker_error.value)
+        server = state.server_error.value
+        division = self.divide([x.shape for x in values], workers)
+        layout = division.layout
+        shape = (1, layout.served_blocks, self.block_size)
+        fits = [e.shape == (1, *x.shape) for x, e in zip(values, errors, strict=True)]
+        fits.append(server is None or server.shape == shape)
+        check_workers(all(fits), self.name, workers, self.axes)
+
+        dtypes = [
+            x.dtype if m is None else m.dtype
+            for x, m in zip(values, momenta, strict=True)
+        ]
+        results: list[Any] = [None] * len(values)
+        means = exact_means(
+            [_local_value(values[i], momenta[i], decay) for i in division.exact],
+            [dtypes[i] for i in division.exact],
+            self.axes,
+        )
+        for i, mean in zip(division.exact, means, strict=True):
+            results[i] = mean
+        if division.compressed:
+            flat = jax.tree.map(lambda x: x.reshape(-1), (values, errors, momenta))
+            buffers = [Buffer(*(x[i] for x in flat)) for i in division.compressed]
+            message, new_errors, server = self.agree(
+                buffers, decay, layout.counts(), server
+            )
+            for i, rows, error, buffer in zip(
+                division.compressed, layout.slices, new_errors, buffers, strict=True
+            ):
+                errors[i] = error.reshape(errors[i].shape)
+                size, into = buffer.value.size, buffer.momentum
+                mean = self.read(message[rows], size, dtypes[i], into)
+                results[i] = mean.reshape(values[i].shape)
+        return treedef.unflatten(results), self._state(
+            treedef.unflatten(errors), server
+        )
+
+
+def exact_transfers(
+    division: Division, params: optax.Params, axes: tuple[str, ...]
+) -> tuple[Transfer, ...]:
+    """The all-reduce of the leaves that are exchanged exactly, if there are any."""
+    leaves = jax.tree.leaves(params)
+    size = 4 * sum(leaves[i].size for i in division.exact)
+    return (Transfer("all-reduce", size, axes),) if size else ()
+
+
+def _local_value(value: Array, momentum: Array | None, decay: Any) -> Array:
+    value = value.astype(jnp.float32)
+    return value if momentum is None else (1 - decay) * value + decay * momentum

@@ -1,0 +1,151 @@
+"""Codecs: how blocks of values become words on the wire, and values again."""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+
+if TYPE_CHECKING:
+    from jax import Array
+    from jax.typing import DTypeLike
+    from jaxtyping import Float, Float32, Int32, UInt32
+
+
+class Codec(abc.ABC):
+    """From blocks of float32 values to 32-bit words and back.
+
+    A subclass is a frozen dataclass that says how many `words` a block takes, how
+    blocks are encoded and how they are decoded. What an encoding loses becomes the
+    error, which is added to the next values. The other methods are made of these; a
+    codec overrides them where it can do them in fewer passes over memory.
+
+    Attributes:
+      block_size: values a block.
+      delay: steps by which error feedback makes what is decoded late, in the mean, of
+        normally distributed values.
+    """
+
+    block_size: int
+    delay: float = 0.0
+
+    @property
+    @abc.abstractmethod
+    def words(self) -> int:
+        """Words that a block takes on the wire, its scale included."""
+
+    @abc.abstractmethod
+    def encode(
+        self, blocks: Float32[Array, "b block_size"], counts: Int32[Array, " b"]
+    ) -> UInt32[Array, "b words"]:
+        """Encodes blocks.
+
+        Args:
+          blocks: the values; padding is zero.
+          counts: values of each block that are not padding; the first ones are.
+
+        Returns:
+          The words. A block with a value that is not finite must be decoded to one.
+        """
+
+    @abc.abstractmethod
+    def decode(
+        self, words: UInt32[Array, "*n words"]
+    ) -> Float32[Array, "*n block_size"]:
+        """The values that words stand for; of padding, anything."""
+
+    def encode_with_error(
+        self,
+        value: Float[Array, " size"],
+        error: Float[Array, " size"],
+        *,
+        momentum: Float32[Array, " size"] | None = None,
+        decay: Any = None,
+        counts: Int32[Array, " b"] | None = None,
+    ) -> tuple[UInt32[Array, "b words"], Float[Array, " size"]]:
+        r"""Encodes a buffer plus its error: error feedback of a worker.
+
+        .. math:: w = C[x + \delta], \quad \delta' = x + \delta - D[w]
+
+        Args:
+          value: what is to be sent; with a momentum, the gradient.
+          error: :math:`\delta`, float32 or bfloat16.
+          momentum: makes :math:`x = \beta\,momentum + (1 - \beta)\,value`.
+          decay: :math:`\beta`, given with the momentum.
+          counts: values of each block of a buffer of whole blocks; None for a buffer
+            without padding, of which only the last block may be cut short.
+
+        Returns:
+          The words and the new error, in the dtype of the error.
+        """
+        x = value.astype(jnp.float32)
+        if momentum is not None:
+            x = (1 - decay) * x + decay * momentum
+        x = x + error.astype(jnp.float32)
+        blocks = jnp.pad(x, (0, -x.size % self.block_size))
+        blocks = blocks.reshape(-1, self.block_size)
+        if counts is None:
+            counts = jnp.full(blocks.shape[0], self.block_size, jnp.int32)
+            if x.size % self.block_size:
+                counts = counts.at[-1].set(x.size % self.block_size)
+        words = self.encode(blocks, counts)
+        error_blocks = clear_padding(blocks - self.decode(words), counts)
+        return words, error_blocks.reshape(-1)[: x.size].astype(error.dtype)
+
+    def average_and_encode(
+        self,
+        words: UInt32[Array, "n b words"],
+        error: Float[Array, " size"],
+        counts: Int32[Array, " b"],
+    ) -> tuple[UInt32[Array, "b words"], Float[Array, " size"]]:
+        r"""Averages what n workers sent and encodes it again: a server.
+
+        .. math::
+          y = \tfrac1n \textstyle\sum_i D[w^{(i)}] + \delta, \quad
+          w = C[y], \quad \delta' = y - D[w]
+
+        Args:
+          words: of n workers.
+          error: :math:`\delta` of b blocks, float32 or bfloat16.
+          counts: values of each block that are not padding.
+
+        Returns:
+          The words and the new error, zero on padding, in the dtype of the error.
+        """
+        mean = jnp.mean(self.decode(words), axis=0)
+        y = mean + error.astype(jnp.float32).reshape(mean.shape)
+        y = clear_padding(y, counts)
+        agreed = self.encode(y, counts)
+        new_error = clear_padding(y - self.decode(agreed), counts)
+        return agreed, new_error.reshape(-1).astype(error.dtype)
+
+    def decode_flat(
+        self,
+        words: UInt32[Array, "b words"],
+        size: int,
+        dtype: DTypeLike,
+        into: Float[Array, " size"] | None = None,
+    ) -> Float[Array, " size"]:
+        """The values of a buffer of which the last block may be cut short.
+
+        Args:
+          words: of its blocks.
+          size: values without padding.
+          dtype: of the result.
+          into: an array of that size and dtype that is needed no more, whose memory
+            the result may take.
+
+        Returns:
+          The values.
+        """
+        del into
+        return self.decode(words).reshape(-1)[:size].astype(dtype)
+
+
+def clear_padding(
+    blocks: Float[Array, "b block_size"], counts: Int32[Array, " b"]
+) -> Float[Array, "b block_size"]:
+    """The blocks with zeros for their padding."""
+    place = jnp.arange(blocks.shape[1], dtype=jnp.int32)[None]
+    return jnp.where(place < counts[:, None], blocks, jnp.zeros_like(blocks))

@@ -1,0 +1,203 @@
+"""The 1-bit exchange as DeepSpeed lays it out."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from onebit_jax.exchanges.exchange import Exchange
+from onebit_jax.exchanges.sign_mean import sign_delay
+from onebit_jax.workers.axes import (
+    AxisNames,
+    as_tuple,
+    bound_workers,
+    check_float,
+    check_local,
+    check_workers,
+    worker_count,
+)
+from onebit_jax.workers.transfers import Transfer
+from onebit_jax.workers.worker_local import WorkerLocal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jax import Array
+    from jaxtyping import Float32, UInt8
+
+_NAME = "deepspeed_sign_mean"
+
+
+class DeepSpeedSignMeanState(NamedTuple):
+    """The errors of the exchange, in DeepSpeed's buffers.
+
+    Attributes:
+      worker_error: for each leaf, (workers, padded size).
+      server_error: for each leaf, (workers, padded size / workers).
+    """
+
+    worker_error: WorkerLocal
+    server_error: WorkerLocal
+
+
+def deepspeed_sign_mean(axis: AxisNames) -> Exchange:
+    r"""Averages over the workers by signs, with DeepSpeed 0.19.6's layout.
+
+    Like `sign_mean`, but every leaf is exchanged on its own: flattened, padded
+    with zeros to N, a multiple of n · lcm(n, 8); one scale
+    :math:`\|x\|_2 / \sqrt N` a worker and leaf, and one such scale for the chunk
+    of N / n values that each worker serves. Padding enters the norms and is sent,
+    and its errors are kept. One worker compresses nothing. For reproducing
+    DeepSpeed's numbers; `sign_mean` has the smaller error and fewer collectives.
+
+    Args:
+      axis: name, or names, of the mesh axes whose members are the workers.
+
+    Returns:
+      An exchange. Its state is a `DeepSpeedSignMeanState`.
+
+    Example:
+      >>> import onebit_jax
+      >>> tx = onebit_jax.onebit_adam(
+      ...     1e-3,
+      ...     deepspeed_sign_mean('data'),
+      ...     onebit_jax.freeze_at(1000),
+      ...     bias_correction=False,
+      ...     **onebit_jax.AS_PUBLISHED,
+      ... )
+
+    References:
+      DeepSpeed 0.19.6, `runtime/comm/nccl.py` and `compressed.py`.
+    """
+    return DeepSpeedSignMean(as_tuple(axis))
+
+
+@dataclasses.dataclass(frozen=True)
+class DeepSpeedSignMean(Exchange):
+    """The exchange of `deepspeed_sign_mean`."""
+
+    axes: tuple[str, ...]
+
+    @property
+    def delay(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """That of signs with their root mean square, there and back."""
+        return 2 * sign_delay("rms")
+
+    def init(self, params: optax.Params) -> DeepSpeedSignMeanState:
+        """Errors of zero."""
+        workers, held = worker_count(self.axes)
+        for path, leaf in jax.tree.leaves_with_path(params):
+            check_float(jax.tree_util.keystr(path), leaf, _NAME)
+
+        def errors(parts: int) -> optax.Params:
+            def zeros(p: Array) -> Array:
+                return jnp.zeros((held, padded_size(p.size, workers) // parts))
+
+            return jax.tree.map(zeros, params)
+
+        return DeepSpeedSignMeanState(
+            worker_error=WorkerLocal(errors(1), self.axes, "average"),
+            server_error=WorkerLocal(errors(workers), self.axes, "concatenate"),
+        )
+
+    def update(
+        self,
+        updates: optax.Updates,
+        state: DeepSpeedSignMeanState,
+        params: optax.Params | None = None,
+    ) -> tuple[optax.Updates, DeepSpeedSignMeanState]:
+        """Each leaf by itself."""
+        del params
+        axes = self.axes
+        workers = bound_workers(axes)
+        check_local(updates, axes, _NAME)
+        if workers == 1:  # DeepSpeed does not compress what it need not send
+            return jax.tree.map(lambda x: lax.pmean(x, axes), updates), state
+        leaves, treedef = jax.tree.flatten(updates)
+        results = []
+        for leaf, worker_error, server_error in zip(
+            leaves,
+            treedef.flatten_up_to(state.worker_error.value),
+            treedef.flatten_up_to(state.server_error.value),
+            strict=True,
+        ):
+            fits = worker_error.shape == (1, padded_size(leaf.size, workers))
+            check_workers(fits, _NAME, workers, axes)
+            results.append(_exchange_leaf(leaf, worker_error, server_error, axes))
+        means, worker_errors, server_errors = (
+            treedef.unflatten([result[i] for result in results]) for i in range(3)
+        )
+        return means, DeepSpeedSignMeanState(
+            worker_error=WorkerLocal(worker_errors, axes, "average"),
+            server_error=WorkerLocal(server_errors, axes, "concatenate"),
+        )
+
+    def wire_cost(
+        self, params: optax.Params, axis_sizes: Mapping[str, int]
+    ) -> tuple[Transfer, ...]:
+        """For each leaf signs there and back, and a scale a worker each time."""
+        workers = self.workers(axis_sizes)
+        if workers == 1:
+            return ()
+        return tuple(
+            transfer
+            for p in jax.tree.leaves(params)
+            if p.size
+            for signs in [padded_size(p.size, workers) // 8]
+            for transfer in (
+                Transfer("all-to-all", signs, self.axes),
+                Transfer("all-gather", 4 * workers, self.axes),
+                Transfer("all-gather", signs, self.axes),
+                Transfer("all-gather", 4 * workers, self.axes),
+            )
+        )
+
+
+def padded_size(size: int, workers: int) -> int:
+    """The size that DeepSpeed pads a leaf to."""
+    quantum = workers * math.lcm(workers, 8)
+    return -(-size // quantum) * quantum
+
+
+def _exchange_leaf(
+    leaf: Array,
+    worker_error: Float32[Array, "1 padded"],
+    server_error: Float32[Array, "1 served"],
+    axes: tuple[str, ...],
+) -> tuple[Array, Float32[Array, "1 padded"], Float32[Array, "1 served"]]:
+    if not leaf.size:
+        # Nothing agreed differs from nothing in type alone.
+        return lax.pmean(leaf, axes), worker_error, server_error
+    served = server_error.size
+    flat = leaf.reshape(-1).astype(jnp.float32)
+    x = jnp.pad(flat, (0, worker_error.size - flat.size)) + worker_error[0]
+    scale, signs, error = _compress(x)
+
+    signs = lax.all_to_all(signs.reshape(-1, served // 8), axes, 0, 0)
+    scales = lax.all_gather(scale, axes)
+    y = jnp.mean(_decompress(scales[:, None], signs), axis=0) + server_error[0]
+    new_scale, new_signs, new_error = _compress(y)
+
+    signs = lax.all_gather(new_signs, axes, to="invarying")
+    scales = lax.all_gather(new_scale, axes, to="invarying")
+    mean = _decompress(scales[:, None], signs).reshape(-1)[: flat.size]
+    return mean.reshape(leaf.shape).astype(leaf.dtype), error[None], new_error[None]
+
+
+def _compress(
+    x: Float32[Array, " size"],
+) -> tuple[Float32[Array, ""], UInt8[Array, " bytes"], Float32[Array, " size"]]:
+    scale = jnp.sqrt(jnp.sum(x * x)) / jnp.sqrt(jnp.float32(x.size))
+    return scale, jnp.packbits(x >= 0), x - jnp.where(x >= 0, scale, -scale)
+
+
+def _decompress(
+    scales: Float32[Array, "n 1"], signs: UInt8[Array, "n bytes"]
+) -> Float32[Array, "n size"]:
+    return jnp.where(jnp.unpackbits(signs, axis=1) == 1, scales, -scales)

@@ -1,0 +1,170 @@
+"""The form of an exchange, and the exact one."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from onebit_jax.workers.arithmetic import mean
+from onebit_jax.workers.axes import AxisNames, as_tuple, bound_workers, check_local
+from onebit_jax.workers.transfers import Transfer
+from onebit_jax.workers.worker_local import WorkerLocal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jax.typing import ArrayLike
+
+
+class Exchange(abc.ABC):
+    """A gradient transformation from each worker's own tree to an agreed tree.
+
+    A subclass is a frozen dataclass, a plain value. As it has `init` and `update`, it
+    chains with Optax's transformations; as it knows the mesh axes that it works over,
+    an optimizer given an exchange knows its workers.
+
+    Attributes:
+      axes: names of the mesh axes whose members are the workers.
+      delay: steps by which what is returned is behind what is given, in the mean, of
+        normally distributed values; 0 for an exchange without error feedback.
+    """
+
+    axes: tuple[str, ...]
+    delay: float = 0.0
+
+    @abc.abstractmethod
+    def init(self, params: optax.Params) -> Any:
+        """Makes the state, of which whatever differs from worker to worker is declared.
+
+        Args:
+          params: parameters, or their shapes and dtypes; real floating-point.
+
+        Returns:
+          A tree; what differs from worker to worker is in `WorkerLocal` nodes.
+        """
+
+    @abc.abstractmethod
+    def update(
+        self, updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, Any]:
+        """Exchanges, inside `jax.shard_map` over the axes.
+
+        Args:
+          updates: each worker's own tree.
+          state: from `init`, or the last `update`.
+          params: not looked at; Optax passes them.
+
+        Returns:
+          A tree of the same shapes and dtypes that all workers agree on, and the state.
+
+        Raises:
+          TypeError: for leaves that are not real floating-point.
+          ValueError: for leaves that are averaged already, an axis that is not bound,
+            or a state of another number of workers.
+        """
+
+    @abc.abstractmethod
+    def wire_cost(
+        self, params: optax.Params, axis_sizes: Mapping[str, int]
+    ) -> tuple[Transfer, ...]:
+        """The collectives of one update.
+
+        Args:
+          params: parameters, or their shapes and dtypes.
+          axis_sizes: sizes of the mesh axes, such as `mesh.shape`.
+
+        Returns:
+          The collectives; `sent_bytes` of them is what each worker sends.
+        """
+
+    def exchange_momentum(
+        self,
+        gradients: optax.Updates,
+        momentum: optax.Params,
+        decay: ArrayLike,
+        state: Any,
+    ) -> tuple[optax.Updates, Any]:
+        r"""Exchanges :math:`\beta m + (1 - \beta) g^{(i)}`.
+
+        Args:
+          gradients: each worker's own.
+          momentum: float32, the same on all workers.
+          decay: :math:`\beta`.
+          state: as of `update`.
+
+        Returns:
+          The agreed momentum, float32, and the state. It is that of `update`; an
+          exchange may make the sum in the pass over memory that encodes it.
+        """
+        gradients = optax.tree.cast(gradients, jnp.float32)
+        return self.update(
+            optax.tree.update_moment(gradients, momentum, decay, 1), state
+        )
+
+    def workers(self, axis_sizes: Mapping[str, int]) -> int:
+        """The number of workers on a mesh of these axis sizes."""
+        return math.prod(axis_sizes[axis] for axis in self.axes)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExactMean(Exchange):
+    """The exchange of `exact_mean`."""
+
+    axes: tuple[str, ...]
+
+    def init(self, params: optax.Params) -> WorkerLocal:
+        """Nothing, declared as worker-local so that its workers are known."""
+        del params
+        return WorkerLocal((), self.axes, "drop")
+
+    def update(
+        self,
+        updates: optax.Updates,
+        state: WorkerLocal,
+        params: optax.Params | None = None,
+    ) -> tuple[optax.Updates, WorkerLocal]:
+        """The means of the leaves."""
+        del params
+        bound_workers(self.axes)
+        check_local(updates, self.axes, "exact_mean")
+        return jax.tree.map(lambda g: mean(g, self.axes), updates), state
+
+    def wire_cost(
+        self, params: optax.Params, axis_sizes: Mapping[str, int]
+    ) -> tuple[Transfer, ...]:
+        """One all-reduce, of all leaves together."""
+        del axis_sizes
+        size = sum(p.size * p.dtype.itemsize for p in jax.tree.leaves(params))
+        return (Transfer("all-reduce", size, self.axes),)
+
+
+def exact_mean(axis: AxisNames) -> Exchange:
+    r"""Averages over the workers exactly: one all-reduce in the leaves' dtype.
+
+    .. math:: \bar g = \frac{1}{n} \sum_i g^{(i)}
+
+    Args:
+      axis: name, or names, of the mesh axes whose members are the workers.
+
+    Returns:
+      An exchange without a state.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> from jax.sharding import PartitionSpec as P
+      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
+      >>> tx = optax.chain(exact_mean('data'), optax.sgd(1.0))
+      >>> @jax.jit
+      ... @jax.shard_map(mesh=mesh, in_specs=P('data'), out_specs=P())
+      ... def f(g):
+      ...     return tx.update(g[0], tx.init(g[0]))[0]
+      >>> f(jnp.ones((1, 2)))
+      Array([-1., -1.], dtype=float32)
+    """
+    return ExactMean(as_tuple(axis))

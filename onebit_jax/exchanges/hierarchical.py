@@ -1,0 +1,269 @@
+"""An exchange in two levels: exact inside a host, compressed between hosts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from onebit_jax.exchanges.block_exchange import (
+    BlockExchange,
+    Buffer,
+    ErrorFeedbackState,
+    exact_transfers,
+)
+from onebit_jax.exchanges.blocks import exact_means
+from onebit_jax.exchanges.exchange import Exchange
+from onebit_jax.exchanges.shards import add_shard_axis, of_shard, put_shard
+from onebit_jax.workers.axes import (
+    AxisNames,
+    as_tuple,
+    bound_workers,
+    check_local,
+    check_workers,
+    worker_count,
+    worker_index,
+)
+from onebit_jax.workers.transfers import Transfer
+from onebit_jax.workers.worker_local import WorkerLocal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jax import Array
+
+    from onebit_jax.exchanges.blocks import BlockLayout
+
+
+def hierarchical(exchange: Exchange, within: AxisNames) -> Exchange:
+    r"""Averages exactly inside each host, and by a given exchange between hosts.
+
+    With H hosts of D devices, each device d of a host h gets one of D shares of the
+    host's exact mean (a reduce-scatter), exchanges that share with the same device of
+    the other hosts, and gives the other devices of its host what was agreed (an
+    all-gather; of an exchange of blocks still compressed):
+
+    .. math::
+      x^{(h)} = \tfrac1D \textstyle\sum_d x^{(h, d)}, \quad
+      \bar x = E[x^{(1)}, \dots, x^{(H)}]
+
+    A device sends 1/D of what `exchange` alone would send between hosts. The hosts
+    are the workers that errors are remembered for: each holds one error, divided
+    among its devices, instead of D.
+
+    Args:
+      exchange: between hosts, over their axis, such as `sign_mean('host')`.
+      within: name, or names, of the mesh axes of the devices inside a host.
+
+    Returns:
+      An exchange over the axes of both. Of an exchange of blocks its state is an
+      `ErrorFeedbackState` with errors by block, in the order of the leaves: worker
+      errors of shape (H, H, D * blocks served, block_size), server errors of (H, D *
+      blocks served, block_size). Of any other it is that exchange's, for flat shares
+      of the leaves, with an axis of D devices after that of the hosts.
+
+    Raises:
+      TypeError: if `exchange` is no exchange.
+      ValueError: if both name the same axis.
+
+    Example:
+      >>> import onebit_jax
+      >>> exchange = hierarchical(onebit_jax.sign_mean('host'), within='device')
+      >>> exchange.axes
+      ('host', 'device')
+
+    References:
+      Lu et al., BinSGDM, 2023, https://openreview.net/forum?id=Mlo2kM11ZB, for a
+      hierarchical 1-bit all-reduce.
+    """
+    if not isinstance(exchange, Exchange):
+        raise TypeError(
+            "hierarchical needs an exchange between hosts, such as sign_mean('host'), "
+            f"got {exchange!r}."
+        )
+    inside = as_tuple(within)
+    if set(exchange.axes) & set(inside):
+        raise ValueError(
+            f"the axes between hosts {exchange.axes} and inside them {inside} must "
+            "differ."
+        )
+    kind = _OfBlocks if isinstance(exchange, BlockExchange) else _OfLeaves
+    return kind(exchange, inside, (*exchange.axes, *inside))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Hierarchical(Exchange):
+    exchange: Any
+    inside: tuple[str, ...]
+    axes: tuple[str, ...]
+
+    @property
+    def delay(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.exchange.delay
+
+    def devices(self, axis_sizes: Mapping[str, int]) -> int:
+        return math.prod(axis_sizes[axis] for axis in self.inside)
+
+
+class _OfLeaves(_Hierarchical):
+    """Of any exchange: it is given flat shares of the leaves."""
+
+    def init(self, params: optax.Params) -> Any:
+        devices, held = worker_count(self.inside)
+        state = self.exchange.init(_shares(params, devices))
+        return add_shard_axis(state, held, self.inside, inside=True)
+
+    def update(
+        self, updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, Any]:
+        del params
+        devices = bound_workers(self.inside)
+        check_local(updates, self.axes, "hierarchical")
+
+        def share(x: Array) -> Array:
+            flat = jnp.pad(x.reshape(-1), (0, -x.size % devices))
+            total = lax.psum_scatter(flat.astype(jnp.float32), self.inside, tiled=True)
+            return (total / devices).astype(x.dtype)
+
+        def whole(mean: Array, x: Array) -> Array:
+            flat = lax.all_gather(mean, self.inside, tiled=True, to="invarying")
+            return flat[: x.size].reshape(x.shape)
+
+        means, new = self.exchange.update(
+            jax.tree.map(share, updates), of_shard(state, self.exchange.axes)
+        )
+        return jax.tree.map(whole, means, updates), put_shard(state, new)
+
+    def wire_cost(
+        self, params: optax.Params, axis_sizes: Mapping[str, int]
+    ) -> tuple[Transfer, ...]:
+        devices = self.devices(axis_sizes)
+        shares = _shares(params, devices)
+        leaves = jax.tree.leaves(shares)
+        values = 4 * devices * sum(x.size for x in leaves)
+        agreed = devices * sum(x.size * x.dtype.itemsize for x in leaves)
+        return (
+            Transfer("reduce-scatter", values, self.inside),
+            *self.exchange.wire_cost(shares, axis_sizes),
+            Transfer("all-gather", agreed, self.inside),
+        )
+
+
+class _OfBlocks(_Hierarchical):
+    """Of an exchange of blocks: each device has its share of the blocks."""
+
+    exchange: BlockExchange
+
+    def init(self, params: optax.Params) -> ErrorFeedbackState:
+        hosts, held = worker_count(self.exchange.axes)
+        devices, held_inside = worker_count(self.inside)
+        self.exchange.check_floats(params)
+        shapes = [p.shape for p in jax.tree.leaves(params)]
+        layout = self.exchange.divide(shapes, hosts * devices).layout
+        worker, server = self._shapes(layout, hosts, held, held_inside)
+        dtype = self.exchange.error_dtype
+        zeros = None if server is None else jnp.zeros(server, dtype)
+        return self._state(jnp.zeros(worker, dtype), zeros)
+
+    def update(
+        self,
+        updates: optax.Updates,
+        state: ErrorFeedbackState,
+        params: optax.Params | None = None,
+    ) -> tuple[optax.Updates, ErrorFeedbackState]:
+        del params
+        exchange, inside = self.exchange, self.inside
+        hosts, devices = bound_workers(exchange.axes), bound_workers(inside)
+        name = f"hierarchical {exchange.name}"
+        check_local(updates, self.axes, name)
+        values, treedef = jax.tree.flatten(updates)
+        division = exchange.divide([x.shape for x in values], hosts * devices)
+        layout = division.layout
+        error = state.worker_error.value
+        server = state.server_error.value
+        shapes = error.shape, None if server is None else server.shape
+        fits = shapes == self._shapes(layout, hosts, 1, 1)
+        check_workers(fits, name, hosts * devices, self.axes)
+
+        results: list[Any] = [None] * len(values)
+        exact = [values[i] for i in division.exact]
+        means = exact_means(exact, [x.dtype for x in exact], self.axes)
+        for i, mean in zip(division.exact, means, strict=True):
+            results[i] = mean
+        if division.compressed:
+            served = layout.served_blocks
+            bucket = layout.bucket([values[i] for i in division.compressed])
+            bucket = bucket.reshape(hosts, devices * served, -1)
+            share = lax.psum_scatter(bucket, inside, scatter_dimension=1, tiled=True)
+            counts = layout.counts().reshape(hosts, devices, served)
+            counts = lax.dynamic_index_in_dim(
+                counts, worker_index(inside), 1, keepdims=False
+            )
+            # Blocks that are cut short change the error after it would be rounded.
+            buffer = Buffer(
+                (share / devices).reshape(-1), error.reshape(-1).astype(jnp.float32)
+            )
+            message, (new_error,), server = exchange.agree(
+                [buffer], None, counts.reshape(-1), server, padded=True
+            )
+            error = new_error.reshape(error.shape).astype(error.dtype)
+            message = lax.all_gather(
+                message.reshape(hosts, served, -1),
+                inside,
+                axis=1,
+                tiled=True,
+                to="invarying",
+            ).reshape(hosts * devices * served, -1)
+            for i, rows in zip(division.compressed, layout.slices, strict=True):
+                x = values[i]
+                mean = exchange.read(message[rows], x.size, x.dtype)
+                results[i] = mean.reshape(x.shape)
+        return treedef.unflatten(results), self._state(error, server)
+
+    def wire_cost(
+        self, params: optax.Params, axis_sizes: Mapping[str, int]
+    ) -> tuple[Transfer, ...]:
+        exchange, devices = self.exchange, self.devices(axis_sizes)
+        hosts = exchange.workers(axis_sizes)
+        shapes = [p.shape for p in jax.tree.leaves(params)]
+        division = exchange.divide(shapes, hosts * devices)
+        exact = exact_transfers(division, params, self.axes)
+        if not division.compressed:
+            return exact
+        blocks = division.layout.total_blocks
+        packed = 4 * exchange.words(hosts) * blocks
+        return (
+            *exact,
+            Transfer("reduce-scatter", 4 * exchange.block_size * blocks, self.inside),
+            *exchange.block_transfers(blocks // devices, axis_sizes),
+            Transfer("all-gather", packed, self.inside),
+        )
+
+    def _shapes(
+        self, layout: BlockLayout, hosts: int, held: int, held_inside: int
+    ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        served, size = layout.served_blocks * held_inside, self.exchange.block_size
+        server = (held, served, size) if self.exchange.has_server else None
+        return (held, hosts, served, size), server
+
+    def _state(self, worker: Array, server: Array | None) -> ErrorFeedbackState:
+        between = self.exchange.axes
+        worker_spec = (PartitionSpec(between, None, self.inside),)
+        server_spec = (PartitionSpec(between, self.inside),)
+        return ErrorFeedbackState(
+            WorkerLocal(worker, self.axes, "average", worker_spec),
+            WorkerLocal(server, self.axes, "concatenate", server_spec),
+        )
+
+
+def _shares(params: optax.Params, devices: int) -> optax.Params:
+    """The shapes of a device's flat shares of leaves."""
+    return jax.tree.map(
+        lambda p: jax.ShapeDtypeStruct((-(-p.size // devices),), p.dtype), params
+    )

@@ -1,0 +1,92 @@
+"""An exchange's state with one of its own for each shard of the leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from onebit_jax.workers.worker_local import WorkerLocal, is_worker_local
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jax import Array
+
+
+def add_shard_axis(
+    state: Any, shards: int, names: tuple[str, ...], *, inside: bool
+) -> Any:
+    """A state whose worker-local arrays number shards after the workers.
+
+    Args:
+      state: of an exchange, made for one shard.
+      shards: how many of them this program's arrays hold.
+      names: the mesh axes that the shards are divided over.
+      inside: whether these are axes of workers too: devices inside a host.
+
+    Returns:
+      The state, (workers, shards, ...) for each array of (workers, ...).
+
+    Raises:
+      TypeError: if the exchange divides its own state over further axes.
+    """
+
+    def of_node(node: WorkerLocal) -> WorkerLocal:
+        if node.specs:
+            raise TypeError(
+                "hierarchical and per_shard take an exchange between workers, and not "
+                "one another: give the exchange that they would be given."
+            )
+        first = node.axes[0] if len(node.axes) == 1 else node.axes
+        value = jax.tree.map(
+            lambda x: jnp.repeat(x[:, None], shards, axis=1), node.value
+        )
+        spec = PartitionSpec(first, names or None)
+        # An average of flat shares of leaves may be cut into other shares.
+        apart = not (inside and node.resizing == "average")
+        return dataclasses.replace(
+            node,
+            value=value,
+            axes=(*node.axes, *names) if inside else node.axes,
+            specs=(spec,) * len(jax.tree.leaves(value)),
+            shard_axes=node.shard_axes + apart,
+        )
+
+    return _map_nodes(of_node, state)
+
+
+def of_shard(state: Any, axes: tuple[str, ...]) -> Any:
+    """The state of the one shard that is here, for the exchange over `axes`."""
+
+    def of_node(node: WorkerLocal) -> WorkerLocal:
+        value = jax.tree.map(lambda x: x[:, 0], node.value)
+        return WorkerLocal(value, axes, node.resizing)
+
+    return _map_nodes(of_node, state)
+
+
+def put_shard(state: Any, new: Any) -> Any:
+    """The state with new values of the one shard that is here."""
+    return jax.tree.map(
+        lambda node, new: (
+            dataclasses.replace(
+                node, value=jax.tree.map(lambda x: x[:, None], new.value)
+            )
+            if is_worker_local(node)
+            else new
+        ),
+        state,
+        new,
+        is_leaf=is_worker_local,
+    )
+
+
+def _map_nodes(function: Callable[[WorkerLocal], Any], state: Any) -> Any:
+    def of(node: Array | WorkerLocal) -> Any:
+        return function(node) if isinstance(node, WorkerLocal) else node
+
+    return jax.tree.map(of, state, is_leaf=is_worker_local)

@@ -1,0 +1,195 @@
+"""The two-phase topology: all-to-all to servers, all-gather from them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from onebit_jax.exchanges.block_exchange import BlockExchange, Buffer
+from onebit_jax.workers.axes import AxisNames, as_tuple, worker_index
+from onebit_jax.workers.transfers import Transfer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from jax import Array
+    from jax.typing import DTypeLike
+    from jaxtyping import Float, Float32, Int32, UInt32
+
+    from onebit_jax.exchanges.codec import Codec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TwoPhase(BlockExchange):
+    """The exchange of `two_phase`.
+
+    Attributes:
+      codec: what blocks are encoded by, there and back.
+    """
+
+    codec: Codec
+
+    @property
+    def block_size(self) -> int:
+        """Values a block: the codec's."""
+        return self.codec.block_size
+
+    @property
+    def has_server(self) -> bool:
+        """True: each worker serves its share of the blocks."""
+        return True
+
+    @property
+    def delay(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The codec's, there and back."""
+        return 2 * self.codec.delay
+
+    def words(self, workers: int) -> int:
+        """The codec's, whatever the number of workers."""
+        del workers
+        return self.codec.words
+
+    def agree(
+        self,
+        buffers: Sequence[Buffer],
+        decay: Any,
+        counts: Int32[Array, " blocks"],
+        server_error: Float[Array, "1 served block_size"] | None,
+        *,
+        padded: bool = False,
+    ) -> tuple[UInt32[Array, "blocks words"], list[Array], Array | None]:
+        """Sends each server its blocks, and gathers the averages that they encode."""
+        assert server_error is not None, "two phases have servers"
+        encoded = [
+            self.codec.encode_with_error(
+                buffer.value,
+                buffer.error,
+                momentum=buffer.momentum,
+                decay=decay,
+                counts=counts if padded else None,
+            )
+            for buffer in buffers
+        ]
+        served = server_error.shape[1]
+        message = jnp.concatenate([words for words, _ in encoded])
+        message = jnp.pad(message, ((0, counts.size - message.shape[0]), (0, 0)))
+        message = message.reshape(-1, served, message.shape[1])
+        counts = lax.dynamic_slice_in_dim(
+            counts, worker_index(self.axes) * served, served
+        )
+        agreed, server_errors = [], []
+        # A bucket is a part of what each worker serves.
+        for rows in self.bucket_rows(served, message.shape[0] * self.block_size):
+            words, error = self.codec.average_and_encode(
+                _to_servers(message[:, rows], self.axes),
+                server_error[0, rows].reshape(-1),
+                counts[rows],
+            )
+            server_errors.append(error.reshape(-1, self.block_size))
+            agreed.append(lax.all_gather(words, self.axes, to="invarying"))
+        whole = jnp.concatenate(agreed, axis=1).reshape(-1, message.shape[2])
+        return whole, [e for _, e in encoded], jnp.concatenate(server_errors)[None]
+
+    def read(
+        self,
+        message: UInt32[Array, "b words"],
+        size: int,
+        dtype: DTypeLike,
+        into: Float32[Array, " size"] | None = None,
+    ) -> Float[Array, " size"]:
+        """The decoded averages."""
+        return self.codec.decode_flat(message, size, dtype, into)
+
+    def block_transfers(
+        self, blocks: int, axis_sizes: Mapping[str, int]
+    ) -> tuple[Transfer, ...]:
+        """An all-to-all (between two workers an all-gather) and an all-gather."""
+        workers = self.workers(axis_sizes)
+        times = len(self.bucket_rows(blocks // workers, workers * self.block_size))
+        size = 4 * self.codec.words * blocks
+        there = "all-gather" if workers == 2 else "all-to-all"
+        return (
+            Transfer(there, size, self.axes, times),
+            Transfer("all-gather", size, self.axes, times),
+        )
+
+
+def two_phase(
+    axis: AxisNames,
+    codec: Codec,
+    *,
+    name: str,
+    error_dtype: DTypeLike = jnp.float32,
+    exact_below: int | None = None,
+    exact_1d: bool = False,
+    bucket_size: int = 2**27,
+) -> TwoPhase:
+    r"""Averages over the workers in two phases, through any codec, with both errors.
+
+    Each worker i encodes its values plus its error; each serves an equal share of the
+    blocks, averages what it is sent, and encodes the average again:
+
+    .. math::
+      \hat x^{(i)} &= C[x^{(i)} + \delta^{(i)}], \quad
+      \delta^{(i)} \leftarrow x^{(i)} + \delta^{(i)} - \hat x^{(i)} \\
+      \bar x &= C[\tfrac1n \textstyle\sum_i \hat x^{(i)} + \bar\delta], \quad
+      \bar\delta \leftarrow \tfrac1n \textstyle\sum_i \hat x^{(i)} + \bar\delta
+      - \bar x
+
+    with :math:`C` encoding and decoding. The sum over steps of what is returned differs
+    from the sum of the exact means by no more than the errors held at the end. On the
+    wire: for each bucket one all-to-all (between two workers an all-gather) and one
+    all-gather of `codec.words` words a block.
+
+    A value that is not finite, on any worker, makes its block not finite on all.
+
+    Args:
+      axis: name, or names, of the mesh axes whose members are the workers.
+      codec: what blocks are encoded by.
+      name: the exchange's name, for messages.
+      error_dtype: dtype of the stored errors. bfloat16 halves their memory and
+        loses what rounding drops.
+      exact_below: leaves of fewer values are averaged exactly, all in one all-reduce.
+        None for `codec.words` + 1: leaves for which that sends no more bytes.
+      exact_1d: whether leaves of fewer than two dimensions are averaged exactly too.
+      bucket_size: the most values that one pair of collectives exchanges. Those of
+        one bucket can overlap with the computation of another.
+
+    Returns:
+      An exchange. Its state is an `ErrorFeedbackState`; `update` computes in float32
+      and returns the dtype that it is given.
+
+    Raises:
+      ValueError: if `error_dtype` or `bucket_size` is not one of these.
+
+    References:
+      Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888, Algorithm 1.
+    """
+    return TwoPhase(
+        name=name,
+        axes=as_tuple(axis),
+        codec=codec,
+        error_dtype=error_dtype,
+        exact_below=codec.words + 1 if exact_below is None else exact_below,
+        exact_1d=exact_1d,
+        bucket_size=bucket_size,
+    )
+
+
+def _to_servers(
+    message: UInt32[Array, "n served words"], axes: tuple[str, ...]
+) -> UInt32[Array, "n served words"]:
+    """Gives each worker what all have for it, in any order."""
+    if message.shape[0] != 2:
+        return lax.all_to_all(message, axes, 0, 0)
+    # Two workers swap halves. Gloo's all-to-all asks for the other's half behind its
+    # own, so that on a slow link one is sent after the other; its all-gather does not.
+    here = worker_index(axes)
+    given = lax.all_gather(
+        lax.dynamic_index_in_dim(message, 1 - here, keepdims=False), axes
+    )
+    kept = lax.dynamic_index_in_dim(message, here, keepdims=False)
+    return jnp.stack([kept, lax.dynamic_index_in_dim(given, 1 - here, keepdims=False)])

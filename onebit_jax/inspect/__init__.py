@@ -1,0 +1,1 @@
+"""Measurements: bytes of a compiled program, replicas, metrics of a state."""

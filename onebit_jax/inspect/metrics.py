@@ -1,0 +1,57 @@
+"""Measures of a run, told by the optimizer's state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+if TYPE_CHECKING:
+    from jax import Array
+
+
+@jax.jit
+def metrics(state: Any) -> dict[str, Array]:
+    r"""Measures of the optimizer, from its state.
+
+    A node of the state that has a method `metrics` tells its own: a dictionary of
+    scalars.
+
+    Args:
+      state: an optimizer's state with global arrays, outside `shard_map`.
+
+    Returns:
+      Scalars by name, of several nodes that tell the same, as in `optax.partition`,
+      the largest. From 1-bit Adam: 'count', steps taken; 'compressed', 1 once the
+      variance is frozen; 'frozen_at', warm-up steps taken by then; 'floored_share',
+      the share of the frozen variances that the floor raised; 'worker_error',
+      :math:`\sqrt{\frac1n \sum_i \|\delta^{(i)}\|^2} / \|m\|`, and 'server_error',
+      :math:`\|\bar\delta\| / \|m\|`, errors of what is sent: gradients, which are
+      larger than their momentum m, or momenta. From `skip_nonfinite`: 'skipped', steps
+      skipped.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, onebit_jax
+      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
+      >>> tx = onebit_jax.onebit_adam(
+      ...     1e-3, onebit_jax.sign_mean('data'), onebit_jax.freeze_at(10))
+      >>> print(metrics(onebit_jax.init(tx, jnp.zeros(3), mesh))['compressed'])
+      0
+    """
+    measures: dict[str, Any] = {}
+    for node in _telling((state,)):
+        for name, value in node.metrics().items():
+            before = measures.get(name, value)
+            measures[name] = jnp.maximum(before, value)
+    return measures
+
+
+def _telling(state: Any) -> list[Any]:
+    """The nodes with metrics, those inside one another too."""
+
+    def tells(node: Any) -> bool:
+        return node is not state and hasattr(node, "metrics")
+
+    nodes = [x for x in jax.tree.leaves(state, is_leaf=tells) if tells(x)]
+    return nodes + [deeper for node in nodes for deeper in _telling(node)]

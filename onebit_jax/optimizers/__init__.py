@@ -1,0 +1,1 @@
+"""Optimizers, one file a paper, and the parts that papers share."""

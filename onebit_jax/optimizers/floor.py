@@ -1,0 +1,48 @@
+"""A floor for variances at the freeze."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+if TYPE_CHECKING:
+    import optax
+    from jax import Array
+    from jaxtyping import Float32
+
+
+@dataclasses.dataclass(frozen=True)
+class FloorAtMean:
+    """Raises negligible variances to their leaf's mean when they are frozen.
+
+    A sign cannot say zero: a coordinate whose frozen variance is zero, because it had
+    no gradient yet, would move by its scale / eps.
+
+    Attributes:
+      negligible: variances below this share of their leaf's mean are raised.
+    """
+
+    negligible: float = 1e-6
+
+    def raise_low(
+        self, nu: optax.Params, means: optax.Params
+    ) -> tuple[optax.Params, Float32[Array, ""]]:
+        """The variances with the negligible ones raised.
+
+        Args:
+          nu: variances.
+          means: the values that they are raised to, broadcast to each leaf.
+
+        Returns:
+          The variances, and the share of them that was raised.
+        """
+        low = jax.tree.map(lambda v: v < self.negligible * jnp.mean(v), nu)
+        raised = jax.tree.map(
+            lambda v, is_low, mean: jnp.where(is_low, mean, v), nu, low, means
+        )
+        size = max(sum(v.size for v in jax.tree.leaves(nu)), 1)
+        number = sum(jnp.sum(x, dtype=jnp.float32) for x in jax.tree.leaves(low))
+        return raised, jnp.asarray(number / float(size), jnp.float32)

@@ -1,0 +1,59 @@
+"""Arithmetic on moments that optimizers share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+if TYPE_CHECKING:
+    import optax
+    from jax import Array
+    from jax.typing import ArrayLike
+    from jaxtyping import Float32, Int32
+
+
+def weight(decay: ArrayLike, steps: Int32[Array, ""]) -> Array:
+    r"""The weight of all values so far in a running mean that began at zero.
+
+    .. math:: 1 - \beta^t
+
+    Args:
+      decay: :math:`\beta`.
+      steps: t, how many values there have been.
+
+    Returns:
+      A scalar.
+
+    Example:
+      >>> print(weight(0.5, jnp.int32(2)))
+      0.75
+    """
+    return jnp.asarray(1 - decay ** steps.astype(jnp.float32))
+
+
+def divide_by_weight(
+    moment: optax.Params, decay: ArrayLike, steps: Int32[Array, ""]
+) -> optax.Params:
+    """A running mean that began at zero, corrected for it: Adam's bias correction."""
+    divisor = weight(decay, steps)
+    return jax.tree.map(lambda m: m / divisor, moment)
+
+
+def extrapolate(
+    now: optax.Params, last: optax.Params, steps: Float32[Array, ""]
+) -> optax.Params:
+    r"""A momentum ahead of itself.
+
+    .. math:: m_t + d (m_t - m_{t-1})
+
+    Args:
+      now: :math:`m_t`.
+      last: :math:`m_{t-1}`.
+      steps: d.
+
+    Returns:
+      A tree like the momentum.
+    """
+    return jax.tree.map(lambda m, before: m + steps * (m - before), now, last)

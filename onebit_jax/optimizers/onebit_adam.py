@@ -1,0 +1,412 @@
+"""1-bit Adam: warm-up Adam, the variance freeze, then one bit a parameter."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from onebit_jax.exchanges.exchange import Exchange, exact_mean
+from onebit_jax.optimizers.floor import FloorAtMean
+from onebit_jax.optimizers.freeze import FreezeRule
+from onebit_jax.optimizers.growth import GrowthByMeanSquares, GrowthState
+from onebit_jax.optimizers.moments import divide_by_weight, extrapolate, weight
+from onebit_jax.workers.arithmetic import squared_norm
+from onebit_jax.workers.axes import bound_workers
+from onebit_jax.workers.stages import run_stage
+from onebit_jax.workers.worker_local import worker_local_nodes
+
+if TYPE_CHECKING:
+    from jax import Array
+    from jax.typing import ArrayLike
+    from jaxtyping import Float32, Int32
+
+Send = Literal["gradient", "momentum"]
+Lead = float | Literal["delay"] | None
+
+GROWTH = GrowthByMeanSquares()
+FLOOR = FloorAtMean()
+# About the largest update that Adam itself makes, (1 - b1) / sqrt(1 - b2).
+BOUND = 3.0
+
+
+class Parts(TypedDict):
+    """The parts of the compressed stage that can be left out."""
+
+    send: Send
+    lead: Lead
+    growth: GrowthByMeanSquares | None
+    floor: FloorAtMean | None
+    bound: ArrayLike | None
+
+
+AS_PUBLISHED: Parts = {
+    "send": "momentum",
+    "lead": None,
+    "growth": None,
+    "floor": None,
+    "bound": None,
+}
+"""The paper's compressed stage: nothing but the momentum and the frozen variance."""
+
+
+class ScaleByOnebitAdamState(NamedTuple):
+    """State of `scale_by_onebit_adam`.
+
+    Attributes:
+      count: number of steps taken.
+      mu: momentum, float32, the same on all workers.
+      nu: variance, float32, without bias correction; frozen once `frozen_at` is set.
+      frozen_at: number of warm-up steps taken when the variance was frozen; 0 as
+        long as it is not.
+      floored: share of the frozen variances that the floor raised.
+      freeze: state of the freeze rule.
+      growth: state of the growth; None without it.
+      exchange: state of the exchange.
+    """
+
+    count: Int32[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
+    mu: optax.Params
+    nu: optax.Params
+    frozen_at: Int32[Array, ""]
+    floored: Float32[Array, ""]
+    freeze: Any
+    growth: GrowthState | None
+    exchange: Any
+
+    def metrics(self) -> dict[str, Array]:
+        """Measures of the optimizer; see `onebit_jax.metrics`."""
+        errors = worker_local_nodes(self.exchange)
+        worker = [e.value for e in errors if e.resizing == "average"]
+        server = [e.value for e in errors if e.resizing == "concatenate"]
+        # Each worker has its own worker errors; all server errors are one tree's.
+        squares = {
+            "worker_error": sum(
+                (squared_norm(x) / x.shape[0] for x in jax.tree.leaves(worker)),
+                start=jnp.float32(0),
+            ),
+            "server_error": squared_norm(server),
+        }
+        momentum = jnp.sqrt(squared_norm(self.mu))
+        # Before the first step all are zero.
+        divisor = jnp.where(momentum > 0, momentum, 1)
+        return {
+            "count": self.count,
+            "compressed": (self.frozen_at > 0).astype(jnp.int32),
+            "frozen_at": self.frozen_at,
+            "floored_share": self.floored,
+            **{name: jnp.sqrt(square) / divisor for name, square in squares.items()},
+        }
+
+
+def scale_by_onebit_adam(
+    exchange: Exchange,
+    freeze: FreezeRule,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
+    *,
+    bias_correction: bool = True,
+    send: Send = "gradient",
+    lead: Lead = "delay",
+    growth: GrowthByMeanSquares | None = GROWTH,
+    floor: FloorAtMean | None = FLOOR,
+    bound: ArrayLike | None = BOUND,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Rescales each worker's own gradients by 1-bit Adam.
+
+    In the warm-up, Adam on the exact mean of the gradients. After the freeze, with
+    :math:`v` as it was then, after T steps, and :math:`E` the exchange, the paper has
+
+    .. math::
+      m_t = E[\beta_1 m_{t-1} + (1 - \beta_1) g_t^{(i)}], \quad
+      u_t = \frac{m_t / (1 - \beta_1^t)}{\sqrt{v / (1 - \beta_2^T)} + \epsilon}
+
+    and this is what is left without the five parts below (`**AS_PUBLISHED`). With all
+    of them,
+
+    .. math::
+      m_t = \beta_1 m_{t-1} + (1 - \beta_1) E[g_t^{(i)}], \quad
+      \hat m_t = \frac{m_t}{1 - \beta_1^t}, \quad
+      u_t = \mathrm{clip}\left(\frac{\hat m_t + d (\hat m_t - \hat m_{t-1})}
+      {\sqrt{\rho_t v / (1 - \beta_2^T)} + \epsilon}, \pm 3\right)
+
+    Args:
+      exchange: what workers do with their gradients, such as `sign_mean`.
+      freeze: when the variance is frozen.
+      b1: decay of the momentum.
+      b2: decay of the variance.
+      eps: added to the root of the variance.
+      bias_correction: whether both moments are corrected for their start from
+        zero. The variance's correction is frozen with it.
+      send: 'gradient' to exchange gradients and take their momentum, 'momentum' for
+        the paper's. All workers know :math:`m_{t-1}` already; sent again it makes
+        scales, and so errors, larger.
+      lead: d, the steps by which the momentum is led, in leaves exchanged exactly as
+        well: error feedback makes it late. 'delay' for the exchange's, 0 for an exact
+        one and 1.14 for `sign_mean`, of normally distributed values; None for no lead.
+      growth: :math:`\rho_t`, of gradients that grow after the freeze and would
+        otherwise raise the learning rate with them; None for 1.
+      floor: what becomes of variances near zero at the freeze; None to leave them.
+      bound: the largest update of a coordinate after the freeze. About the largest
+        that Adam itself makes is :math:`(1-\beta_1)/\sqrt{1-\beta_2}`; None for none.
+
+    Returns:
+      A transformation whose `update` must be called inside `jax.shard_map` with
+      each worker's own gradients. Moments are float32 whatever the parameters are;
+      updates have the gradients' dtype. `update` takes one extra argument, `stage`:
+      None (default) compiles both stages into one program that chooses by the
+      state; 'warmup' or 'compressed' compiles one. A 'warmup' step with a frozen
+      variance exchanges exactly and leaves it frozen; a 'compressed' step with a
+      variance that is not frozen freezes it as it is.
+
+    Raises:
+      TypeError: if `exchange` is not an exchange or `freeze` not a freeze rule.
+      ValueError: if `send` is neither 'gradient' nor 'momentum', or the lead is
+        negative or not finite.
+
+    Example:
+      >>> import onebit_jax, optax
+      >>> tx = optax.chain(
+      ...     scale_by_onebit_adam(
+      ...         onebit_jax.sign_mean('data'), onebit_jax.freeze_at(1000)
+      ...     ),
+      ...     optax.scale_by_learning_rate(1e-3),
+      ... )
+
+    References:
+      Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
+      Algorithm 1.
+    """
+    if not isinstance(exchange, Exchange) or not isinstance(freeze, FreezeRule):
+        raise TypeError(
+            "1-bit Adam needs an exchange, such as sign_mean('data'), and a freeze "
+            f"rule, such as freeze_at(1000), got {exchange!r} and {freeze!r}."
+        )
+    if send not in ("gradient", "momentum"):
+        raise ValueError(f"send must be 'gradient' or 'momentum', got {send!r}.")
+    steps = exchange.delay if lead == "delay" else lead
+    if isinstance(steps, (int, float)) and not 0 <= steps < math.inf:
+        raise ValueError(
+            "the lead, or the exchange's delay that it is by default, must be a finite "
+            f"number of steps from 0 on, got {steps}."
+        )
+    adam = _OnebitAdam(
+        exchange=exchange,
+        freeze=freeze,
+        b1=b1,
+        b2=b2,
+        eps=eps,
+        bias_correction=bias_correction,
+        send=send,
+        lead=steps,
+        growth=growth,
+        floor=floor,
+        bound=bound,
+    )
+    init: Any = adam.init
+    return optax.GradientTransformationExtraArgs(init, adam.update)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _OnebitAdam:
+    exchange: Exchange
+    freeze: FreezeRule
+    b1: ArrayLike
+    b2: ArrayLike
+    eps: ArrayLike
+    bias_correction: bool
+    send: Send
+    lead: float | None
+    growth: GrowthByMeanSquares | None
+    floor: FloorAtMean | None
+    bound: ArrayLike | None
+
+    def init(self, params: optax.Params) -> ScaleByOnebitAdamState:
+        axes = self.exchange.axes
+        return ScaleByOnebitAdamState(
+            count=jnp.zeros([], jnp.int32),
+            mu=optax.tree.zeros_like(params, dtype=jnp.float32),
+            nu=optax.tree.zeros_like(params, dtype=jnp.float32),
+            frozen_at=jnp.zeros([], jnp.int32),
+            floored=jnp.zeros([], jnp.float32),
+            freeze=self.freeze.init(),
+            growth=self.growth and self.growth.init(params, axes),
+            exchange=self.exchange.init(params),
+        )
+
+    def update(
+        self,
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        *,
+        stage: str | None = None,
+        **extra_args: object,
+    ) -> tuple[optax.Updates, Any]:
+        del params, extra_args
+        bound_workers(self.exchange.axes)
+        adam = dataclasses.replace(
+            self,
+            **{name: _as_float32(getattr(self, name)) for name in ("b1", "b2", "eps")},
+        )
+        count = jnp.asarray(optax.safe_increment(state.count))
+        stages = {
+            "warmup": lambda: adam.warmup(updates, state, count, stage == "warmup"),
+            "compressed": lambda: adam.compressed(updates, state, count),
+        }
+        new_updates, state = run_stage(
+            stages, (state.frozen_at > 0).astype(jnp.int32), stage
+        )
+        new_updates = jax.tree.map(lambda u, g: u.astype(g.dtype), new_updates, updates)
+        return new_updates, state._replace(count=count)
+
+    def warmup(
+        self,
+        gradients: optax.Updates,
+        state: ScaleByOnebitAdamState,
+        count: Int32[Array, ""],
+        alone: bool,
+    ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
+        """Adam on the exact mean, until the freeze rule fires.
+
+        A program that has no other stage goes on after it with the frozen variance.
+        """
+        exact = exact_mean(self.exchange.axes)
+        mean, _ = exact.update(gradients, exact.init(gradients))
+        mean = optax.tree.cast(mean, jnp.float32)
+        mu = optax.tree.update_moment(mean, state.mu, self.b1, 1)
+        nu = optax.tree.update_moment_per_elem_norm(mean, state.nu, self.b2, 2)
+        frozen = (state.frozen_at > 0) & alone
+        nu = optax.tree.where(frozen, state.nu, nu)
+        steps = jnp.where(frozen, state.frozen_at, count)
+        norm = self.corrected(optax.tree.sum(nu), self.b2, steps)
+        fires, rule = self.freeze.update(
+            state.freeze, count, jnp.asarray(norm, jnp.float32)
+        )
+        now = fires & ~frozen
+        growth = self.moved_growth(gradients, state.growth, count, all_lines=True)
+        # This step is still Adam's; growth, floor and bound are for those after it.
+        grown = optax.tree.where(frozen, self.grown(nu, growth, count, steps), nu)
+        new_updates = self.ratio(self.corrected(mu, self.b1, count), grown, steps)
+        if self.bound is not None:
+            bound = jnp.where(frozen, jnp.asarray(self.bound, jnp.float32), jnp.inf)
+            new_updates = optax.tree.clip(new_updates, -bound, bound)
+        raised, floored = self.raised(nu, growth)
+        if growth is not None:
+            at_freeze = optax.tree.where(now, growth.now, growth.frozen)
+            growth = growth._replace(frozen=at_freeze)
+        return new_updates, state._replace(
+            mu=mu,
+            nu=optax.tree.where(now, raised, nu),
+            frozen_at=jnp.where(fires | frozen, steps, 0),
+            floored=jnp.where(now, floored, state.floored),
+            freeze=rule,
+            growth=growth,
+        )
+
+    def compressed(
+        self,
+        gradients: optax.Updates,
+        state: ScaleByOnebitAdamState,
+        count: Int32[Array, ""],
+    ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
+        """The momentum by the exchange, beside the frozen variance."""
+        frozen = state.frozen_at > 0
+        frozen_at = jnp.where(frozen, state.frozen_at, jnp.maximum(state.count, 1))
+        growth = state.growth
+        if growth is not None:
+            at_freeze = optax.tree.where(frozen, growth.frozen, growth.now)
+            growth = growth._replace(frozen=at_freeze)
+        growth = self.moved_growth(gradients, growth, count, all_lines=False)
+        if self.send == "momentum":
+            mu, exchanged = self.exchange.exchange_momentum(
+                gradients, state.mu, self.b1, state.exchange
+            )
+        else:
+            gradients = optax.tree.cast(gradients, jnp.float32)
+            mean, exchanged = self.exchange.update(gradients, state.exchange)
+            mu = optax.tree.update_moment(mean, state.mu, self.b1, 1)
+        direction = self.corrected(mu, self.b1, count)
+        if self.lead is not None:
+            # Corrected before they are compared: a rise from zero is no lag.
+            last = self.corrected(state.mu, self.b1, jnp.maximum(state.count, 1))
+            steps = jnp.where(state.count > 0, self.lead, 0.0)
+            direction = extrapolate(direction, last, steps)
+        nu = self.grown(state.nu, growth, count, frozen_at)
+        new_updates = self.ratio(direction, nu, frozen_at)
+        if self.bound is not None:
+            bound = jnp.asarray(self.bound, jnp.float32)
+            new_updates = optax.tree.clip(new_updates, -bound, bound)
+        return new_updates, state._replace(
+            mu=mu, frozen_at=frozen_at, growth=growth, exchange=exchanged
+        )
+
+    def corrected(
+        self, moment: optax.Params, decay: ArrayLike, steps: Int32[Array, ""]
+    ) -> optax.Params:
+        """A moment without its start from zero, if that is to be corrected."""
+        if not self.bias_correction:
+            return moment
+        return divide_by_weight(moment, decay, steps)
+
+    def ratio(
+        self, mu: optax.Params, nu: optax.Params, steps: Int32[Array, ""]
+    ) -> optax.Updates:
+        """A corrected momentum beside the root of a variance of so many steps."""
+        nu = self.corrected(nu, self.b2, steps)
+        return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + self.eps), mu, nu)
+
+    def moved_growth(
+        self,
+        gradients: optax.Updates,
+        growth: GrowthState | None,
+        count: Int32[Array, ""],
+        *,
+        all_lines: bool,
+    ) -> GrowthState | None:
+        """The growth's state with the gradients of this step."""
+        if self.growth is None or growth is None:
+            return None
+        return self.growth.update(
+            gradients, growth, decay=self.b2, count=count, all_lines=all_lines
+        )
+
+    def grown(
+        self,
+        nu: optax.Params,
+        growth: GrowthState | None,
+        count: Int32[Array, ""],
+        frozen_at: Int32[Array, ""],
+    ) -> optax.Params:
+        """Frozen variances with their growth."""
+        if self.growth is None or growth is None:
+            return nu
+        return self.growth.grow(
+            nu,
+            growth,
+            weight_now=weight(self.b2, count) if self.bias_correction else 1,
+            weight_frozen=weight(self.b2, frozen_at) if self.bias_correction else 1,
+        )
+
+    def raised(
+        self, nu: optax.Params, growth: GrowthState | None
+    ) -> tuple[optax.Params, ArrayLike]:
+        """Variances as they are frozen, and the share that the floor raised."""
+        if self.floor is None:
+            return nu, 0.0
+        if self.growth is None or growth is None:
+            means = jax.tree.map(jnp.mean, nu)
+        else:
+            means = self.growth.means(nu, growth)
+        return self.floor.raise_low(nu, means)
+
+
+def _as_float32(x: ArrayLike) -> float | Float32[Array, ""]:
+    # Python numbers stay weakly typed: Optax's arithmetic to the last bit. Others,
+    # such as inject_hyperparams' arrays in the parameters' dtype, are promoted.
+    return x if isinstance(x, (int, float)) else jnp.asarray(x, jnp.float32)

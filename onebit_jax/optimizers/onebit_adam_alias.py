@@ -1,0 +1,215 @@
+"""1-bit Adam and AdamW, ready to use."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from onebit_jax.optimizers.onebit_adam import (
+    BOUND,
+    FLOOR,
+    GROWTH,
+    Lead,
+    Send,
+    scale_by_onebit_adam,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jax.typing import ArrayLike
+
+    from onebit_jax.exchanges.exchange import Exchange
+    from onebit_jax.optimizers.floor import FloorAtMean
+    from onebit_jax.optimizers.freeze import FreezeRule
+    from onebit_jax.optimizers.growth import GrowthByMeanSquares
+
+
+def onebit_adam(
+    learning_rate: optax.ScalarOrSchedule,
+    exchange: Exchange,
+    freeze: FreezeRule,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
+    *,
+    bias_correction: bool = True,
+    send: Send = "gradient",
+    lead: Lead = "delay",
+    growth: GrowthByMeanSquares | None = GROWTH,
+    floor: FloorAtMean | None = FLOOR,
+    bound: ArrayLike | None = BOUND,
+) -> optax.GradientTransformationExtraArgs:
+    r"""1-bit Adam: Adam until the variance is stable, then one bit a parameter.
+
+    .. math:: p_t = p_{t-1} - \alpha_t u_t
+
+    with :math:`u_t` of `scale_by_onebit_adam`. Before the freeze it is
+    `optax.adam` on the exact mean of the workers' gradients.
+
+    Args:
+      learning_rate: a number, or a schedule from the step.
+      exchange: what workers do with their gradients, such as
+        `onebit_jax.sign_mean('data')`.
+      freeze: when the variance is frozen, such as `onebit_jax.freeze_at(1000)`.
+      b1: decay of the momentum.
+      b2: decay of the variance.
+      eps: added to the root of the variance.
+      bias_correction: whether both moments are corrected for their start from zero.
+      send: 'gradient' or 'momentum'; as of `scale_by_onebit_adam`, with the four
+        below. `**onebit_jax.AS_PUBLISHED` leaves all five out.
+      lead: steps by which the momentum is led.
+      growth: of the frozen variance.
+      floor: of the variance at the freeze.
+      bound: of the updates after the freeze.
+
+    Returns:
+      A transformation whose `update` must be called inside `jax.shard_map` with
+      each worker's own gradients; `onebit_jax.data_parallel` does so.
+
+    Warns:
+      UserWarning: if the variance may be frozen while the learning rate still rises.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, onebit_jax
+      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
+      >>> tx = onebit_jax.onebit_adam(
+      ...     0.1, onebit_jax.sign_mean('data'), onebit_jax.freeze_at(5)
+      ... )
+      >>> def loss_fn(p, x):
+      ...     return jnp.mean((x @ (p - 1)) ** 2)
+      >>> run = onebit_jax.data_parallel(loss_fn, tx, mesh)
+      >>> params, state = run.init(jnp.zeros(2))
+      >>> for _ in range(30):
+      ...     params, state, loss = run.step(params, state, jnp.ones((1, 2)))
+      >>> print(loss < 0.2)
+      True
+
+    References:
+      Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
+      Algorithm 1.
+    """
+    _warn_if_rising(learning_rate, freeze)
+    return optax.chain(
+        scale_by_onebit_adam(
+            exchange,
+            freeze,
+            b1,
+            b2,
+            eps,
+            bias_correction=bias_correction,
+            send=send,
+            lead=lead,
+            growth=growth,
+            floor=floor,
+            bound=bound,
+        ),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+def onebit_adamw(
+    learning_rate: optax.ScalarOrSchedule,
+    exchange: Exchange,
+    freeze: FreezeRule,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
+    weight_decay: optax.ScalarOrSchedule = 1e-4,
+    mask: Any | Callable[[optax.Params], Any] | None = None,
+    *,
+    bias_correction: bool = True,
+    send: Send = "gradient",
+    lead: Lead = "delay",
+    growth: GrowthByMeanSquares | None = GROWTH,
+    floor: FloorAtMean | None = FLOOR,
+    bound: ArrayLike | None = BOUND,
+) -> optax.GradientTransformationExtraArgs:
+    r"""1-bit Adam with decoupled weight decay.
+
+    .. math:: p_t = p_{t-1} - \alpha_t (u_t + \lambda p_{t-1})
+
+    with :math:`u_t` of `scale_by_onebit_adam`. Before the freeze it is
+    `optax.adamw` on the exact mean of the workers' gradients.
+
+    Args:
+      learning_rate: a number, or a schedule from the step.
+      exchange: what workers do with their gradients, such as
+        `onebit_jax.sign_mean('data')`.
+      freeze: when the variance is frozen, such as `onebit_jax.freeze_at(1000)`.
+      b1: decay of the momentum.
+      b2: decay of the variance.
+      eps: added to the root of the variance.
+      weight_decay: λ. As in `optax.adamw`, it is multiplied by the learning rate.
+      mask: a tree of booleans like the parameters', or a function from parameters
+        to one, that says which leaves decay; None for all.
+      bias_correction: whether both moments are corrected for their start from zero.
+      send: 'gradient' or 'momentum'; as of `scale_by_onebit_adam`, with the four
+        below. `**onebit_jax.AS_PUBLISHED` leaves all five out.
+      lead: steps by which the momentum is led.
+      growth: of the frozen variance.
+      floor: of the variance at the freeze.
+      bound: of the updates after the freeze.
+
+    Returns:
+      A transformation whose `update` must be called inside `jax.shard_map` with
+      each worker's own gradients and the parameters.
+
+    Warns:
+      UserWarning: if the variance may be frozen while the learning rate still rises.
+
+    Example:
+      >>> import onebit_jax
+      >>> tx = onebit_jax.onebit_adamw(
+      ...     1e-3,
+      ...     onebit_jax.sign_mean('data'),
+      ...     onebit_jax.freeze_at(1000),
+      ...     weight_decay=0.01,
+      ... )
+
+    References:
+      Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888;
+      Loshchilov and Hutter, Decoupled weight decay regularization, 2019,
+      https://arxiv.org/abs/1711.05101.
+    """
+    _warn_if_rising(learning_rate, freeze)
+    return optax.chain(
+        scale_by_onebit_adam(
+            exchange,
+            freeze,
+            b1,
+            b2,
+            eps,
+            bias_correction=bias_correction,
+            send=send,
+            lead=lead,
+            growth=growth,
+            floor=floor,
+            bound=bound,
+        ),
+        optax.add_decayed_weights(weight_decay, mask),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+def _warn_if_rising(learning_rate: optax.ScalarOrSchedule, freeze: FreezeRule) -> None:
+    if not callable(learning_rate):
+        return
+    # Under inject_hyperparams the optimizer is made again while it is traced.
+    with jax.ensure_compile_time_eval():
+        now, after = (
+            float(np.asarray(learning_rate(jnp.int32(step))))
+            for step in (freeze.earliest, freeze.earliest + 1)
+        )
+    if after > now:
+        warnings.warn(
+            f"The variance may be frozen after {freeze.earliest} steps, while the "
+            f"learning rate still rises (from {now:.3g}): freeze it when the "
+            "learning rate's warm-up has ended.",
+            stacklevel=3,
+        )

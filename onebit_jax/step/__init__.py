@@ -1,0 +1,1 @@
+"""Each worker's own gradients, and a whole training step."""

@@ -1,0 +1,230 @@
+"""Data-parallel training with an exchange, in two functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from onebit_jax.step.local_gradients import local_value_and_grad
+from onebit_jax.step.local_params import local_params
+from onebit_jax.workers.arithmetic import mean
+from onebit_jax.workers.axes import AxisNames, as_tuple, varying_axes
+from onebit_jax.workers.placement import abstract_state, state_specs
+from onebit_jax.workers.placement import init as init_state
+from onebit_jax.workers.specs import is_spec, names_of
+from onebit_jax.workers.worker_local import worker_local_nodes
+
+
+class DataParallel(NamedTuple):
+    """The two functions of `data_parallel`.
+
+    Attributes:
+      init: from parameters, the parameters and the optimizer's state on the mesh.
+      step: a jitted function from parameters, state, batch and further arguments to
+        new parameters, new state and loss (and auxiliary values). The parameters
+        and the state that it is given are donated: use the ones it returns.
+    """
+
+    init: Callable[[Any], tuple[Any, Any]]
+    step: Any
+
+
+def data_parallel(
+    loss_fn: Callable[..., Any],
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    axis: AxisNames | None = None,
+    specs: Any = None,
+    has_aux: bool = False,
+) -> DataParallel:
+    """Turns a loss function and an optimizer with an exchange into a training step.
+
+    Every worker computes the loss and the gradients of its share of the batch; the
+    optimizer exchanges what it must. Nothing else crosses the network but the mean
+    of the loss and of the auxiliary values.
+
+    Args:
+      loss_fn: from parameters, a worker's share of the batch, and further arguments
+        that are the same on all workers, to that worker's own loss, a scalar; or to
+        the loss and a tree of scalars if `has_aux`. It may use `jax.lax.axis_index`.
+      tx: an optimizer that exchanges gradients or momentum by itself.
+      mesh: the mesh.
+      axis: names of the mesh axes whose members are the workers; None for all.
+      specs: where parameters are sharded inside each worker: a tree of their
+        structure with a `PartitionSpec` over the mesh's other axes for each, the one
+        that `per_shard` is given; None for parameters that are sharded over none.
+      has_aux: whether `loss_fn` returns auxiliary values.
+
+    Returns:
+      `init(params)` and `step(params, state, batch, *args, stage=None)`. Each leaf
+      of the batch has the examples of all workers along its first axis. `stage` is
+      static: the name of one of the optimizer's stages compiles that one alone.
+
+    Raises:
+      ValueError: from `init`, if the exchange works over other axes; from `step`, if
+        the batch cannot be shared equally, the state is one of another number of
+        workers, the loss is averaged over the workers already, or an update passes
+        through no exchange.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, onebit_jax, optax
+      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
+      >>> tx = optax.chain(onebit_jax.exact_mean('data'), optax.sgd(0.5))
+      >>> run = data_parallel(lambda p, x: jnp.mean((p - x) ** 2) / 2, tx, mesh)
+      >>> params, state = run.init(jnp.float32(0))
+      >>> params, state, loss = run.step(params, state, jnp.ones(4))
+      >>> print(params, loss)
+      0.5 0.5
+    """
+    axes = as_tuple(mesh.axis_names if axis is None else axis)
+    missing = [name for name in axes if name not in mesh.shape]
+    if missing:
+        raise ValueError(
+            f"the mesh has no axis {missing[0]!r}: its axes are {mesh.axis_names}."
+        )
+    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    explicit = {name for name in types if types[name] == AxisType.Explicit}
+    if specs is not None and explicit - set(axes):
+        raise ValueError(
+            f"parameters can be sharded over automatic axes alone, and the mesh's "
+            f"{tuple(sorted(explicit - set(axes)))} is explicit, where jax.shard_map "
+            "over the other axes would gather them: make the mesh with AxisType.Auto."
+        )
+    tx = optax.with_extra_args_support(tx)
+    everywhere, split = PartitionSpec(), PartitionSpec(axes)
+    workers = math.prod(mesh.shape[name] for name in axes)
+
+    def placed(params: Any) -> Any:
+        if specs is None:
+            return jax.tree.map(lambda _: NamedSharding(mesh, everywhere), params)
+        return jax.tree.map(lambda _, spec: NamedSharding(mesh, spec), params, specs)
+
+    def keep_placed(params: Any, state: Any) -> tuple[Any, Any]:
+        # What is sharded inside workers is not the compiler's to move.
+        if specs is None:
+            return params, state
+        shardings = placed(params)
+        shapes = jax.tree.map(
+            lambda p, s: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=s),
+            params,
+            shardings,
+        )
+        made = abstract_state(tx, shapes, mesh)
+        constrain = jax.lax.with_sharding_constraint
+        return constrain(params, shardings), jax.tree.map(
+            lambda x, shape: constrain(x, shape.sharding), state, made
+        )
+
+    def copy(x: Any, sharding: NamedSharding) -> Any:
+        # A copy: step donates what it is given, and the caller keeps his own.
+        if isinstance(x, jax.Array) and not x.is_fully_addressable:
+            return jax.jit(jnp.copy, out_shardings=sharding)(x)
+        # From the host, as a process's own array may be known to no other process.
+        return jax.device_put(np.asarray(x), sharding)
+
+    def init(params: Any) -> tuple[Any, Any]:
+        params = jax.tree.map(copy, params, placed(params))
+        state = init_state(tx, params, mesh)
+        _check_axes(state, axes)
+        _check_sharded(state, specs)
+        return params, state
+
+    def step(
+        params: Any, state: Any, batch: Any, *args: Any, stage: str | None = None
+    ) -> tuple[Any, ...]:
+        _check_batch(batch, workers, axes)
+        _check_workers(state, mesh)
+
+        def local_step(params: Any, state: Any, batch: Any, *args: Any):
+            value, gradients = local_value_and_grad(loss_fn, axes, has_aux=has_aux)(
+                local_params(params, state), batch, *args
+            )
+            extra = {} if stage is None else {"stage": stage}
+            updates, state = tx.update(gradients, state, params, **extra)
+            _check_agreed(updates, axes)
+            params = optax.apply_updates(params, updates)
+            means = jax.tree.map(lambda x: mean(x, axes), value)
+            return params, state, *(means if has_aux else (means,))
+
+        if explicit & set(axes):
+            batch = jax.reshard(batch, NamedSharding(mesh, split))
+        own = state_specs(state)
+        params, state, *rest = jax.shard_map(
+            local_step,
+            mesh=mesh,
+            in_specs=(everywhere, own, split, *(everywhere for _ in args)),
+            out_specs=(everywhere, own, everywhere, *[everywhere] * has_aux),
+            axis_names=set(axes),
+        )(params, state, batch, *args)
+        return *keep_placed(params, state), *rest
+
+    return DataParallel(
+        init, jax.jit(step, donate_argnums=(0, 1), static_argnames="stage")
+    )
+
+
+def _check_axes(state: Any, axes: tuple[str, ...]) -> None:
+    named = {name for node in worker_local_nodes(state) for name in node.axes}
+    if named and named != set(axes):
+        raise ValueError(
+            f"the batch is divided over {axes} and the optimizer's exchange works over "
+            f"{tuple(sorted(named))}: name the same axes in data_parallel(axis=...) "
+            "and in the exchange."
+        )
+
+
+def _check_sharded(state: Any, specs: Any) -> None:
+    """Refuses parameters that are sharded for one of step and exchange alone."""
+    nodes = worker_local_nodes(state)
+    by_shard, whole = False, False
+    for node in nodes:
+        named = {name for spec in node.specs or () for name in names_of(spec)}
+        by_shard |= bool(named - set(node.axes))
+        whole |= node.resizing == "concatenate"
+    sharded = any(names_of(spec) for spec in jax.tree.leaves(specs, is_leaf=is_spec))
+    if (sharded and whole and not by_shard) or (by_shard and specs is None):
+        raise ValueError(
+            "parameters that are sharded inside each worker need the same specs in "
+            "data_parallel(specs=specs) and in the exchange, "
+            "per_shard(exchange, specs)."
+        )
+
+
+def _check_agreed(updates: Any, axes: tuple[str, ...]) -> None:
+    for path, leaf in jax.tree.leaves_with_path(updates):
+        if set(axes) & varying_axes(leaf):
+            raise ValueError(
+                f"the update {jax.tree_util.keystr(path)} differs from worker to "
+                "worker, because it passes through no exchange: put "
+                f"onebit_jax.exact_mean({axes}) before what handles it, also before "
+                "optax.set_to_zero."
+            )
+
+
+def _check_batch(batch: Any, workers: int, axes: tuple[str, ...]) -> None:
+    for path, leaf in jax.tree.leaves_with_path(batch):
+        if not leaf.shape or leaf.shape[0] % workers:
+            name = jax.tree_util.keystr(path)
+            raise ValueError(
+                f"the batch's leaf {name or 'itself'} has shape {leaf.shape}: its "
+                f"first axis must be a multiple of the {workers} workers of {axes}."
+            )
+
+
+def _check_workers(state: Any, mesh: Mesh) -> None:
+    for node in worker_local_nodes(state):
+        workers = math.prod(mesh.shape[name] for name in node.leading_axes())
+        for leaf in jax.tree.leaves(node):
+            if leaf.shape[0] != workers:
+                raise ValueError(
+                    f"the state was made for {leaf.shape[0]} workers and the mesh has "
+                    f"{workers}: convert it with onebit_jax.resize."
+                )

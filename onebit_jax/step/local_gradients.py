@@ -1,0 +1,85 @@
+"""Each worker's own gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from onebit_jax.workers.axes import (
+    AxisNames,
+    as_tuple,
+    bound_workers,
+    is_agreed,
+    to_varying,
+)
+
+
+def local_value_and_grad(
+    fun: Callable[..., Any],
+    axis: AxisNames,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+) -> Callable[..., tuple[Any, Any]]:
+    """`jax.value_and_grad` of each worker's own loss, for use in `jax.shard_map`.
+
+    With respect to parameters that are the same on all workers, `jax.grad` sums the
+    gradients over the workers, in full precision: the very exchange that compression
+    is to replace. Here every worker differentiates with respect to its own copy.
+
+    Args:
+      fun: this worker's own loss, not averaged over the workers; a function as for
+        `jax.value_and_grad`.
+      axis: name, or names, of the mesh axes whose members are the workers.
+      argnums: which arguments to differentiate with respect to.
+      has_aux: whether `fun` returns a pair of the value and anything else.
+
+    Returns:
+      A function like `fun` that returns its value and this worker's gradients.
+
+    Raises:
+      ValueError: when called where the axis is not bound, or if the loss is averaged
+        over the workers already; only `shard_map(check_vma=True)` records this.
+      TypeError: when called with keywords alone.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jax.sharding import PartitionSpec as P
+      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
+      >>> @jax.jit
+      ... @jax.shard_map(mesh=mesh, in_specs=(P(), P('data')), out_specs=P('data'))
+      ... def f(p, x):
+      ...     loss, gradient = local_value_and_grad(
+      ...         lambda p: jnp.sum(p * x), 'data')(p)
+      ...     return gradient
+      >>> f(jnp.zeros(2), jnp.array([3.0, 4.0]))
+      Array([3., 4.], dtype=float32)
+    """
+    axes = as_tuple(axis)
+    value_and_grad = jax.value_and_grad(fun, argnums, has_aux)
+    numbers = {argnums} if isinstance(argnums, int) else set(argnums)
+
+    def wrapped(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        bound_workers(axes)
+        if not args:
+            raise TypeError(
+                "pass what is differentiated with respect to by position, not by name."
+            )
+        places = {n % len(args) for n in numbers}
+        local = [
+            to_varying(arg, axes) if place in places else arg
+            for place, arg in enumerate(args)
+        ]
+        result, gradients = value_and_grad(*local, **kwargs)
+        value = result[0] if has_aux else result
+        # The parameters vary by their type, so that a loss made from them does too.
+        if is_agreed(value, axes):
+            raise ValueError(
+                f"the loss is the same on every worker of {axes}: return this worker's "
+                "own loss, made from the parameters and without pmean or psum, or its "
+                "gradients are divided by the workers once more."
+            )
+        return result, gradients
+
+    return wrapped

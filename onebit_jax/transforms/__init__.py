@@ -1,0 +1,1 @@
+"""Transformations of workers' own gradients, where Optax has them for agreed ones."""

@@ -1,0 +1,130 @@
+"""Accumulating gradients over several steps before they are exchanged."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from onebit_jax.transforms.branch import no_update
+from onebit_jax.workers.axes import (
+    AxisNames,
+    as_tuple,
+    bound_workers,
+    check_local,
+    check_workers,
+    worker_count,
+)
+from onebit_jax.workers.worker_local import WorkerLocal
+
+if TYPE_CHECKING:
+    from jax import Array
+    from jaxtyping import Int32
+
+
+class AccumulateState(NamedTuple):
+    """State of `accumulate`.
+
+    Attributes:
+      micro_step: number of gradients accumulated since the last update.
+      gradient: for each leaf, (workers, *shape), float32: each worker's own sum so
+        far, divided by the number of steps.
+      inner: state of the wrapped transformation.
+    """
+
+    micro_step: Int32[Array, ""]
+    gradient: WorkerLocal
+    inner: Any
+
+
+def accumulate(
+    tx: optax.GradientTransformation, steps: int, axis: AxisNames
+) -> optax.GradientTransformationExtraArgs:
+    r"""Updates once every so many steps, with the mean of their gradients.
+
+    Each worker accumulates its own gradients, in float32, and nothing is exchanged
+    in between; the updates in between are zero.
+
+    `optax.MultiSteps` cannot be used around an exchange: it takes the accumulated
+    gradients for the same on all workers.
+
+    Args:
+      tx: the transformation, collectives included.
+      steps: number of gradients to an update, at least 1.
+      axis: name, or names, of the mesh axes whose members are the workers.
+
+    Returns:
+      A transformation.
+
+    Raises:
+      ValueError: if `steps` is less than 1.
+
+    Example:
+      >>> import onebit_jax
+      >>> tx = accumulate(
+      ...     onebit_jax.onebit_adam(
+      ...         1e-3, onebit_jax.sign_mean('data'), onebit_jax.freeze_at(1000)
+      ...     ),
+      ...     4,
+      ...     'data',
+      ... )
+    """
+    steps = operator.index(steps)
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}.")
+    axes = as_tuple(axis)
+    inner = optax.with_extra_args_support(tx)
+
+    def init_fn(params: optax.Params) -> Any:
+        _, held = worker_count(axes)
+        gradient = jax.tree.map(
+            lambda p: jnp.zeros((held, *p.shape), jnp.float32), params
+        )
+        return AccumulateState(
+            micro_step=jnp.zeros([], jnp.int32),
+            gradient=WorkerLocal(gradient, axes, "average"),
+            inner=inner.init(params),
+        )
+
+    def update_fn(
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, Any]:
+        workers = bound_workers(axes)
+        check_local(updates, axes, "accumulate")
+        held = jax.tree.leaves(state.gradient)
+        fits = [sums.shape[0] == 1 for sums in held]
+        check_workers(all(fits), "accumulate", workers, axes)
+        gradient = jax.tree.map(
+            lambda sums, g: sums + g[None].astype(jnp.float32) / steps,
+            state.gradient.value,
+            updates,
+        )
+
+        def take() -> tuple[optax.Updates, Any]:
+            mean = jax.tree.map(
+                lambda sums, g: sums[0].astype(g.dtype), gradient, updates
+            )
+            new_updates, inner_state = inner.update(
+                mean, state.inner, params, **extra_args
+            )
+            return new_updates, (inner_state, jax.tree.map(jnp.zeros_like, gradient))
+
+        def wait() -> tuple[optax.Updates, Any]:
+            return no_update(take), (state.inner, gradient)
+
+        micro_step = state.micro_step + 1
+        new_updates, (inner_state, gradient) = lax.cond(micro_step == steps, take, wait)
+        return new_updates, AccumulateState(
+            micro_step=micro_step % steps,
+            gradient=WorkerLocal(gradient, axes, "average"),
+            inner=inner_state,
+        )
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)

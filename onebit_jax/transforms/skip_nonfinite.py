@@ -1,0 +1,90 @@
+"""Skipping steps whose gradients are not finite."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from onebit_jax.transforms.branch import no_update
+from onebit_jax.workers.arithmetic import squared_norm
+from onebit_jax.workers.axes import AxisNames, as_tuple, bound_workers
+
+if TYPE_CHECKING:
+    from jax import Array
+    from jaxtyping import Int32
+
+
+class SkipNonfiniteState(NamedTuple):
+    """State of `skip_nonfinite`.
+
+    Attributes:
+      skipped: number of steps skipped so far.
+      inner: state of the wrapped transformation.
+    """
+
+    skipped: Int32[Array, ""]
+    inner: Any
+
+    def metrics(self) -> dict[str, Array]:
+        """The number of steps skipped; see `onebit_jax.metrics`."""
+        return {"skipped": self.skipped}
+
+
+def skip_nonfinite(
+    tx: optax.GradientTransformation, axis: AxisNames
+) -> optax.GradientTransformationExtraArgs:
+    r"""Skips a step, on all workers, if any worker's gradients are not finite.
+
+    Nothing changes in a skipped step: the updates are zero, and momentum, errors
+    and counts stay as they were. A step is skipped if the sum over workers of
+    :math:`\|g^{(i)}\|_2^2`, in float32, is not finite, so that gradients whose
+    squares overflow, which would leave Adam an infinite variance, are skipped too.
+
+    `optax.apply_if_finite` cannot be used around an exchange: it decides on each
+    worker by itself, and workers that disagree wait for each other for ever.
+
+    Args:
+      tx: the transformation, collectives included.
+      axis: name, or names, of the mesh axes whose members are the workers.
+
+    Returns:
+      A transformation whose state counts the steps skipped.
+
+    Example:
+      >>> import onebit_jax
+      >>> tx = skip_nonfinite(
+      ...     onebit_jax.onebit_adam(
+      ...         1e-3, onebit_jax.sign_mean('data'), onebit_jax.freeze_at(1000)
+      ...     ),
+      ...     'data',
+      ... )
+    """
+    axes = as_tuple(axis)
+    inner = optax.with_extra_args_support(tx)
+
+    def init_fn(params: optax.Params) -> SkipNonfiniteState:
+        return SkipNonfiniteState(jnp.zeros([], jnp.int32), inner.init(params))
+
+    def update_fn(
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, Any]:
+        bound_workers(axes)
+        finite = jnp.isfinite(lax.psum(squared_norm(updates), axes))
+
+        def take() -> tuple[optax.Updates, Any]:
+            return inner.update(updates, state.inner, params, **extra_args)
+
+        def skip() -> tuple[optax.Updates, Any]:
+            return no_update(take), state.inner
+
+        new_updates, inner_state = lax.cond(finite, take, skip)
+        skipped = jnp.where(finite, state.skipped, optax.safe_increment(state.skipped))
+        return new_updates, SkipNonfiniteState(skipped, inner_state)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)

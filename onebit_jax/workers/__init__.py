@@ -1,0 +1,1 @@
+"""Worker axes, worker-local state and its placement; knows no exchange."""

@@ -1,0 +1,156 @@
+"""Worker axes: their names, their size, and what must vary over them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+if TYPE_CHECKING:
+    from jax import Array
+    from jaxtyping import Int32
+
+AxisNames = str | tuple[str, ...]
+
+
+def as_tuple(axis: AxisNames) -> tuple[str, ...]:
+    """The axis names as a tuple."""
+    axes = (axis,) if isinstance(axis, str) else tuple(axis)
+    if not axes or not all(isinstance(name, str) for name in axes):
+        raise ValueError(
+            f"axis must be the name of a mesh axis or a tuple of names, got {axis!r}"
+        )
+    return axes
+
+
+def bound_workers(axes: tuple[str, ...]) -> int:
+    """The number of workers, where collectives over their axes are possible.
+
+    Args:
+      axes: names of the worker axes.
+
+    Returns:
+      The number of workers.
+
+    Raises:
+      ValueError: if an axis is not bound by `shard_map` or the like.
+    """
+    try:
+        return math.prod(lax.axis_size(name) for name in axes)
+    except NameError:
+        raise _not_bound(axes) from None
+
+
+def worker_count(axes: tuple[str, ...]) -> tuple[int, int]:
+    """The number of workers, and how many of them this program's arrays hold.
+
+    Inside `shard_map` a program holds one worker's slice. Outside it holds all
+    workers', and their number is read from the mesh in context.
+
+    Args:
+      axes: names of the worker axes.
+
+    Returns:
+      The number of workers, and the length of the leading axis of worker-local
+      arrays here: 1, or the number of workers.
+
+    Raises:
+      ValueError: if an axis is neither bound nor in the mesh in context.
+    """
+    try:
+        return math.prod(lax.axis_size(name) for name in axes), 1
+    except NameError:
+        shape = dict(jax.sharding.get_abstract_mesh().shape)
+        if all(name in shape for name in axes):
+            workers = math.prod(shape[name] for name in axes)
+            return workers, workers
+        raise _not_bound(axes) from None
+
+
+def _not_bound(axes: tuple[str, ...]) -> ValueError:
+    known = ", ".join(map(repr, jax.sharding.get_abstract_mesh().shape)) or "none"
+    return ValueError(
+        f"worker axis {axes} is not bound (axes in context: {known}): check its "
+        "spelling, call update inside jax.shard_map over that axis, and make "
+        "the state with onebit_jax.init(tx, params, mesh)."
+    )
+
+
+def worker_index(axes: tuple[str, ...]) -> Int32[Array, ""]:
+    """This worker's number, counted in the order of the axes."""
+    return lax.axis_index(axes)
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """The manual mesh axes that a value, or a shape, differs over by its type."""
+    kind = (
+        x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
+    ).manual_axis_type
+    # A shape made without check_vma has none.
+    return frozenset(kind.varying if kind else ())
+
+
+def is_agreed(x: Any, axes: tuple[str, ...]) -> bool:
+    """Whether a value is recorded as the same on the workers of some of the axes."""
+    # Without check_vma nothing is recorded: the worker's own index shows it.
+    recorded = set(axes) <= varying_axes(worker_index(axes))
+    return recorded and not set(axes) <= varying_axes(x)
+
+
+def check_local(updates: Any, axes: tuple[str, ...], who: str) -> None:
+    """Refuses leaves that an exchange cannot, or must not, average.
+
+    Args:
+      updates: each worker's own tree.
+      axes: the worker axes.
+      who: the exchange's name, for the message.
+
+    Raises:
+      TypeError: if a leaf is not real floating-point.
+      ValueError: if a leaf is the same on all workers: it was averaged, or summed,
+        before. Only `shard_map(check_vma=True)` records this.
+    """
+    for path, leaf in jax.tree.leaves_with_path(updates):
+        name = jax.tree_util.keystr(path) or "the update"
+        check_float(name, leaf, who)
+        if is_agreed(leaf, axes):
+            raise ValueError(
+                f"{who} needs each worker's own gradients, but {name} is already "
+                f"the same on every worker of {axes}: jax.grad with respect to "
+                "replicated parameters sums over the workers in full precision; "
+                "use onebit_jax.local_value_and_grad, no pmean before the optimizer, "
+                "and onebit_jax.accumulate instead of optax.MultiSteps."
+            )
+
+
+def check_float(name: str, leaf: Any, who: str) -> None:
+    """Refuses a leaf that is not real floating-point."""
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        raise TypeError(
+            f"{who} exchanges real floating-point leaves only, but {name} is "
+            f"{leaf.dtype}: leave it out with optax.masked or optax.partition."
+        )
+
+
+def check_workers(fits: bool, who: str, workers: int, axes: tuple[str, ...]) -> None:
+    """Refuses a state that was made for another number of workers."""
+    if not fits:
+        raise ValueError(
+            f"{who}'s state was not made for these leaves on the {workers} workers of "
+            f"{axes}: make it from the updates' own tree, pass it through shard_map "
+            "with onebit_jax.state_specs(state), and convert a state of another "
+            "number of workers with onebit_jax.resize."
+        )
+
+
+def to_varying(tree: Any, axes: tuple[str, ...]) -> Any:
+    """Types every leaf as varying over the axes; its values stay."""
+
+    def cast(x: Any) -> Any:
+        missing = tuple(name for name in axes if name not in varying_axes(x))
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(cast, tree)

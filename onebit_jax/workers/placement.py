@@ -1,0 +1,175 @@
+"""Placing an optimizer's state on a mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from onebit_jax.workers.specs import is_spec, names_of
+from onebit_jax.workers.worker_local import is_worker_local, worker_local_nodes
+
+_REPLACEMENTS = {
+    optax.MultiStepsState: ("optax.MultiSteps", "onebit_jax.accumulate"),
+    optax.ApplyIfFiniteState: ("optax.apply_if_finite", "onebit_jax.skip_nonfinite"),
+}
+
+
+def state_specs(state: Any) -> Any:
+    """The partition of each leaf of an optimizer's state, for `jax.shard_map`.
+
+    Args:
+      state: a state, or its shapes and dtypes.
+
+    Returns:
+      A tree of the state's structure with a `PartitionSpec` for each leaf: the
+      worker axes for the leading axis of worker-local arrays, no axis for others.
+
+    Raises:
+      ValueError: if an exchange stands inside a wrapper of Optax's that cannot hold
+        one.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, onebit_jax
+      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
+      >>> state = onebit_jax.init(onebit_jax.sign_mean('data'), jnp.zeros(3), mesh)
+      >>> state_specs(state).worker_error.value == jax.P('data')
+      True
+    """
+    _check_wrappers(state)
+
+    def specs(node: Any) -> Any:
+        if not is_worker_local(node):
+            return PartitionSpec()
+        partitions = jax.tree.map(
+            lambda spec: _over(node.axes, spec), node.partitions(), is_leaf=is_spec
+        )
+        return dataclasses.replace(node, value=partitions)
+
+    return jax.tree.map(specs, state, is_leaf=is_worker_local)
+
+
+def abstract_state(
+    tx: optax.GradientTransformation, params: Any, mesh: Mesh | AbstractMesh
+) -> Any:
+    """The shapes, dtypes and shardings of an optimizer's state on a mesh.
+
+    Args:
+      tx: the optimizer.
+      params: parameters, or their shapes and dtypes.
+      mesh: the mesh whose axes the optimizer's exchange names.
+
+    Returns:
+      A tree of `jax.ShapeDtypeStruct`, such as a checkpoint is restored to.
+
+    Raises:
+      ValueError: if the mesh lacks a worker axis, or as `state_specs`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, onebit_jax
+      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
+      >>> state = abstract_state(onebit_jax.sign_mean('data'), jnp.zeros(3), mesh)
+      >>> state.worker_error.value.shape
+      (1, 3)
+    """
+    shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        state = jax.eval_shape(tx.init, shapes)
+    _check_wrappers(state)
+    own = {
+        path: (p.shape, p.sharding.spec)
+        for path, p in jax.tree.leaves_with_path(params)
+        if isinstance(getattr(p, "sharding", None), NamedSharding)
+        and names_of(p.sharding.spec) <= set(mesh.axis_names)
+    }
+
+    def place(x: jax.ShapeDtypeStruct, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+        # What has no elements leaves every jitted function replicated.
+        sharding = NamedSharding(mesh, spec if x.size else PartitionSpec())
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    workers = {axis for node in worker_local_nodes(state) for axis in node.axes}
+
+    def own_spec(path: Any, shape: tuple[int, ...]) -> PartitionSpec:
+        # What is kept for a parameter is placed as it is: moments, averages.
+        ends = (own[path[i:]] for i in range(len(path) + 1) if path[i:] in own)
+        specs = (spec for like, spec in ends if like == shape)
+        spec = next(specs, PartitionSpec())
+        return PartitionSpec() if names_of(spec) & workers else spec
+
+    def place_node(path: Any, node: Any) -> Any:
+        if not is_worker_local(node):
+            return place(node, own_spec(path, node.shape))
+
+        def place_leaf(
+            below: Any, x: jax.ShapeDtypeStruct, spec: PartitionSpec
+        ) -> jax.ShapeDtypeStruct:
+            if not node.specs:
+                spec = PartitionSpec(*spec, *own_spec(below, x.shape[1:]))
+            return place(x, spec)
+
+        value = jax.tree.map_with_path(place_leaf, node.value, node.partitions())
+        return dataclasses.replace(node, value=value)
+
+    return jax.tree.map_with_path(place_node, state, is_leaf=is_worker_local)
+
+
+def init(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
+    """Makes an optimizer's state, each worker its own part.
+
+    Args:
+      tx: the optimizer.
+      params: parameters, the same on all workers.
+      mesh: the mesh whose axes the optimizer's exchange names.
+
+    Returns:
+      The state as global arrays: worker-local ones have a leading worker axis that
+      is sharded over the worker axes; what is kept for a parameter is sharded as the
+      parameter is over other axes; all others are replicated.
+
+    Raises:
+      ValueError: if the mesh lacks a worker axis, or as `state_specs`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, onebit_jax
+      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
+      >>> state = init(onebit_jax.sign_mean('data'), jnp.zeros(3), mesh)
+      >>> state.worker_error.value
+      Array([[0., 0., 0.]], dtype=float32)
+    """
+    abstract = abstract_state(tx, params, mesh)
+    axes = {axis for node in worker_local_nodes(abstract) for axis in node.axes}
+    local_init = jax.shard_map(
+        tx.init,
+        mesh=mesh,
+        in_specs=PartitionSpec(),
+        out_specs=state_specs(abstract),
+        axis_names=axes or set(mesh.axis_names),
+    )
+    shardings = jax.tree.map(lambda x: x.sharding, abstract)
+    return jax.jit(local_init, out_shardings=shardings)(params)
+
+
+def _over(axes: tuple[str, ...], spec: PartitionSpec) -> PartitionSpec:
+    """What of a partition is over the workers; `shard_map` leaves the rest alone."""
+    kept = [
+        entry if names_of(PartitionSpec(entry)) <= set(axes) else None for entry in spec
+    ]
+    while kept and kept[-1] is None:
+        kept.pop()
+    return PartitionSpec(*kept)
+
+
+def _check_wrappers(state: Any) -> None:
+    wrappers = tuple(_REPLACEMENTS)
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, wrappers))
+    for node in nodes:
+        if isinstance(node, wrappers) and worker_local_nodes(node):
+            wrapper, replacement = _REPLACEMENTS[type(node)]
+            raise ValueError(
+                f"{wrapper} cannot hold an exchange, because it takes what differs "
+                f"from worker to worker for the same on all: use {replacement}."
+            )

@@ -1,0 +1,118 @@
+"""Converting an optimizer's state to another number of workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import AbstractMesh, Mesh
+
+from onebit_jax.workers.placement import abstract_state
+from onebit_jax.workers.worker_local import WorkerLocal, is_worker_local
+
+
+def resize(
+    state: Any,
+    tx: optax.GradientTransformation,
+    params: Any,
+    old_mesh: Mesh | AbstractMesh,
+    mesh: Mesh,
+) -> Any:
+    r"""Converts an optimizer's state to another number of workers.
+
+    What is the same on all workers stays. Worker-local state says itself what becomes
+    of it (`WorkerLocal.resizing`). Of an exchange with error feedback the residual is
+    preserved: every new worker gets the mean :math:`\frac1n \sum_i \delta^{(i)}` of
+    the worker errors, and the server errors are divided anew.
+
+    Args:
+      state: a state of any number of workers.
+      tx: the optimizer.
+      params: parameters, or their shapes and dtypes.
+      old_mesh: the mesh that the state was made for, or its shape as an
+        `AbstractMesh`; it need not be the one that the state is placed on.
+      mesh: the new mesh.
+
+    Returns:
+      The state on the new mesh; the same values if the number is the same. It may
+      share arrays with the old one, which is not to be used, or donated, again.
+
+    Raises:
+      ValueError: if the state is not one of this optimizer's on the old mesh, or the
+        parameters are sharded differently inside the workers of the new one.
+
+    Example:
+      >>> import dataclasses, jax, jax.numpy as jnp, onebit_jax
+      >>> from jax.sharding import AbstractMesh
+      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
+      >>> tx = onebit_jax.accumulate(onebit_jax.exact_mean('data'), 2, 'data')
+      >>> state = onebit_jax.init(tx, jnp.zeros(1), mesh)
+      >>> gradient = dataclasses.replace(state.gradient, value=jnp.arange(4.0)[:, None])
+      >>> four = state._replace(gradient=gradient)
+      >>> old_mesh = AbstractMesh((4,), ('data',))
+      >>> resize(four, tx, jnp.zeros(1), old_mesh, mesh).gradient.value
+      Array([[1.5]], dtype=float32)
+    """
+    if not _same_types(state, abstract_state(tx, params, old_mesh)):
+        raise ValueError(
+            "the state is not one of this optimizer's on the old mesh: resize it with "
+            "the optimizer, its options, the parameters and the mesh that it was made "
+            "with."
+        )
+    target = abstract_state(tx, params, mesh)
+
+    def convert(old: Any, new: Any) -> Any:
+        if not is_worker_local(old):
+            return jax.device_put(old, new.sharding)
+        value = jax.tree.map(
+            lambda x, like: _convert_leaf(old, x, like), old.value, new.value
+        )
+        return dataclasses.replace(new, value=value)
+
+    return jax.tree.map(convert, state, target, is_leaf=is_worker_local)
+
+
+def _convert_leaf(
+    node: WorkerLocal, old: jax.Array, new: jax.ShapeDtypeStruct
+) -> jax.Array:
+    if old.shape == new.shape:
+        return jax.device_put(old, new.sharding)
+    if node.resizing == "drop":
+        return jnp.zeros(new.shape, new.dtype, device=new.sharding)
+    shards = old.shape[1 : 1 + node.shard_axes]
+    if shards != new.shape[1 : 1 + node.shard_axes]:
+        raise ValueError(
+            f"the state's parameters are divided into {shards} shards and the mesh "
+            f"divides them into {new.shape[1 : 1 + node.shard_axes]}: resize changes "
+            "the number of workers alone, so keep the other axes as they are."
+        )
+    # A row for each shard: what its workers hold, one after another.
+    number = math.prod(shards)
+    rows = jnp.moveaxis(old.reshape(old.shape[0], number, -1), 1, 0)
+    if node.resizing == "average":
+        if old.shape[0] != new.shape[0]:
+            rows = jnp.mean(rows.astype(jnp.float32), axis=1, keepdims=True)
+        size = math.prod(new.shape[1:]) // number
+        rows = _fit(rows.astype(new.dtype), size)
+        rows = jnp.broadcast_to(rows, (number, new.shape[0], size))
+    else:
+        rows = _fit(rows.reshape(number, 1, -1), new.size // number)
+    rows = jnp.moveaxis(rows.reshape(number, new.shape[0], -1), 1, 0)
+    return jax.device_put(rows.reshape(new.shape), new.sharding)
+
+
+def _fit(rows: jax.Array, size: int) -> jax.Array:
+    # Only padding is cut off, and only zeros are added.
+    rows = rows[..., :size]
+    return jnp.pad(rows, [(0, 0), (0, 0), (0, size - rows.shape[-1])])
+
+
+def _same_types(a: Any, b: Any) -> bool:
+    if jax.tree.structure(a) != jax.tree.structure(b):
+        return False
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(x.shape == y.shape and x.dtype == y.dtype for x, y in pairs)

@@ -1,0 +1,73 @@
+"""Stages: named parts of a run that do, and exchange, different things."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import jax
+from jax import lax
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from jax import Array
+    from jaxtyping import Int32
+
+Result = TypeVar("Result")
+
+_SCOPE = re.compile(r"\bstage:(\w+)")
+
+
+def run_stage(
+    stages: Mapping[str, Callable[[], Result]],
+    current: Int32[Array, ""],
+    stage: str | None = None,
+) -> Result:
+    """Runs one of several stages, each in a scope of its own name.
+
+    `onebit_jax.traffic` finds the scopes in the compiled program and counts each
+    stage's bytes apart.
+
+    Args:
+      stages: for each stage's name, its function; all return the same types.
+      current: place of the stage to run, by the state; the same on all workers.
+      stage: name of the stage to run whatever the state says, so that the program
+        has no other; None to choose by `current` when it runs.
+
+    Returns:
+      What the stage returns.
+
+    Raises:
+      ValueError: if there is no such stage.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> stages = {'warmup': lambda: jnp.int32(1), 'compressed': lambda: jnp.int32(2)}
+      >>> run_stage(stages, jnp.int32(1)), run_stage(stages, jnp.int32(1), 'warmup')
+      (Array(2, dtype=int32), Array(1, dtype=int32))
+    """
+    if stage is not None and stage not in stages:
+        raise ValueError(
+            f"stage must be None or one of {', '.join(map(repr, stages))}, got "
+            f"{stage!r}."
+        )
+
+    def scoped(name: str) -> Callable[[], Result]:
+        def run() -> Result:
+            with jax.named_scope(f"stage:{name}"):
+                return stages[name]()
+
+        return run
+
+    if stage is not None:
+        return scoped(stage)()
+    branches: list[Any] = [scoped(name) for name in stages]
+    if len(branches) == 2:
+        return lax.cond(current > 0, branches[1], branches[0])
+    return lax.switch(current, branches)
+
+
+def stages_in(name_stack: str) -> set[str]:
+    """The stages whose scopes a name stack of a compiled program is in."""
+    return set(_SCOPE.findall(name_stack))

@@ -1,0 +1,85 @@
+"""Collectives as they are paid for: the bytes that each worker sends."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+Operation = Literal[
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-broadcast",
+    "collective-permute",
+]
+
+
+class Transfer(NamedTuple):
+    """One collective of a step, or several that share a payload.
+
+    Attributes:
+      op: its name in HLO.
+      bytes: the payload of one worker: its operands, for an all-gather the result.
+      axes: the mesh axes that it works over.
+      times: how many collectives share the payload.
+    """
+
+    op: Operation
+    bytes: int
+    axes: tuple[str, ...]
+    times: int = 1
+
+
+def ring_bytes(op: str, payload: int, n: int) -> int:
+    r"""Bytes that each of n workers sends, by the algorithms that send least (rings).
+
+    .. math::
+      2 b \tfrac{n - 1}{n} \text{ for an all-reduce}, \quad
+      b \tfrac{n - 1}{n} \text{ for a reduce-scatter, an all-to-all, an all-gather}
+
+    and b for a broadcast or a permutation, rounded up to whole bytes.
+
+    Args:
+      op: name of the collective in HLO.
+      payload: b, as in `Transfer`.
+      n: workers of a group.
+
+    Returns:
+      A number of bytes.
+
+    Example:
+      >>> ring_bytes('all-reduce', 1000, 4)
+      1500
+
+    References:
+      Patarasuk and Yuan, `Bandwidth optimal all-reduce algorithms for clusters of
+      workstations <https://doi.org/10.1016/j.jpdc.2008.09.002>`_, 2009
+    """
+    if op in ("collective-broadcast", "collective-permute"):
+        return payload if n > 1 else 0
+    rounds = 2 if op == "all-reduce" else 1
+    return -(-rounds * (n - 1) * payload // n)
+
+
+def sent_bytes(transfers: Iterable[Transfer], axis_sizes: Mapping[str, int]) -> int:
+    """Bytes that each worker sends for some collectives, by rings.
+
+    Args:
+      transfers: the collectives, such as an exchange's `wire_cost`.
+      axis_sizes: sizes of the mesh axes, such as `mesh.shape`.
+
+    Returns:
+      A number of bytes.
+
+    Example:
+      >>> sent_bytes([Transfer('all-gather', 1000, ('data',))], {'data': 4})
+      750
+    """
+    return sum(
+        ring_bytes(t.op, t.bytes, math.prod(axis_sizes[axis] for axis in t.axes))
+        for t in transfers
+    )
