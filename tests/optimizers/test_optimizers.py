@@ -295,7 +295,7 @@ def test_after_another_number_of_workers_the_mean_is_owed(name):
     params, state = history(name)[-1]
     for workers in (1, 3):
         new = onebit_jax.resize(state, optimizer(name), params, mesh_of(workers))
-        assert sum(np.any(x) for x in owed_of(state)) >= 3, "a test of nothing"
+        assert sum(bool(jnp.any(x != 0)) for x in owed_of(state)) >= 3, "owes nothing"
         for old, x in zip(owed_of(state), owed_of(new), strict=True):
             size = min(old.size, x.size)
             old, x = (np.asarray(y, float).reshape(-1) for y in (old, x))
