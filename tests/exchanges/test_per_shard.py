@@ -9,347 +9,191 @@ import optax
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from virtual_workers import mesh_of
+from virtual_workers import mesh_over
 
 import onebit_jax
-from models import BertConfig, PreTrainingBatch
-from train.bert.objective import init_params, training_loss
 
-MODEL = BertConfig(
-    vocab_size=64,
-    hidden_size=64,
-    num_layers=1,
-    num_heads=2,
-    intermediate_size=128,
-    max_positions=16,
-    dropout=0.0,
-)
+MESH = {"data": 2, "model": 2}
+SHAPES = {"up": (32, 64), "middle": (64,), "down": (64, 32), "bias": (2,)}
+# Halves of the leading dimension: whole blocks of what was one leaf.
+SPECS = {"up": P("model"), "middle": P("model"), "down": P("model"), "bias": P()}
 BLOCK, FREEZE, STEPS = 32, 2, 5
 
 
-def two_axes(name):
-    devices = np.array(jax.devices()[:4]).reshape(2, 2)
-    types = (AxisType.Auto, AxisType.Auto)
-    return jax.sharding.Mesh(devices, ("data", name), axis_types=types)
+def loss_fn(params, x):
+    hidden = jnp.tanh(x @ params["up"] + params["middle"][None])
+    return jnp.mean(jnp.square(hidden @ params["down"] - x)) + params["bias"][0] ** 2
 
 
-def fully_sharded(params):
-    """Halves of the leading dimension: whole blocks of what was one leaf."""
-    return jax.tree.map(lambda p: P("fsdp") if p.size > 2 else P(), params)
-
-
-def tensor_parallel(params):
-    """Columns, then rows, of each pair of matrices; the vocabulary by words."""
-
-    def spec(path, p):
-        name = jax.tree_util.keystr(path)
-        if "qkv" in name or "up" in name:
-            return P(*[None] * (p.ndim - 1), "model")
-        if "kernel" in name and ("'out'" in name or "down" in name):
-            return P("model", None)
-        return P("model") if "word" in name or name == "['masked']['bias']" else P()
-
-    return jax.tree_util.tree_map_with_path(spec, params)
-
-
-LAYOUTS = [fully_sharded, pytest.param(tensor_parallel, marks=pytest.mark.slow)]
-
-
-def batch():
+def params_of(dtype=jnp.float32):
     rng = np.random.default_rng(0)
-    return PreTrainingBatch(
-        token_ids=jnp.asarray(rng.integers(0, 64, (8, 16)), jnp.int32),
-        token_types=jnp.asarray(rng.integers(0, 2, (8, 16)), jnp.int32),
-        lengths=jnp.full(8, 16, jnp.int32),
-        masked_positions=jnp.asarray(rng.integers(0, 16, (8, 4)), jnp.int32),
-        masked_labels=jnp.asarray(rng.integers(0, 64, (8, 4)), jnp.int32),
-        masked_weights=jnp.ones((8, 4), jnp.float32),
-        next_sentence_labels=jnp.asarray(rng.integers(0, 2, 8), jnp.int32),
-    )
+    return {k: jnp.asarray(rng.normal(0, 0.1, s), dtype) for k, s in SHAPES.items()}
+
+
+def exchange_of(wire=onebit_jax.sign_mean, specs=SPECS):
+    return onebit_jax.per_shard(wire("data", block_size=BLOCK), specs)
+
+
+def onebit(exchange):
+    return onebit_jax.onebit_adam(1e-2, exchange, onebit_jax.freeze_at(FREEZE))
+
+
+def stage_of(step):
+    return "warmup" if step < FREEZE else "compressed"
 
 
 @functools.cache
-def trained(layout, kind="signs"):
-    """Parameters after each step, losses, and the traffic of the compressed step."""
-    params = init_params(MODEL, 0)
-    specs, mesh = None, mesh_of(2)
-    exchange = onebit_jax.sign_mean("data", block_size=BLOCK)
-    if layout is not None:
-        specs = layout(params)
-        mesh = two_axes("fsdp" if layout is fully_sharded else "model")
-        exchange = onebit_jax.per_shard(exchange, specs)
-    if kind == "signs":
-        tx = onebit_jax.onebit_adam(1e-3, exchange, onebit_jax.freeze_at(FREEZE))
-    else:
-        tx = optax.chain(onebit_jax.exact_mean("data"), optax.adam(1e-3))
-    run = onebit_jax.data_parallel(
-        training_loss(MODEL, 0), tx, mesh, axis="data", specs=specs
-    )
+def trained(kind):
+    """Parameters after each step, losses, and the traffic of the last program."""
+    specs, mesh = (None, {"data": 2}) if kind == "flat" else (SPECS, MESH)
+    tx = {
+        "flat": lambda: onebit(onebit_jax.sign_mean("data", block_size=BLOCK)),
+        "sharded": lambda: onebit(exchange_of()),
+        "adam": lambda: optax.chain(onebit_jax.exact_mean("data"), optax.adam(1e-2)),
+    }[kind]()
+    mesh = mesh_over(mesh)
+    run = onebit_jax.data_parallel(loss_fn, tx, mesh, axis="data", specs=specs)
+    rng = np.random.default_rng(1)
+    batch = rng.normal(size=(STEPS, 8, 32)).astype(np.float32)
     with jax.numpy_dtype_promotion("standard"):
-        placed, state = run.init(params)
-        stages = ("warmup", "compressed") if kind == "signs" else (None,)
-        programs = [
-            run.step.lower(placed, state, batch(), np.uint32(0), stage=stage).compile()
+        params, state = run.init(params_of())
+        stages = (None,) if kind == "adam" else ("warmup", "compressed")
+        programs = {
+            stage: run.step.lower(params, state, batch[0], stage=stage).compile()
             for stage in stages
-        ]
-        traffic = onebit_jax.traffic(programs[-1], mesh)
-        shardings = jax.tree.map(lambda x: x.sharding, (placed, state))
-        history, losses = [], []
-        for step in range(STEPS if kind == "signs" else 0):
-            program = programs[step >= FREEZE]
-            placed, state, loss = program(placed, state, batch(), np.uint32(step))
-            history.append(jax.device_get(placed))
-            losses.append(float(loss))
-            now = jax.tree.map(lambda x: x.sharding, (placed, state))
-            same = jax.tree.map(
-                lambda a, b, x: a.is_equivalent_to(b, x.ndim),
-                *(shardings, now, (placed, state)),
-            )
-            assert jax.tree.all(same), "the compiler moved parameters or state"
-    return history, losses, traffic
+        }
+    shardings = jax.tree.map(lambda x: x.sharding, (params, state))
+    history, losses = [], []
+    for step in range(0 if kind == "adam" else STEPS):
+        update = programs[stage_of(step)]
+        params, state, loss = jax.block_until_ready(update(params, state, batch[step]))
+        history.append(jax.device_get(params))
+        losses.append(float(loss))
+        same = jax.tree.map(
+            lambda a, x: a.is_equivalent_to(x.sharding, x.ndim),
+            shardings, (params, state),
+        )  # fmt: skip
+        assert jax.tree.all(same), "the compiler moved parameters or state"
+    return history, losses, onebit_jax.traffic(programs[stages[-1]], mesh)
 
 
-def worst_share(ours, theirs, tolerance):
-    """The largest share of a leaf's values that differ by more than a tolerance."""
-    pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
-    return max(np.mean(np.abs(a - b) > tolerance) for a, b in pairs)
-
-
-def test_fully_sharded_trains_as_unsharded():
-    flat, flat_losses, _ = trained(None)
-    sharded, losses, _ = trained(fully_sharded)
+def test_trains_as_unsharded():
+    flat, flat_losses, _ = trained("flat")
+    sharded, losses, _ = trained("sharded")
     np.testing.assert_allclose(losses, flat_losses, rtol=1e-3)
     for step, (ours, theirs) in enumerate(zip(sharded, flat, strict=True)):
-        # A value within rounding of zero may take the other sign.
-        allowed = 0.0 if step < FREEZE else 0.05
-        assert worst_share(ours, theirs, 1e-4) <= allowed, step
+        for name in SHAPES:
+            # A value within rounding of zero may take the other sign.
+            other = np.mean(np.abs(ours[name] - theirs[name]) > 1e-4)
+            assert other <= (0.0 if step < FREEZE else 0.05), (step, name)
 
 
-@pytest.mark.slow
-def test_tensor_parallel_trains_as_unsharded():
-    flat, flat_losses, _ = trained(None)
-    sharded, losses, _ = trained(tensor_parallel)
-    # Blocks are of a device's own columns there: other scales after the freeze.
-    np.testing.assert_allclose(losses, flat_losses, rtol=2e-2)
-    for ours, theirs in zip(sharded[:FREEZE], flat[:FREEZE], strict=True):
-        assert worst_share(ours, theirs, 1e-4) == 0
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_only_bits_cross_the_workers_axis(layout):
-    size = sum(p.size for p in jax.tree.leaves(init_params(MODEL, 0)))
-    leaves = len(jax.tree.leaves(init_params(MODEL, 0)))
-    _, _, traffic = trained(layout)
+def test_only_bits_cross_the_workers_axis():
+    size = sum(p.size for p in params_of().values())
+    _, _, traffic = trained("sharded")
     assert all(c.axes is not None and len(c.axes) == 1 for c in traffic.collectives)
     between = [c for c in traffic.collectives if c.axes == ("data",)]
-    floats = [c for c in between if c.dtype != "u32"]
-    # Powers: of each leaf, in each step of a 32nd of its rows and columns; the loss,
-    # and leaves too small to compress.
-    lines = sum(sum(p.shape) for p in jax.tree.leaves(init_params(MODEL, 0)))
-    assert sum(c.bytes for c in floats) <= 4 * (leaves + lines / 32 + 1 + 2)
+    floats = sum(c.bytes for c in between if c.dtype != "u32")
+    # Powers, of leaves and of a 32nd of their rows and columns; the loss; the bias.
+    assert floats <= 4 * (len(SHAPES) + -(-4 * 48 // 32) + 1 + 2)
     words = sum(c.sent_bytes for c in between if c.dtype == "u32")
-    # Replicated leaves are exchanged by each device, the others once by both.
-    assert words <= 1.2 * 2 * size / 8
-    assert words >= size / 8 / 2
+    # Two collectives, each of half of the blocks of a device's half of the values; a
+    # block is a word of signs and a scale, and the two workers have as many of them.
+    blocks = 2 * -(-(size // 2 // BLOCK) // 2)
+    assert words == 2 * blocks // 2 * 8
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_nothing_is_gathered_inside_a_worker_for_the_exchange(layout):
-    name = "fsdp" if layout is fully_sharded else "model"
-    _, _, ours = trained(layout)
-    _, _, plain = trained(layout, "adam")
-    assert not [c for c in ours.collectives if c.axes == (name,) and c.dtype == "u32"]
+def test_nothing_is_gathered_inside_a_worker_for_the_exchange():
+    _, _, ours = trained("sharded")
+    _, _, plain = trained("adam")
+    assert not [
+        c for c in ours.collectives if c.axes == ("model",) and c.dtype == "u32"
+    ]
     # A row or a column that is sharded has its power from all of a worker's devices.
-    params = jax.tree.leaves(init_params(MODEL, 0))
-    powers = 4 * (4 * len(params) + sum(sum(p.shape) for p in params if p.ndim > 1))
-    ours, plain = ours.sent_bytes("compressed", name), plain.sent_bytes(axis=name)
+    powers = 4 * (4 * len(SHAPES) + sum(sum(s) for s in SHAPES.values() if len(s) > 1))
+    ours, plain = ours.sent_bytes("compressed", "model"), plain.sent_bytes(axis="model")
     assert ours <= plain + powers
 
 
-def test_shards_are_exchanged_as_if_each_were_alone():
-    mesh = two_axes("model")
-    specs = {"columns": P(None, "model"), "whole": P(), "rows": P("model")}
-    shapes = {"columns": (6, 40), "whole": (50,), "rows": (40, 3)}
-    rng = np.random.default_rng(0)
-    values = {k: rng.normal(size=(2, *s)).astype(np.float32) for k, s in shapes.items()}
-    params = {k: jnp.zeros(s) for k, s in shapes.items()}
-    exchange = onebit_jax.sign_mean("data", block_size=32)
+def one_step(tx, dtype=jnp.float32, **extra):
+    """The compiled step of each of two stages has run; the last one, and params."""
+    mesh = mesh_over(MESH)
+    run = onebit_jax.data_parallel(loss_fn, tx, mesh, axis="data", specs=SPECS)
+    x = jax.random.normal(jax.random.key(0), (8, 32), dtype)
+    with jax.numpy_dtype_promotion("standard"):
+        params, state = run.init(params_of(dtype))
+        step = run.step.lower(params, state, x, **extra).compile()
+        params, state, loss = jax.block_until_ready(step(params, state, x))
+    assert np.isfinite(float(loss))
+    return onebit_jax.traffic(step, mesh), params
 
-    def run(tx, mesh, values, params):
-        state = onebit_jax.init(tx, params, mesh)
-        own = onebit_jax.state_specs(state)
 
-        @jax.jit
-        @functools.partial(
-            jax.shard_map,
-            mesh=mesh,
-            in_specs=(P("data"), own),
-            out_specs=(P(), own),
-            axis_names={"data"},
+def test_accumulated_gradients_of_16_bits_stay_sharded():
+    tx = onebit_jax.accumulate(onebit(exchange_of()), 2, "data")
+    found, params = one_step(tx, jnp.bfloat16, stage="compressed")
+    assert {x.dtype for x in params.values()} == {jnp.dtype(jnp.bfloat16)}
+    # Only the power of rows and columns is gathered, no gradient and no moment.
+    gathered = [c for c in found.collectives if c.op == "all-gather"]
+    assert sum(c.bytes for c in gathered if c.axes == ("model",)) < 32 * 64
+
+
+def test_hyperparameters_in_the_state_reach_each_shard():
+    def make(learning_rate, b1):
+        rule = onebit_jax.freeze_at(1)
+        return onebit_jax.onebit_adam(
+            learning_rate, exchange_of(), rule, b1=b1, as_published=True
         )
-        def update(values, state):
-            return tx.update(jax.tree.map(lambda x: x[0], values), state)
 
-        for _ in range(2):
-            agreed, state = jax.block_until_ready(update(values, state))
-        return jax.device_get(agreed)
-
-    whole = run(onebit_jax.per_shard(exchange, specs), mesh, values, params)
-    for shard in range(2):
-        cut = {
-            "columns": (..., slice(20 * shard, 20 * shard + 20)),
-            "whole": (...,),
-            "rows": (..., slice(20 * shard, 20 * shard + 20), slice(None)),
-        }
-        alone = run(
-            exchange,
-            mesh_of(2),
-            {k: v[cut[k]] for k, v in values.items()},
-            {k: v[cut[k]] for k, v in params.items()},
-        )
-        for name, expected in alone.items():
-            np.testing.assert_array_equal(whole[name][cut[name]], expected)
-
-
-def test_resizing_keeps_each_shard_its_own():
-    params = {"a": jnp.zeros((4, 300)), "b": jnp.zeros(70)}
-    specs = {"a": P(None, "model"), "b": P()}
-    tx = onebit_jax.per_shard(onebit_jax.sign_mean("data", block_size=32), specs)
-    state = onebit_jax.init(tx, params, two_axes("model"))
-    filled = jax.tree.map(
-        lambda x: jax.device_put(
-            np.arange(x.size, dtype=np.float32).reshape(x.shape), x.sharding
-        ),
-        state,
-    )
-    devices = np.array(jax.devices()[:6]).reshape(3, 2)
-    mesh = jax.sharding.Mesh(
-        devices, ("data", "model"), axis_types=(AxisType.Auto,) * 2
-    )
-    resized = onebit_jax.resize(filled, tx, params, run.mesh, mesh)
-    for old, new in zip(filled.server_error, resized.server_error, strict=True):
-        old, new = np.asarray(old.value), np.asarray(new.value)
-        for shard in range(old.shape[1]):
-            before = old[:, shard].reshape(-1)
-            after = new[:, shard].reshape(-1)
-            least = min(before.size, after.size)
-            np.testing.assert_array_equal(after[:least], before[:least])
-    one = jax.sharding.Mesh(devices[:, :1], ("data", "model"))
-    with pytest.raises(ValueError, match="keep the other axes"):
-        onebit_jax.resize(filled, tx, params, one)
-
-
-def test_what_cannot_be_sharded_is_refused():
-    exchange = onebit_jax.sign_mean("data")
-    with pytest.raises(TypeError, match="wire format"):
-        onebit_jax.per_shard(onebit_jax.exact_mean("data"), P())
-    with pytest.raises(ValueError, match="other axes than the workers'"):
-        onebit_jax.per_shard(exchange, {"a": P("data")})
-    mesh = two_axes("model")
-    tx = onebit_jax.per_shard(exchange, {"a": P("model")})
-    with pytest.raises(ValueError, match="divided equally"):
-        onebit_jax.init(tx, {"a": jnp.zeros(41)}, mesh)
-    tx = onebit_jax.per_shard(exchange, {"a": P("other")})
-    with pytest.raises(ValueError, match="no axis 'other'"):
-        onebit_jax.init(tx, {"a": jnp.zeros(41)}, mesh)
-    for specs in ({"b": P()}, {"a": P(), "b": P()}, {"a": None}):
-        tx = onebit_jax.per_shard(exchange, specs)
-        with pytest.raises(ValueError, match="a PartitionSpec for each parameter"):
-            onebit_jax.init(tx, {"a": jnp.zeros(41)}, mesh)
-
-
-def square(params, batch):
-    return jnp.mean((batch @ params["w"]) ** 2)
-
-
-def small_run(tx, specs, mesh, **options):
-    params = {"w": jnp.ones((64, 128), options.pop("dtype", jnp.float32))}
-    run = onebit_jax.data_parallel(
-        square, tx, mesh, axis="data", specs=specs, **options
-    )
-    return run, *run.init(params)
-
-
-def one_step(run, params, state, **extra):
-    x = jax.random.normal(jax.random.key(0), (8, 64)).astype(params["w"].dtype)
-    compiled = run.step.lower(params, state, x, **extra).compile()
-    return compiled, *jax.block_until_ready(compiled(params, state, x))
+    with jax.numpy_dtype_promotion("standard"):
+        injected = optax.inject_hyperparams(make)(learning_rate=1e-2, b1=0.9)
+    results = [
+        one_step(tx, stage="compressed")[1] for tx in (injected, make(1e-2, 0.9))
+    ]
+    for a, b in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
 
 
 def test_specs_of_one_half_alone_are_refused():
-    mesh, specs = two_axes("model"), {"w": P(None, "model")}
-    plain = onebit_jax.sign_mean("data")
-    with pytest.raises(ValueError, match="the same specs"):
-        small_run(plain, specs, mesh)
-    with pytest.raises(ValueError, match="the same specs"):
-        small_run(onebit_jax.per_shard(plain, specs), None, mesh)
+    mesh = mesh_over(MESH)
+    for exchange, specs in (
+        (onebit_jax.sign_mean("data"), SPECS),
+        (exchange_of(), None),
+    ):
+        run = onebit_jax.data_parallel(
+            loss_fn, onebit(exchange), mesh, axis="data", specs=specs
+        )
+        with pytest.raises(ValueError, match="the same specs"):
+            run.init(params_of())
 
 
 def test_explicit_axes_are_refused():
-    devices = np.array(jax.devices()[:4]).reshape(2, 2)
-    types = (AxisType.Auto, AxisType.Explicit)
-    mesh = jax.sharding.Mesh(devices, ("data", "model"), axis_types=types)
-    specs = {"w": P(None, "model")}
+    mesh = jax.make_mesh((2, 2), tuple(MESH), (AxisType.Auto, AxisType.Explicit))
     with pytest.raises(ValueError, match=r"AxisType\.Auto"):
-        small_run(
-            onebit_jax.per_shard(onebit_jax.sign_mean("data"), specs), specs, mesh
+        onebit_jax.data_parallel(
+            loss_fn, onebit(exchange_of()), mesh, axis="data", specs=SPECS
         )
 
 
-@pytest.mark.parametrize("as_published", [False, True])
-@pytest.mark.parametrize("wire", [onebit_jax.sign_mean, onebit_jax.count_mean])
-def test_hyperparameters_in_the_state_reach_each_shard(wire, as_published):
-    mesh, specs = two_axes("model"), {"w": P(None, "model")}
-
-    def make(learning_rate, b1):
-        exchange = onebit_jax.per_shard(wire("data"), specs)
-        return onebit_jax.onebit_adam(
-            learning_rate,
-            exchange,
-            onebit_jax.freeze_at(1),
-            b1=b1,
-            **(onebit_jax.AS_PUBLISHED if as_published else {}),
+def test_resizing_to_other_shards_is_refused():
+    state = onebit_jax.init(exchange_of(), params_of(), mesh_over(MESH))
+    with pytest.raises(ValueError, match="keep the other axes"):
+        onebit_jax.resize(
+            state, exchange_of(), params_of(), mesh_over({"data": 3, "model": 1})
         )
 
-    with jax.numpy_dtype_promotion("standard"):
-        results = []
-        for tx in (
-            optax.inject_hyperparams(make)(learning_rate=1e-2, b1=0.9),
-            make(1e-2, 0.9),
-        ):
-            run, params, state = small_run(tx, specs, mesh)
-            _, params, state, _ = one_step(run, params, state, stage="compressed")
-            results.append(jax.device_get(params["w"]))
-    np.testing.assert_allclose(*results, rtol=1e-6)
 
+def test_what_cannot_be_sharded_is_refused():
+    def init(specs):
+        onebit_jax.init(exchange_of(specs=specs), {"a": jnp.zeros(41)}, mesh_over(MESH))
 
-def test_accumulated_gradients_stay_sharded():
-    mesh, specs = two_axes("model"), {"w": P(None, "model")}
-    exchange = onebit_jax.per_shard(onebit_jax.sign_mean("data"), specs)
-    tx = onebit_jax.onebit_adam(1e-2, exchange, onebit_jax.freeze_at(1))
-    tx = onebit_jax.accumulate(tx, 2, "data")
-    with jax.numpy_dtype_promotion("standard"):
-        run, params, state = small_run(tx, specs, mesh)
-        compiled, *_ = one_step(run, params, state, stage="compressed")
-    inside = [
-        c
-        for c in onebit_jax.traffic(compiled, mesh).collectives
-        if c.axes == ("model",)
-    ]
-    # The product's own sums are of a row a sequence.
-    assert all(c.bytes < 64 * 128 for c in inside)
-    # Only the power of columns is gathered, no gradient and no moment.
-    gathered = [c for c in inside if c.op == "all-gather"]
-    assert sum(c.bytes for c in gathered) <= 4 * 128
-
-
-def test_bfloat16_parameters_can_be_sharded():
-    mesh, specs = two_axes("model"), {"w": P(None, "model")}
-    exchange = onebit_jax.per_shard(onebit_jax.sign_mean("data"), specs)
-    tx = onebit_jax.onebit_adam(1e-2, exchange, onebit_jax.freeze_at(1))
-    with jax.numpy_dtype_promotion("standard"):
-        run, params, state = small_run(tx, specs, mesh, dtype=jnp.bfloat16)
-        for stage in ("warmup", "compressed"):
-            _, params, state, loss = one_step(run, params, state, stage=stage)
-    assert params["w"].dtype == jnp.bfloat16
-    assert np.isfinite(float(loss))
+    with pytest.raises(TypeError, match="wire format"):
+        onebit_jax.per_shard(onebit_jax.exact_mean("data"), P())
+    with pytest.raises(ValueError, match="other axes than the workers'"):
+        exchange_of(specs={"a": P("data")})
+    with pytest.raises(ValueError, match="divided equally"):
+        init({"a": P("model")})
+    with pytest.raises(ValueError, match="no axis 'other'"):
+        init({"a": P("other")})
+    for specs in ({"b": P()}, {"a": P(), "b": P()}, {"a": None}):
+        with pytest.raises(ValueError, match="a PartitionSpec for each parameter"):
+            init(specs)

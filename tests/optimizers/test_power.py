@@ -127,12 +127,6 @@ def test_a_leaf_of_nothing_has_no_lines():
     trained(lambda t: own["none"], 7)
 
 
-def test_as_published_there_are_no_lines():
-    _, state = trained(lambda t: jnp.ones((16, 16)), 7, **onebit_jax.AS_PUBLISHED)
-    assert state[0].power.lines is None
-    assert state[0].own_lines.value is None
-
-
 def test_every_line_is_exchanged_once_a_period():
     tx = onebit_adam(0.1, sign_mean("data"), freeze_at(3))
     run = Workers(tx, {k: jnp.zeros(s) for k, s in SHAPES.items()}, mesh_of(4))
@@ -179,28 +173,11 @@ def test_lines_add_little_to_what_is_sent():
         traffic = onebit_jax.traffic(step.lower(params, state, batch).compile(), mesh)
         return [c for c in traffic.collectives if c.dtype == "f32"]
 
-    ours, published = sent(), sent(**onebit_jax.AS_PUBLISHED)
+    ours, published = sent(), sent(as_published=True)
     in_stage = lambda cs, s: sum(c.bytes for c in cs if c.stage == s)  # noqa: E731
     for stage, lines in (("warmup", 1024), ("compressed", 1024 // PERIOD)):
         more = in_stage(ours, stage) - in_stage(published, stage)
         assert more == 4 * (1 + lines), stage
-
-
-def test_more_workers_keep_the_mean_of_their_lines():
-    tx = onebit_adam(0.1, sign_mean("data"), freeze_at(3))
-    params = {k: jnp.zeros(s) for k, s in SHAPES.items()}
-    run = Workers(tx, params, mesh_of(2))
-    rng = np.random.default_rng(0)
-    for _ in range(5):
-        own = {k: rng.normal(size=(2, *s)) for k, s in SHAPES.items()}
-        run.update({k: jnp.asarray(g, jnp.float32) for k, g in own.items()})
-    old = run.state[0].own_lines.value
-    new = onebit_jax.resize(run.state, tx, params, run.mesh, mesh_of(4))[
-        0
-    ].own_lines.value
-    assert new.shape == (4, LINES)
-    for worker in np.asarray(new):
-        np.testing.assert_allclose(worker, np.mean(old, axis=0), rtol=1e-6)
 
 
 def test_a_state_of_other_workers_is_refused_without_an_exchange_that_looks():

@@ -1,6 +1,5 @@
 """Skipping, accumulating and clipping around an exchange."""
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,51 +41,12 @@ def bits(tree):
     return [np.asarray(x).tobytes() for x in jax.tree.leaves(tree)]
 
 
-@pytest.fixture(scope="module")
-def ten_clean_steps():
-    """One program for all cases, its first state, and where ten clean steps lead."""
-    run = Workers(skip_nonfinite(adam(), "data"), start(), mesh_of(WORKERS))
-    first, params = run.state, start().at[7].set(-0.0)
-    for step in range(10):
-        params = optax.apply_updates(params, run.update(gradients(step), params))
-    return run, first, params, run.state
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e25], ids=str)
-@pytest.mark.parametrize("bad_step", [0, 2, 3, 7])
-def test_a_step_that_is_not_finite_changes_nothing(bad, bad_step, ten_clean_steps):
-    run, run.state, clean_params, clean_state = ten_clean_steps
-    params = start().at[7].set(-0.0)
-    for step in range(10):
-        g = gradients(step)
-        if step == bad_step:
-            before = bits((params, run.state.inner))
-            updates = run.update(g.at[2, 100].set(bad), params)
-            params = optax.apply_updates(params, updates)
-            assert bits((params, run.state.inner)) == before
-            assert int(run.state.skipped) == 1
-        params = optax.apply_updates(params, run.update(g, params))
-    # Training goes on as if the step had never been.
-    chex.assert_trees_all_equal(params, clean_params)
-    chex.assert_trees_all_equal(run.state.inner, clean_state.inner)
-    assert int(onebit_jax.metrics(run.state)["skipped"]) == 1
-
-
 def test_without_the_wrapper_it_would_not_be_skipped():
-    run = Workers(adam(), start(), mesh_of(WORKERS))
-    for step in range(5):
-        updates = run.update(gradients(step).at[0, 0].set(jnp.nan), start())
+    tx = optax.chain(exact_mean("data"), optax.sgd(1.0))
+    updates = Workers(tx, start(), mesh_of(WORKERS)).update(
+        gradients(0).at[0, 0].set(jnp.nan)
+    )
     assert np.isnan(updates).any()
-
-
-def test_everything_works_where_types_are_not_checked():
-    tx = skip_nonfinite(accumulate(adam(1), 2, "data"), "data")
-    checked = Workers(tx, start(), mesh_of(WORKERS))
-    unchecked = Workers(tx, start(), mesh_of(WORKERS), check_vma=False)
-    for step in range(6):
-        for run in (checked, unchecked):
-            run.update(gradients(step), start())
-    chex.assert_trees_all_close(checked.state, unchecked.state, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -126,8 +86,9 @@ def test_low_precision_gradients_are_accumulated_in_float32():
 
 
 def test_a_bad_gradient_among_accumulated_ones_is_left_out():
+    """And where types are not checked as well."""
     tx = skip_nonfinite(accumulate(adam(), 2, "data"), "data")
-    run = Workers(tx, start(), mesh_of(WORKERS))
+    run = Workers(tx, start(), mesh_of(WORKERS), check_vma=False)
     run.update(gradients(0), start())
     run.update(gradients(1).at[1, 1].set(jnp.nan), start())
     assert int(run.state.inner.micro_step) == 1

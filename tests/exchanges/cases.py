@@ -1,0 +1,345 @@
+"""The exchanges that the suite asks: a row each, and how to read their states.
+
+What depends on the form of an exchange's state stands here alone.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import dense
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from onebit_jax import (
+    count_mean,
+    deepspeed_sign_mean,
+    exact_mean,
+    hierarchical,
+    per_shard,
+    sign_mean,
+)
+
+BLOCK = 32
+# Cut short, whole, smaller than exact_below, at it, of 16 bits, and of nothing.
+SHAPES = {
+    "empty": (0, 3),
+    "half": (40,),
+    "limit": (3,),
+    "long": (96,),
+    "matrix": (6, 14),
+    "scalar": (),
+    "small": (2,),
+}
+DTYPES = dict.fromkeys(SHAPES, jnp.float32) | {"half": jnp.bfloat16}
+SPECS = {name: P() for name in SHAPES} | {
+    "long": P("model"),
+    "matrix": P(None, "model"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """An exchange on a mesh, what it is to equal, and what it supports.
+
+    Attributes:
+      make: makes the exchange.
+      mesh: the mesh's axes and their sizes.
+      simulation: of a leaf that is not exchanged exactly.
+      inside: axes inside of which the mean is exact, before all else.
+      specs: how parameters are sharded over an axis that has no workers.
+      spoils: how much is not finite where one value is not: its 'block', the 'leaf'
+        or the 'value' alone.
+      exact_below: leaves, or shards, of fewer values go exactly.
+      squares: whether 1e30, whose square is not finite, is not finite.
+      error_dtype: of the errors; None where there are none.
+      resized: the axis that a state is moved to other sizes of, and these.
+    """
+
+    make: Callable[[], Any]
+    mesh: dict[str, int]
+    simulation: Callable[..., dense.Result] | None = None
+    inside: tuple[str, ...] = ()
+    specs: Any = None
+    spoils: str = "block"
+    exact_below: float = BLOCK // 32 + 2
+    squares: bool = False
+    error_dtype: Any = jnp.float32
+    resized: tuple[tuple[tuple[str, int], ...], ...] = ()
+
+    @property
+    def axes(self):
+        """The axes of the workers."""
+        return tuple(name for name in self.mesh if not self.specs or name != "model")
+
+    @property
+    def workers(self):
+        return math.prod(self.mesh[name] for name in self.axes)
+
+    def shards_of(self, name):
+        """The values of each shard of a leaf, by their places in the flat leaf."""
+        places = np.arange(math.prod(SHAPES[name])).reshape(SHAPES[name])
+        spec = self.specs[name] if self.specs else P()
+        for dimension, axis in enumerate(spec):
+            if axis:
+                parts = np.split(places, self.mesh[axis], axis=dimension)
+                return [part.reshape(-1) for part in parts]
+        return [places.reshape(-1)]
+
+    def is_exact(self, name):
+        return self.shards_of(name)[0].size < max(1, self.exact_below)
+
+    def blocks_of(self, name):
+        """For each value of a leaf the number of its block."""
+        shards = self.shards_of(name)
+        each = -(-shards[0].size // BLOCK)
+        blocks = np.zeros(math.prod(SHAPES[name]), int)
+        for number, places in enumerate(shards):
+            blocks[places] = number * each + np.arange(places.size) // BLOCK
+        return blocks
+
+    def simulate(self, name, values, errors, server_error):
+        """What a step does to a leaf, by the simulation; values as workers have them.
+
+        The mean of a host is in float32, as the library's.
+        """
+        teams = errors.shape[0]
+        values = values.reshape(teams, len(values) // teams, -1 if values.size else 0)
+        values = values.mean(axis=1)
+        if self.simulation is None or self.is_exact(name):
+            return dense.exact_mean(values, errors, server_error)
+        return self.simulation(
+            values, errors, server_error, blocks=self.blocks_of(name)
+        )
+
+
+def by_signs(values, errors, server_error, blocks, kind="mean_abs"):
+    codec = functools.partial(dense.signs, kind=kind)
+    return dense.two_phases(values, errors, server_error, codec, blocks)
+
+
+def by_counts(values, errors, server_error, blocks, kind="mean_abs"):
+    return dense.counted(values, errors, server_error, kind, blocks)
+
+
+def as_deepspeed(values, errors, server_error, blocks):
+    """One scale a leaf and one a server's share, of padding as well."""
+    if len(values) == 1:
+        return dense.exact_mean(values, errors, server_error)
+    size = values.shape[1]
+    values = np.pad(values, ((0, 0), (0, errors.shape[1] - size)))
+    codec = functools.partial(dense.signs, kind="rms")
+    place = np.arange(errors.shape[1])
+    served = place // (errors.shape[1] // len(values))
+    result = dense.two_phases(values, errors, server_error, codec, 0 * place, served)
+    return result._replace(
+        agreed=result.agreed[:size], undecided=result.undecided[:size]
+    )
+
+
+BITS_16 = {"scale": "rms", "error_dtype": "bfloat16"}
+rms_signs = functools.partial(by_signs, kind="rms")
+rms_counts = functools.partial(by_counts, kind="rms")
+signs = functools.partial(sign_mean, block_size=BLOCK)
+counts = functools.partial(count_mean, block_size=BLOCK)
+low = {"squares": True, "error_dtype": jnp.bfloat16}
+
+
+def data(workers):
+    return {"data": workers}
+
+
+def hosts(number, devices):
+    return {"host": number, "device": devices}
+
+
+def moved(*meshes):
+    return tuple(tuple(mesh.items()) for mesh in meshes)
+
+
+def two_levels(exchange, *sizes, simulation, **others):
+    return Case(
+        lambda: hierarchical(exchange(), "device"),
+        hosts(*sizes),
+        simulation,
+        inside=("device",),
+        **others,
+    )
+
+
+def in_shards(exchange, workers, simulation, **others):
+    return Case(
+        lambda: per_shard(exchange(), SPECS),
+        {"data": workers, "model": 2},
+        simulation,
+        specs=SPECS,
+        **others,
+    )
+
+
+CASES = {
+    "exact": Case(
+        lambda: exact_mean("data"), data(4), spoils="value", error_dtype=None
+    ),
+    "sign-1": Case(lambda: signs("data"), data(1), by_signs),
+    "sign-2": Case(lambda: signs("data"), data(2), by_signs),
+    "sign-3": Case(
+        lambda: signs("data"), data(3), by_signs, resized=moved(data(8), data(3))
+    ),
+    "sign-8": Case(
+        lambda: signs("data"), data(8), by_signs, resized=moved(data(3), data(1))
+    ),
+    "sign-buckets": Case(lambda: signs("data", bucket_size=64), data(2), by_signs),
+    "sign-16-bits": Case(lambda: signs("data", **BITS_16), data(4), rms_signs, **low),
+    "sign-two-axes": Case(lambda: signs(("host", "device")), hosts(2, 4), by_signs),
+    "count-1": Case(lambda: counts("data"), data(1), by_counts),
+    "count-3": Case(lambda: counts("data"), data(3), by_counts, resized=moved(data(8))),
+    "count-8": Case(lambda: counts("data"), data(8), by_counts, resized=moved(data(1))),
+    "count-buckets": Case(lambda: counts("data", bucket_size=64), data(2), by_counts),
+    "count-16-bits": Case(
+        lambda: counts("data", **BITS_16), data(4), rms_counts, **low
+    ),
+    "deepspeed-1": Case(
+        lambda: deepspeed_sign_mean("data"),
+        data(1),
+        as_deepspeed,
+        exact_below=0,
+        spoils="value",
+    ),
+    "deepspeed-2": Case(
+        lambda: deepspeed_sign_mean("data"),
+        data(2),
+        as_deepspeed,
+        exact_below=0,
+        spoils="leaf",
+        squares=True,
+        resized=moved(data(3)),
+    ),
+    "deepspeed-3": Case(
+        lambda: deepspeed_sign_mean("data"),
+        data(3),
+        as_deepspeed,
+        exact_below=0,
+        spoils="leaf",
+        squares=True,
+        resized=moved(data(2)),
+    ),
+    "hierarchical-sign-3x2": two_levels(
+        lambda: signs("host"),
+        3,
+        2,
+        simulation=by_signs,
+        resized=moved(hosts(2, 2), hosts(2, 4), hosts(8, 1)),
+    ),
+    "hierarchical-sign-2x4": two_levels(
+        lambda: signs("host"), 2, 4, simulation=by_signs, resized=moved(hosts(3, 2))
+    ),
+    "hierarchical-sign-1x4": two_levels(
+        lambda: signs("host"), 1, 4, simulation=by_signs
+    ),
+    "hierarchical-sign-16-bits": two_levels(
+        lambda: signs("host", **BITS_16), 2, 2, simulation=rms_signs, **low
+    ),
+    "hierarchical-count-3x2": two_levels(
+        lambda: counts("host"), 3, 2, simulation=by_counts, resized=moved(hosts(2, 4))
+    ),
+    "hierarchical-count-16-bits": two_levels(
+        lambda: counts("host", **BITS_16), 2, 2, simulation=rms_counts, **low
+    ),
+    "per-shard-sign-2": in_shards(
+        lambda: signs("data"),
+        2,
+        by_signs,
+        resized=moved({"data": 3, "model": 2}),
+    ),
+    "per-shard-sign-3": in_shards(
+        lambda: signs("data"),
+        3,
+        by_signs,
+        resized=moved({"data": 4, "model": 2}, {"data": 1, "model": 2}),
+    ),
+    "per-shard-count-2": in_shards(
+        lambda: counts("data"),
+        2,
+        by_counts,
+        resized=moved({"data": 3, "model": 2}),
+    ),
+}
+
+# One of each kind, for what does not depend on the number of workers.
+KINDS = (
+    "exact",
+    "sign-2",
+    "count-3",
+    "deepspeed-2",
+    "hierarchical-sign-2x4",
+    "hierarchical-count-3x2",
+    "per-shard-sign-2",
+    "per-shard-count-2",
+)
+
+
+def errors_of(case, state):
+    """For each leaf what workers, or hosts, owe, and what all servers together do.
+
+    (teams, size) and (size,) in float64; zeros where an exchange owes nothing.
+    Asserts that nothing is owed where there is no value.
+    """
+    sizes = {name: math.prod(shape) for name, shape in SHAPES.items()}
+    teams = math.prod(case.mesh[a] for a in case.axes if a not in case.inside)
+    none = {n: (np.zeros((teams, s)), np.zeros(s)) for n, s in sizes.items()}
+    if not hasattr(state, "worker_error"):
+        return none
+    worker, server = state.worker_error.value, state.server_error
+    if isinstance(server, tuple):
+        servers = [node.value for node in server]
+    else:
+        servers = [server.value]
+    if isinstance(servers[0], dict):
+        return {n: (flat(worker[n]), flat(servers[0][n]).reshape(-1)) for n in SHAPES}
+    own = (
+        {n: flat(worker[n]) for n in SHAPES}
+        if isinstance(worker, dict)
+        else in_order(case, flat(worker), SHAPES)
+    )
+    owed = {n: np.zeros((1, s)) for n, s in sizes.items()}
+    if not case.specs and servers[0] is not None:
+        owed = in_order(case, flat(servers[0]).reshape(1, -1), SHAPES)
+    if case.specs and servers[0] is not None:
+        groups = {}
+        for name in SHAPES:
+            groups.setdefault(tuple(a for a in SPECS[name] if a), []).append(name)
+        for names, buffer in zip(groups.values(), servers, strict=True):
+            shards = np.swapaxes(np.asarray(buffer, float), 0, 1)
+            owed |= in_order(case, shards.reshape(len(shards), -1), names)
+    return {n: (own[n], owed[n].reshape(-1)) for n in SHAPES}
+
+
+def flat(x):
+    x = np.asarray(x, float)
+    return x.reshape(x.shape[0], math.prod(x.shape[1:]))
+
+
+def in_order(case, rows, names):
+    """Leaves' values out of buffers of blocks: a row a team, or a shard."""
+    found, start = {}, 0
+    for name in names:
+        shards = case.shards_of(name)
+        size, by_shard = shards[0].size, len(shards) > 1
+        found[name] = np.zeros((1 if by_shard else len(rows), size * len(shards)))
+        if case.is_exact(name):
+            continue
+        part = rows[:, start : start + size]
+        if by_shard:
+            for places, row in zip(shards, part, strict=True):
+                found[name][0, places] = row
+        else:
+            found[name] = part
+        end = start + -(-size // BLOCK) * BLOCK
+        assert not rows[:, start + size : end].any(), "padding owes nothing"
+        start = end
+    assert not rows[:, start:].any(), "padding owes nothing"
+    return found

@@ -1,0 +1,351 @@
+"""What every exchange promises, asked of a table of them."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from exchanges.cases import CASES, DTYPES, KINDS, SHAPES, errors_of
+from virtual_workers import Workers, mesh_over
+
+import onebit_jax
+
+STEPS = 4
+each_case = pytest.mark.parametrize("name", CASES)
+each_kind = pytest.mark.parametrize("name", KINDS)
+
+
+def each(cases, supports):
+    """The cases that support what a test asks."""
+    return pytest.mark.parametrize("name", [n for n in cases if supports(CASES[n])])
+
+
+each_with_errors = each(KINDS, lambda case: case.error_dtype is not None)
+
+
+def params_of(shapes=SHAPES, dtypes=DTYPES):
+    return {k: jnp.zeros(s, dtypes[k]) for k, s in shapes.items()}
+
+
+@functools.cache
+def program(name):
+    """The compiled update of a case, and its first state."""
+    case = CASES[name]
+    run = Workers(
+        case.make(), params_of(), mesh_over(case.mesh), axes=case.axes, specs=case.specs
+    )
+    return run, run.state
+
+
+def values_of(workers, step):
+    """All workers' own: magnitudes from leaf to leaf, and zeros of all and of some.
+
+    In the first step a block is zero on all workers, and one on the first of them.
+    """
+    rng, tree = np.random.default_rng(step), {}
+    for name, shape in SHAPES.items():
+        x = rng.normal(0.3, 1, size=(workers, *shape)) * np.exp(rng.normal())
+        x = np.where(rng.random(x.shape) < 0.05, 0, x)
+        x = np.where(rng.random(shape) < 0.05, 0, x)
+        if step == 0 and name in ("limit", "long"):
+            x[slice(None) if name == "limit" else 0, :32] = 0
+        tree[name] = jnp.asarray(x, DTYPES[name])
+    return tree
+
+
+def flat(x):
+    return np.array(x, np.float32).reshape(x.shape[0], math.prod(x.shape[1:]))
+
+
+@dataclasses.dataclass
+class Step:
+    """What a step was given, and what it did."""
+
+    values: dict
+    before: dict
+    agreed: dict
+    after: dict
+    errors: list
+
+
+def one_step(name, step):
+    case, (run, _) = CASES[name], program(name)
+    values, before = values_of(case.workers, step), errors_of(case, run.state)
+    agreed = run.update(values)
+    after = errors_of(case, run.state)
+    return Step(values, before, agreed, after, jax.tree.leaves(run.state))
+
+
+@functools.cache
+def history(name):
+    """Several steps of a case, and the state that they end with."""
+    run, run.state = program(name)
+    return [one_step(name, step) for step in range(STEPS)], run.state
+
+
+def check_step(case, step):
+    """Whether a step is what the simulation makes of the errors before it."""
+    for leaf in SHAPES:
+        values = flat(step.values[leaf])
+        expected = case.simulate(leaf, values, *step.before[leaf])
+        decided = ~expected.undecided
+        assert decided.mean() > 0.9 if decided.size else True, "a test of nothing"
+        unit = float(jnp.finfo(DTYPES[leaf]).eps)
+        largest = np.abs(expected.errors).max(initial=np.abs(values).max(initial=0))
+        np.testing.assert_allclose(
+            np.asarray(step.agreed[leaf], float).reshape(-1)[decided],
+            expected.agreed[decided],
+            rtol=unit + 1e-5,
+            atol=1e-6 * largest,
+            err_msg=leaf,
+        )
+        for found, owed in zip(step.after[leaf], expected[1:3], strict=True):
+            decided = ~np.resize(expected.undecided, owed.shape[-1:])
+            check_errors(case, found[..., decided], owed[..., decided], largest)
+
+
+def check_errors(case, found, owed, largest):
+    near = {"rtol": 1e-5, "atol": 1e-6 * largest}
+    if case.error_dtype == jnp.bfloat16 and owed.size:
+        rounded = np.asarray(jnp.asarray(owed, jnp.bfloat16), float)
+        # Of errors that are rounded once no more than few are on another side.
+        assert np.mean(found != rounded) <= 0.03, "rounded once, and to even"
+        near["rtol"] = 2.0**-7
+    np.testing.assert_allclose(found, owed, **near)
+
+
+@each_case
+def test_equals_its_dense_simulation(name):
+    for step in history(name)[0]:
+        check_step(CASES[name], step)
+
+
+@each(CASES, lambda case: case.error_dtype != jnp.bfloat16)
+def test_what_was_not_sent_is_owed(name):
+    """The sum of what is returned is that of the exact means, but for the errors."""
+    case, (steps, _) = CASES[name], history(name)
+    for leaf in SHAPES:
+        owed, rounding = 0.0, 1e-6
+        for step in steps:
+            mean = flat(step.values[leaf]).astype(float).mean(axis=0)
+            agreed = np.asarray(step.agreed[leaf], float).reshape(-1)
+            owed = owed + mean - agreed
+            largest = np.abs(step.values[leaf]).max(initial=0)
+            unit = float(jnp.finfo(DTYPES[leaf]).eps)
+            rounding += unit * np.abs(agreed).max(initial=0) + 1e-6 * float(largest)
+        errors, server_error = steps[-1].after[leaf]
+        residual = (errors.mean(axis=0) + server_error)[: owed.size]
+        np.testing.assert_allclose(owed, residual, rtol=0, atol=rounding, err_msg=leaf)
+        kept = errors.any() and case.error_dtype is not None
+        assert (
+            kept or case.is_exact(leaf) or case.simulation is None or case.workers == 1
+        )
+
+
+@each_case
+def test_replicas_are_the_same_to_the_bit(name):
+    for step in history(name)[0]:
+        for leaf, agreed in step.agreed.items():
+            copies = {}
+            for shard in agreed.addressable_shards:
+                copies.setdefault(str(shard.index), set()).add(shard.data.tobytes())
+            assert all(len(bits) == 1 for bits in copies.values()), leaf
+
+
+@each_case
+def test_dtypes_stay(name):
+    case, (steps, _) = CASES[name], history(name)
+    for step in steps:
+        assert {k: x.dtype for k, x in step.agreed.items()} == DTYPES
+        assert all(x.dtype == case.error_dtype for x in step.errors)
+
+
+BAD = [
+    (name, bad)
+    for name, case in CASES.items()
+    for bad in (np.nan, -np.inf, 1e30)
+    if bad != 1e30 or case.squares
+]
+
+
+@pytest.mark.parametrize(("name", "bad"), BAD)
+def test_a_value_that_is_not_finite_spoils_its_block_everywhere(name, bad):
+    case, (run, run.state) = CASES[name], program(name)
+    leaf, place = "matrix", 6 * 14 - 1
+    values = values_of(case.workers, 0)
+    spoiled = flat(values[leaf])
+    spoiled[-1, place] = bad
+    values[leaf] = jnp.asarray(spoiled.reshape(values[leaf].shape))
+    agreed = run.update(values)
+    expected = {k: np.zeros(math.prod(s), bool) for k, s in SHAPES.items()}
+    blocks = case.blocks_of(leaf)
+    expected[leaf] = {
+        "block": blocks == blocks[place],
+        "leaf": blocks >= 0,
+        "value": np.arange(blocks.size) == place,
+    }[case.spoils]
+    for k, x in agreed.items():
+        wrong = expected[k].reshape(SHAPES[k])
+        for shard in x.addressable_shards:
+            np.testing.assert_array_equal(
+                ~np.isfinite(np.asarray(shard.data, np.float32)), wrong[shard.index], k
+            )
+
+
+MOVES = [(name, dict(mesh)) for name, case in CASES.items() for mesh in case.resized]
+
+
+@pytest.mark.parametrize(("name", "mesh"), MOVES, ids=str)
+def test_another_number_of_workers_keeps_what_is_owed(name, mesh):
+    case, (_, state) = CASES[name], history(name)
+    new = dataclasses.replace(case, mesh=mesh)
+    state = onebit_jax.resize(state, case.make(), params_of(), mesh_over(mesh))
+    before, after = history(name)[0][-1].after, errors_of(new, state)
+    for leaf in SHAPES:
+        owed, server_error = before[leaf]
+        size = math.prod(SHAPES[leaf])  # DeepSpeed's padding is cut off
+        expected = owed if mesh == case.mesh else owed.mean(axis=0, keepdims=True)
+        found = after[leaf][0][:, :size]
+        expected = np.broadcast_to(expected[:, :size], found.shape)
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+        np.testing.assert_array_equal(after[leaf][1][:size], server_error[:size])
+    # A program of that many workers, of another row, goes on with it.
+    kind = name.rpartition("-")[0]
+    for other, its in CASES.items():
+        same = other.startswith(kind) and its.error_dtype == case.error_dtype
+        if its.mesh == mesh and same:
+            run, _ = program(other)
+            run.state = state
+            check_step(its, one_step(other, STEPS))
+
+
+@each_with_errors
+def test_a_state_of_other_options_or_parameters_is_not_resized(name):
+    case, (run, state) = CASES[name], program(name)
+    other = params_of(SHAPES | {"long": (600,)})
+    with pytest.raises(ValueError, match="its options and the parameters"):
+        onebit_jax.resize(state, case.make(), other, run.mesh)
+
+
+def traced(name, values, state=None, check_vma=True, local=lambda x: x):
+    """Types of an update's results, of workers' values that are changed inside."""
+    case = CASES[name]
+    tx, mesh = case.make(), mesh_over(case.mesh)
+    params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), values)
+    state = onebit_jax.abstract_state(tx, params, mesh) if state is None else state
+    own, split = onebit_jax.state_specs(state), jax.P(case.axes)
+    update = jax.shard_map(
+        lambda x, s: tx.update(local(jax.tree.map(lambda x: x[0], x)), s),
+        mesh=mesh,
+        in_specs=(split, own),
+        out_specs=(jax.P(), own),
+        axis_names=set(case.axes),
+        check_vma=check_vma,
+    )
+    return jax.eval_shape(update, values, state)
+
+
+def types_of(tree):
+    return jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+
+
+@each_kind
+def test_types_need_not_be_checked(name):
+    values = values_of(CASES[name].workers, 0)
+    agreed, state = traced(name, values, check_vma=False)
+    assert types_of(agreed) == types_of(params_of())
+    assert types_of(state) == types_of(program(name)[1])
+
+
+@each_kind
+def test_averaged_gradients_are_refused(name):
+    axes, values = CASES[name].axes, values_of(CASES[name].workers, 0)
+
+    def averaged(tree):
+        return tree | {"long": jax.lax.pmean(tree["long"], axes)}
+
+    with pytest.raises(ValueError, match=r"'long'\] is already the same.*local_value"):
+        traced(name, values, local=averaged)
+
+
+@each_kind
+def test_leaves_that_are_no_real_numbers_are_refused(name):
+    values = values_of(CASES[name].workers, 0)
+    integers = values | {"long": values["long"].astype(jnp.int32)}
+    match = r"real floating-point leaves only.*'long'\].*int32"
+    with pytest.raises(TypeError, match=match):
+        traced(name, integers, state=program(name)[1])
+    if CASES[name].error_dtype is not None:
+        with pytest.raises(TypeError, match=match):
+            traced(name, integers)
+
+
+@each_with_errors
+def test_a_state_of_other_leaves_is_refused(name):
+    case, values = CASES[name], values_of(CASES[name].workers, 0)
+    longer = jnp.zeros((case.workers, 600))
+    with pytest.raises(ValueError, match="was not made for these leaves"):
+        traced(name, values | {"long": longer}, state=program(name)[1])
+
+
+@each_with_errors
+def test_a_state_of_other_workers_is_refused(name):
+    case, values = CASES[name], values_of(CASES[name].workers, 0)
+    sizes = case.mesh | {case.axes[0]: 2 * case.mesh[case.axes[0]]}
+    twice = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
+    state = onebit_jax.abstract_state(case.make(), params_of(), twice)
+    state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+    with pytest.raises(ValueError, match="was not made for these leaves"):
+        traced(name, values, state=state)
+
+
+@each(KINDS, lambda case: case.specs is None)
+@pytest.mark.parametrize("nothing", [{}, {"empty": (0, 3), "none": None}], ids=str)
+def test_nothing_to_exchange_is_no_error(name, nothing):
+    case = CASES[name]
+    values = {k: s and jnp.zeros((case.workers, *s)) for k, s in nothing.items()}
+    agreed, _ = traced(name, values)
+    assert types_of(agreed) == jax.tree.map(lambda x: (x.shape[1:], x.dtype), values)
+
+
+@each_kind
+def test_it_stands_in_optax_chains(name):
+    case, (run, _) = CASES[name], program(name)
+    chained = optax.chain(optax.identity(), case.make(), optax.scale(2.0))
+    state = onebit_jax.abstract_state(chained, params_of(), run.mesh)
+    assert types_of(state[1]) == types_of(program(name)[1])
+    values = values_of(case.workers, 0)
+    own, split = onebit_jax.state_specs(state), jax.P(case.axes)
+    update = jax.shard_map(
+        lambda x, s: chained.update(jax.tree.map(lambda x: x[0], x), s),
+        mesh=run.mesh,
+        in_specs=(split, own),
+        out_specs=(jax.P(), own),
+        axis_names=set(case.axes),
+    )
+    assert types_of(jax.eval_shape(update, values, state)[0]) == types_of(params_of())
+
+
+@each_case
+def test_counted_bytes_are_its_wire_cost(name):
+    case, (run, first) = CASES[name], program(name)
+    cost = getattr(case.make(), "wire_cost", None)
+    if cost is None:
+        pytest.skip("it does not tell its cost")
+    run.state = first
+    counted = run.traffic(values_of(case.workers, 0)).collectives
+    told = cost(params_of(), dict(run.mesh.shape))
+
+    def sums(transfers):
+        found = {}
+        for each in transfers:
+            if math.prod(run.mesh.shape[axis] for axis in each.axes) > 1:
+                key = each.op, frozenset(each.axes)
+                found[key] = found.get(key, 0) + each.bytes * each.times
+        return found
+
+    assert sums(counted) == sums(told)

@@ -1,0 +1,89 @@
+"""The optimizers that the suite asks: a row each, and how to read their states.
+
+What depends on the form of an optimizer's arguments and state stands here alone.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from optimizers import formula
+
+import onebit_jax
+from onebit_jax import Exchange, exact_mean, freeze_at, onebit_adamw
+
+# The second matrix's rows stand behind the first one's; a leaf that goes exactly.
+SHAPES = {"bias": (17,), "kernel": (30, 17), "matrix": (16, 20), "scale": ()}
+LINES = {"kernel": (0, 83), "matrix": (47, 83)}
+DECAYED = {"bias": False, "kernel": True, "matrix": True, "scale": False}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """An optimizer and the formula that it is to equal.
+
+    Attributes:
+      make: makes it, of a learning rate, an exchange, a freeze rule and more.
+      warmup: Optax's, on the mean gradient, that the warm-up equals.
+      leaf: the formula of one leaf.
+      parts: those of the formula that it has.
+    """
+
+    make: Callable[..., Any]
+    warmup: Callable[..., Any]
+    leaf: Callable[..., Any]
+    parts: frozenset[str]
+
+
+def onebit_adam(learning_rate, exchange, freeze, published, **options):
+    return onebit_adamw(
+        learning_rate, exchange, freeze, as_published=published, **options
+    )
+
+
+def row(parts, **options):
+    return Case(
+        functools.partial(onebit_adam, **options),
+        optax.adamw,
+        functools.partial(formula.Leaf, parts=parts),
+        parts,
+    )
+
+
+CASES = {
+    "1-bit Adam": row(formula.PARTS, published=False),
+    "1-bit Adam as published": row(frozenset(), published=True),
+}
+
+
+def late(axis, delay):
+    """An exact exchange that says it is late, for formulas that lead by a delay."""
+    exact = exact_mean(axis)
+    return Exchange(exact.init, exact.update, exact.axes, delay=delay)
+
+
+def freeze(step):
+    return freeze_at(step)
+
+
+def moments_of(state):
+    """The optimizer's own state, below wrappers: mu, nu, count and frozen_at."""
+    while not hasattr(state, "mu"):
+        state = state.inner if hasattr(state, "inner") else state[0]
+    return state
+
+
+def owed_of(state):
+    """For each worker-local array of a state its mean, or what all shares hold."""
+    found = []
+    is_local = lambda node: isinstance(node, onebit_jax.PerWorker)  # noqa: E731
+    for node in jax.tree.leaves(state, is_leaf=is_local):
+        if is_local(node):
+            for x in jax.tree.leaves(node):
+                whole = node.role == "each"
+                found.append(jnp.mean(x, axis=0) if whole else x.reshape(-1))
+    return found

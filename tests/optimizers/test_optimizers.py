@@ -1,0 +1,311 @@
+"""What every optimizer promises, asked of a table of them."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from optimizers.cases import (
+    CASES,
+    DECAYED,
+    LINES,
+    SHAPES,
+    freeze,
+    late,
+    moments_of,
+    owed_of,
+)
+from virtual_workers import Workers, mesh_of
+
+import onebit_jax
+
+WORKERS, FREEZE, STEPS = 4, 3, 8
+DTYPES = {k: jnp.bfloat16 if k == "matrix" else jnp.float32 for k in SHAPES}
+each_case = pytest.mark.parametrize("name", CASES)
+
+
+def tree_of(seed, workers=None, dtypes=DTYPES, scale=1.0, mean=0.1):
+    rng, leading = np.random.default_rng(seed), () if workers is None else (workers,)
+    return {
+        k: jnp.asarray(rng.normal(mean, scale, size=(*leading, *s)), dtypes[k])
+        for k, s in SHAPES.items()
+    }
+
+
+def bits(tree):
+    return [np.asarray(x).tobytes() for x in jax.tree.leaves(tree)]
+
+
+def growing_gradients(step, freeze):
+    """Tripled after the freeze, zero in three rows before it, and once with a spike.
+
+    After the freeze some rows and columns grow by more.
+    """
+    full = dict.fromkeys(SHAPES, jnp.float32)
+    gradients = jax.tree.map(np.array, tree_of(1000 + step, WORKERS, full))
+    kernel = gradients["kernel"]
+    if step < freeze:
+        kernel[:, :3] = 0
+        return gradients
+    kernel *= np.linspace(0.2, 4, 30)[:, None] * np.linspace(3, 0.3, 17)
+    kernel[:, 5, 0] = 1e4 if step == freeze + 8 else 0.0
+    return {k: np.float32(3 * g) for k, g in gradients.items()}
+
+
+@each_case
+def test_is_its_formula(name):
+    """In float64 NumPy, with an exact exchange so that no sign is undecided."""
+    case, freeze_step, lr, decay, delay = CASES[name], 6, 0.1, 0.1, 1.5
+    moments = {"b1": 0.8, "b2": 0.95, "eps": 1e-3}
+    tx = case.make(
+        lr, late("data", delay), freeze(freeze_step), **moments,
+        weight_decay=decay, mask=DECAYED,
+    )  # fmt: skip
+    params = tree_of(0, dtypes=dict.fromkeys(SHAPES, jnp.float32))
+    run = Workers(tx, params, mesh_of(WORKERS))
+    expected = {k: np.asarray(p, float) for k, p in params.items()}
+    leaves = {
+        k: case.leaf(
+            s, WORKERS, *moments.values(), freeze_step, delay, lines=LINES.get(k)
+        )
+        for k, s in SHAPES.items()
+    }
+    largest = 0.0
+    for step in range(25):
+        gradients = growing_gradients(step, freeze_step)
+        updates = run.update(gradients, params)
+        params = optax.apply_updates(params, updates)
+        for k, leaf in leaves.items():
+            update = leaf.update(gradients[k].astype(float))
+            largest = max(largest, np.abs(update).max()) if step >= freeze_step else 0
+            update = update + decay * DECAYED[k] * expected[k]
+            expected[k] = expected[k] - lr * update
+            np.testing.assert_allclose(
+                params[k], expected[k], err_msg=f"{k} after step {step + 1}",
+                rtol=1e-4, atol=1e-4 * np.abs(expected[k]).max(),
+            )  # fmt: skip
+    state = moments_of(run.state)
+    assert int(state.frozen_at) == freeze_step
+    for k, leaf in leaves.items():
+        np.testing.assert_allclose(state.nu[k], leaf.v, rtol=1e-5)
+    # The gradients are such that each part changes something.
+    assert (largest == 3) == ("bound" in case.parts)
+    raised = sum(leaf.raised for leaf in leaves.values())
+    assert raised == (3 * 17 if "floor" in case.parts else 0)
+    size = sum(p.size for p in params.values())
+    told = onebit_jax.metrics(run.state)["floored_share"]
+    np.testing.assert_allclose(told, raised / size, rtol=1e-6)
+
+
+def schedule(count):
+    return 0.01 / (1.0 + jnp.asarray(count, jnp.float32) / 50)
+
+
+@each_case
+def test_before_the_freeze_it_is_optaxs_on_the_mean(name):
+    case = CASES[name]
+    options = {"weight_decay": 0.1, "mask": DECAYED, "b1": 0.5}
+    full = dict.fromkeys(SHAPES, jnp.float32)
+    ours = theirs = tree_of(0, dtypes=full)
+    tx = case.make(schedule, onebit_jax.sign_mean("data"), freeze(1000), **options)
+    run = Workers(tx, ours, mesh_of(WORKERS), stage="warmup")
+    # Optax's own arithmetic mixes integers and floats.
+    with jax.numpy_dtype_promotion("standard"):
+        exact = case.warmup(schedule, **options)
+        state, update = exact.init(theirs), jax.jit(exact.update)
+        for step in range(50):
+            own = tree_of(step, WORKERS, full)
+            if step < 45:  # then it moves by more than three learning rates
+                own["scale"] *= 0
+            updates = run.update(own, ours)
+            ours = optax.apply_updates(ours, updates)
+            mean = jax.tree.map(lambda g: jnp.mean(g, axis=0), own)
+            updates, state = update(mean, state, theirs)
+            theirs = optax.apply_updates(theirs, updates)
+    chex.assert_trees_all_close(ours, theirs, rtol=2e-6, atol=2e-6)
+    for moment in ("mu", "nu", "count"):
+        chex.assert_trees_all_close(
+            getattr(moments_of(run.state), moment), optax.tree.get(state[0], moment),
+            rtol=1e-5, atol=1e-7,
+        )  # fmt: skip
+
+
+def optimizer(name):
+    exchange = onebit_jax.sign_mean("data", block_size=32)
+    tx = CASES[name].make(0.1, exchange, freeze(FREEZE), weight_decay=0.01)
+    return onebit_jax.skip_nonfinite(tx, "data")
+
+
+@functools.cache
+def program(name, workers=WORKERS, check_vma=True, **extra):
+    """A compiled step and its first state."""
+    run = Workers(
+        optimizer(name), tree_of(0), mesh_of(workers), check_vma=check_vma, **extra
+    )
+    return run, run.state
+
+
+def trained(name, steps, own=None, params=None, **options):
+    """Parameters and state before each step and after the last, of one program."""
+    run, first = program(name, **options)
+    if params is None:
+        params, run.state = tree_of(0), first
+    history = [(params, run.state)]
+    for step in steps:
+        gradients = tree_of(1 + step, WORKERS) if own is None else own(step)
+        params = optax.apply_updates(params, run.update(gradients, params))
+        history.append((params, run.state))
+    return history
+
+
+@functools.cache
+def history(name):
+    return trained(name, range(STEPS))
+
+
+@each_case
+def test_resumes_from_numpy_arrays_at_any_step(name):
+    run, _ = program(name)
+    told = onebit_jax.abstract_state(optimizer(name), tree_of(0), run.mesh)
+    for step, (params, state) in enumerate(history(name)[:-1]):
+        chex.assert_trees_all_equal_structs(told, state)
+        for leaf, x in zip(*map(jax.tree.leaves, (told, state)), strict=True):
+            assert (leaf.shape, leaf.dtype) == (x.shape, x.dtype)
+            assert leaf.sharding.is_equivalent_to(x.sharding, x.ndim)
+        saved = jax.tree.map(np.array, state)
+        run.state = jax.tree.map(
+            lambda x, leaf: jax.device_put(x, leaf.sharding), saved, told
+        )
+        params = jax.tree.map(jnp.asarray, jax.tree.map(np.array, params))
+        updates = run.update(tree_of(1 + step, WORKERS), params)
+        after = optax.apply_updates(params, updates), run.state
+        assert bits(after) == bits(history(name)[step + 1])
+
+
+@each_case
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e25], ids=str)
+@pytest.mark.parametrize("step", [0, FREEZE - 1, FREEZE, STEPS - 1])
+def test_a_step_that_is_not_finite_changes_nothing(name, bad, step):
+    run, _ = program(name)
+    params, run.state = history(name)[step]
+    params = params | {"bias": params["bias"].at[7].set(-0.0)}
+    own = tree_of(1 + step, WORKERS)
+    before = bits((params, run.state.inner))
+    spoiled = own | {"kernel": own["kernel"].at[2, 3, 4].set(bad)}
+    after = optax.apply_updates(params, run.update(spoiled, params))
+    assert bits((after, run.state.inner)) == before
+    assert int(onebit_jax.metrics(run.state)["skipped"]) == 1
+
+
+@each_case
+def test_all_workers_hold_the_same_bits(name):
+    for params, state in history(name)[1:]:
+        own = moments_of(state)
+        for x in jax.tree.leaves((params, own.mu, own.nu, own.frozen_at)):
+            assert len({shard.data.tobytes() for shard in x.addressable_shards}) == 1
+
+
+@each_case
+def test_moments_of_16_bit_parameters_have_32(name):
+    for params, state in history(name):
+        assert {k: p.dtype for k, p in params.items()} == DTYPES
+        own = moments_of(state)
+        assert {x.dtype for x in jax.tree.leaves((own.mu, own.nu))} == {np.dtype("f4")}
+
+
+@each_case
+def test_static_stages_are_the_same_with_types_unchecked(name):
+    """Each of two programs has one stage, and sends what the whole one sends then."""
+    whole, _ = program(name)
+    both = whole.traffic(tree_of(0, WORKERS), tree_of(0))
+    assert both.stages == ("warmup", "compressed")
+    ends = {"warmup": (0, FREEZE), "compressed": (FREEZE, STEPS)}
+    for stage, (start, stop) in ends.items():
+        options = {"check_vma": False, "stage": stage}
+        run, _ = program(name, **options)
+        params, run.state = history(name)[start]
+        for step in range(start, stop):
+            updates = run.update(tree_of(1 + step, WORKERS), params)
+            params = optax.apply_updates(params, updates)
+            expected, state = history(name)[step + 1]
+            for x, y in zip(*map(jax.tree.leaves, (params, expected)), strict=True):
+                unit = float(jnp.finfo(x.dtype).eps)
+                np.testing.assert_allclose(
+                    *(np.asarray(z, float) for z in (x, y)), rtol=4 * unit, atol=1e-6
+                )
+            chex.assert_trees_all_close(run.state, state, rtol=1e-5, atol=1e-6)
+        one = run.traffic(tree_of(0, WORKERS), tree_of(0))
+        assert one.stages == (stage,)
+        assert one.sent_bytes() == both.sent_bytes(stage)
+    words = [c for c in both.collectives if c.dtype == "u32"]
+    assert {c.stage for c in words} == {"compressed"}
+    floats = [c for c in both.collectives if c.stage == "compressed" and c not in words]
+    # A leaf that goes exactly, and mean squares: no gradient.
+    assert sum(c.bytes for c in floats) < 4 * 17
+    size = sum(p.size for p in tree_of(0).values())
+    assert both.sent_bytes("warmup") > 2 * 3 / 4 * 2 * size
+
+
+def same_gradients(workers):
+    def own(step):
+        one = tree_of(1 + step, 1)
+        return jax.tree.map(lambda g: jnp.repeat(g, workers, axis=0), one)
+
+    return own
+
+
+@functools.cache
+def in_unison(name):
+    return trained(name, range(STEPS), same_gradients(WORKERS))
+
+
+@each_case
+@pytest.mark.parametrize("step", [FREEZE - 1, STEPS - 2])
+def test_other_workers_go_on_as_these(name, step):
+    """Where all have the same gradients, their number does not matter."""
+    params, state = in_unison(name)[step]
+    run, _ = program(name, workers=2)
+    run.state = onebit_jax.resize(state, optimizer(name), params, run.mesh)
+    for old, new in zip(owed_of(state), owed_of(run.state), strict=True):
+        size = min(old.size, new.size)
+        old, new = (np.asarray(x, float).reshape(-1) for x in (old, new))
+        np.testing.assert_allclose(new[:size], old[:size], rtol=1e-6, atol=1e-7)
+        assert not old[size:].any()
+        assert not new[size:].any()
+    params = jax.device_put(params, jax.NamedSharding(run.mesh, jax.P()))
+    params = optax.apply_updates(params, run.update(same_gradients(2)(step), params))
+    expected = in_unison(name)[step + 1]
+    for x, y in zip(*map(jax.tree.leaves, (params, expected[0])), strict=True):
+        np.testing.assert_allclose(
+            *(np.asarray(z, float) for z in (x, y)), rtol=0.01, atol=1e-5
+        )
+    for moment in ("mu", "nu"):
+        chex.assert_trees_all_close(
+            getattr(moments_of(run.state), moment),
+            getattr(moments_of(expected[1]), moment), rtol=1e-5, atol=1e-6,
+        )  # fmt: skip
+
+
+@each_case
+def test_after_another_number_of_workers_the_mean_is_owed(name):
+    """In training, where workers owe what differs."""
+    params, state = history(name)[-1]
+    for workers in (1, 3):
+        new = onebit_jax.resize(state, optimizer(name), params, mesh_of(workers))
+        assert sum(bool(jnp.any(x != 0)) for x in owed_of(state)) >= 3, "owes nothing"
+        for old, x in zip(owed_of(state), owed_of(new), strict=True):
+            size = min(old.size, x.size)
+            old, x = (np.asarray(y, float).reshape(-1) for y in (old, x))
+            np.testing.assert_allclose(x[:size], old[:size], rtol=1e-6, atol=1e-7)
+
+
+@each_case
+def test_init_needs_shapes_alone_and_may_be_compiled(name):
+    tx, (run, state) = optimizer(name), program(name)
+    with jax.set_mesh(run.mesh):
+        made = jax.jit(tx.init)(tree_of(0)), tx.init(jax.eval_shape(lambda: tree_of(0)))
+    for each in made:
+        chex.assert_trees_all_equal(each, state)
