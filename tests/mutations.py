@@ -33,7 +33,7 @@ TRANSFORMS = ("tests/transforms/test_wrappers.py",)
 
 
 class Bug(NamedTuple):
-    """A planted bug: in one file one text for another, and pytest's arguments to find it."""
+    """A planted bug: in one file one text for another, and the tests to find it."""
 
     file: str
     old: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -12,7 +13,7 @@ from train.core.mesh import AXIS
 from train.core.optimizer import decays
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 WEIGHT_DECAY = 0.01
 CLIP = 1.0
@@ -69,18 +70,35 @@ def optimizer(
             bias_correction=False,
             **onebit_jax.AS_PUBLISHED,
         ),
-        NO_FEEDBACK: lambda: onebit(_without_feedback(bits)),
+        NO_FEEDBACK: lambda: onebit(WithoutFeedback(bits, bits.axes)),
         COMPRESSED_GRADIENTS: lambda: adam(bits),
     }
     return optax.chain(onebit_jax.clip_by_worker_norm(CLIP, AXIS), made[arm]())
 
 
-def _without_feedback(exchange: onebit_jax.Exchange) -> onebit_jax.Exchange:
-    """The exchange with errors that are forgotten instead of sent later."""
+@dataclasses.dataclass(frozen=True)
+class WithoutFeedback(onebit_jax.Exchange):
+    """An exchange whose errors are forgotten instead of sent later, and cause no delay.
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
-        del params
-        agreed, errors = exchange.update(updates, state, **extra)
+    Attributes:
+      exchange: with errors.
+      axes: its own.
+    """
+
+    exchange: onebit_jax.Exchange
+    axes: tuple[str, ...]
+
+    def init(self, params: Any) -> Any:
+        """The exchange's state."""
+        return self.exchange.init(params)
+
+    def update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        """The exchange's update, with errors of zero."""
+        agreed, errors = self.exchange.update(updates, state, params)
         return agreed, jax.tree.map(lambda e: e * 0, errors)
 
-    return onebit_jax.Exchange(exchange.init, update, exchange.axes)
+    def wire_cost(
+        self, params: Any, axis_sizes: Mapping[str, int]
+    ) -> tuple[onebit_jax.Transfer, ...]:
+        """The exchange's."""
+        return self.exchange.wire_cost(params, axis_sizes)

@@ -127,11 +127,16 @@ class _OfLeaves(_Hierarchical):
         check_local(updates, self.axes, "hierarchical")
 
         def share(x: Array) -> Array:
+            if not x.size:
+                return x.reshape(-1).astype(jnp.float32)
             flat = jnp.pad(x.reshape(-1), (0, -x.size % devices))
             total = lax.psum_scatter(flat.astype(jnp.float32), self.inside, tiled=True)
-            return (total / devices).astype(x.dtype)
+            return total / devices
 
         def whole(mean: Array, x: Array) -> Array:
+            if not x.size:  # agreed in type alone
+                return lax.pmean(x, self.axes)
+            mean = mean.astype(x.dtype)
             flat = lax.all_gather(mean, self.inside, tiled=True, to="invarying")
             return flat[: x.size].reshape(x.shape)
 
@@ -145,11 +150,11 @@ class _OfLeaves(_Hierarchical):
     ) -> tuple[Transfer, ...]:
         devices = self.devices(axis_sizes)
         shares = _shares(params, devices)
-        leaves = jax.tree.leaves(shares)
-        values = 4 * devices * sum(x.size for x in leaves)
-        agreed = devices * sum(x.size * x.dtype.itemsize for x in leaves)
+        sizes = [devices * x.size for x in jax.tree.leaves(shares)]
+        bytes_each = [p.dtype.itemsize for p in jax.tree.leaves(params)]
+        agreed = sum(n * b for n, b in zip(sizes, bytes_each, strict=True))
         return (
-            Transfer("reduce-scatter", values, self.inside),
+            Transfer("reduce-scatter", 4 * sum(sizes), self.inside),
             *self.exchange.wire_cost(shares, axis_sizes),
             Transfer("all-gather", agreed, self.inside),
         )
@@ -263,7 +268,7 @@ class _OfBlocks(_Hierarchical):
 
 
 def _shares(params: optax.Params, devices: int) -> optax.Params:
-    """The shapes of a device's flat shares of leaves."""
+    """The shapes of a device's flat shares of leaves, in float32."""
     return jax.tree.map(
-        lambda p: jax.ShapeDtypeStruct((-(-p.size // devices),), p.dtype), params
+        lambda p: jax.ShapeDtypeStruct((-(-p.size // devices),), jnp.float32), params
     )

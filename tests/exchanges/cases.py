@@ -160,7 +160,7 @@ def moved(*meshes):
     return tuple(tuple(mesh.items()) for mesh in meshes)
 
 
-def two_levels(exchange, *sizes, simulation, **others):
+def two_levels(exchange, *sizes, simulation=None, **others):
     return Case(
         lambda: hierarchical(exchange(), "device"),
         hosts(*sizes),
@@ -249,6 +249,12 @@ CASES = {
     "hierarchical-count-16-bits": two_levels(
         lambda: counts("host", **BITS_16), 2, 2, simulation=rms_counts, **low
     ),
+    "hierarchical-exact-2x4": two_levels(
+        lambda: exact_mean("host"), 2, 4, spoils="value", error_dtype=None
+    ),
+    "per-shard-exact-2": in_shards(
+        lambda: exact_mean("data"), 2, None, spoils="value", error_dtype=None
+    ),
     "per-shard-sign-2": in_shards(
         lambda: signs("data"),
         2,
@@ -279,6 +285,8 @@ KINDS = (
     "hierarchical-count-3x2",
     "per-shard-sign-2",
     "per-shard-count-2",
+    "hierarchical-exact-2x4",
+    "per-shard-exact-2",
 )
 
 
@@ -291,13 +299,11 @@ def errors_of(case, state):
     sizes = {name: math.prod(shape) for name, shape in SHAPES.items()}
     teams = math.prod(case.mesh[a] for a in case.axes if a not in case.inside)
     none = {n: (np.zeros((teams, s)), np.zeros(s)) for n, s in sizes.items()}
+    if hasattr(state, "groups") and hasattr(state.groups[0], "worker_error"):
+        return errors_of_shards(case, state.groups)
     if not hasattr(state, "worker_error"):
         return none
-    worker, server = state.worker_error.value, state.server_error
-    if isinstance(server, tuple):
-        servers = [node.value for node in server]
-    else:
-        servers = [server.value]
+    worker, servers = state.worker_error.value, [state.server_error.value]
     if isinstance(servers[0], dict):
         return {n: (flat(worker[n]), flat(servers[0][n]).reshape(-1)) for n in SHAPES}
     own = (
@@ -306,16 +312,28 @@ def errors_of(case, state):
         else in_order(case, flat(worker), SHAPES)
     )
     owed = {n: np.zeros((1, s)) for n, s in sizes.items()}
-    if not case.specs and servers[0] is not None:
+    if servers[0] is not None:
         owed = in_order(case, flat(servers[0]).reshape(1, -1), SHAPES)
-    if case.specs and servers[0] is not None:
-        groups = {}
-        for name in SHAPES:
-            groups.setdefault(tuple(a for a in SPECS[name] if a), []).append(name)
-        for names, buffer in zip(groups.values(), servers, strict=True):
-            shards = np.swapaxes(np.asarray(buffer, float), 0, 1)
-            owed |= in_order(case, shards.reshape(len(shards), -1), names)
     return {n: (own[n], owed[n].reshape(-1)) for n in SHAPES}
+
+
+def errors_of_shards(case, groups):
+    """The same of leaves that are sharded: a state for each set of axes."""
+    by_axes, result = {}, {}
+    for name in SHAPES:
+        by_axes.setdefault(tuple(a for a in SPECS[name] if a), []).append(name)
+    for names, state in zip(by_axes.values(), groups, strict=True):
+        served = {n: np.zeros((1, math.prod(SHAPES[n]))) for n in names}
+        if state.server_error.value is not None:
+            buffer = np.asarray(state.server_error.value, float)
+            shards = np.swapaxes(buffer, 0, 1)
+            served = in_order(case, shards.reshape(len(shards), -1), names)
+        for name, errors in zip(names, state.worker_error.value, strict=True):
+            worker = np.zeros((case.workers, math.prod(SHAPES[name])))
+            for number, places in enumerate(case.shards_of(name)):
+                worker[:, places] = flat(errors[:, number])
+            result[name] = worker, served[name].reshape(-1)
+    return result
 
 
 def flat(x):

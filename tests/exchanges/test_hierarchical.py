@@ -2,8 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
-from virtual_workers import Workers, mesh_over
+from virtual_workers import Workers, mesh_of, mesh_over
 
 import onebit_jax
 
@@ -37,11 +39,12 @@ def test_resizing_with_another_exchange_is_refused(other):
     right = onebit_jax.sign_mean("host", block_size=64)
     mesh = mesh_over({"host": 4, "device": 2})
     state = onebit_jax.init(onebit_jax.hierarchical(right, "device"), params, mesh)
-    with pytest.raises(ValueError, match="its options and the parameters"):
+    with pytest.raises(ValueError, match="its options, the parameters"):
         onebit_jax.resize(
             state,
             onebit_jax.hierarchical(other, "device"),
             params,
+            mesh,
             mesh_over({"host": 2, "device": 2}),
         )
 
@@ -57,6 +60,34 @@ def test_axes_that_are_both_between_and_inside_hosts_are_refused():
         onebit_jax.hierarchical(onebit_jax.sign_mean("host"), within="host")
 
 
-def test_what_has_no_wire_format_is_refused():
+def test_what_is_no_exchange_is_refused():
     with pytest.raises(TypeError, match="sign_mean\\('host'\\)"):
-        onebit_jax.hierarchical(onebit_jax.exact_mean("host"), within="device")
+        onebit_jax.hierarchical(optax.identity(), within="device")
+    twice = onebit_jax.hierarchical(onebit_jax.exact_mean("host"), within="device")
+    with pytest.raises(TypeError, match="not one another"):
+        onebit_jax.init(
+            onebit_jax.hierarchical(
+                onebit_jax.hierarchical(onebit_jax.deepspeed_sign_mean("a"), "b"), "c"
+            ),
+            jnp.zeros(8),
+            mesh_over({"a": 2, "b": 2, "c": 2}),
+        )
+    assert twice.axes == ("host", "device")
+
+
+def test_any_exchange_is_given_a_share_of_the_means_of_hosts():
+    hosts, devices, size = 3, 2, 70
+    tx = onebit_jax.hierarchical(onebit_jax.deepspeed_sign_mean("host"), "device")
+    run = Workers(tx, jnp.zeros((7, 10)), mesh_over({"host": hosts, "device": devices}))
+    alone = [
+        Workers(onebit_jax.deepspeed_sign_mean("data"), jnp.zeros(35), mesh_of(hosts))
+        for _ in range(devices)
+    ]
+    for step in range(3):
+        x = np.random.default_rng(step).normal(size=(hosts, devices, size))
+        agreed = run.update(jnp.asarray(x.reshape(-1, 7, 10), jnp.float32))
+        shares = jnp.split(jnp.asarray(x.mean(axis=1), jnp.float32), devices, axis=1)
+        expected = [w.update(s) for w, s in zip(alone, shares, strict=True)]
+        np.testing.assert_allclose(
+            agreed.reshape(-1), np.concatenate(expected), rtol=1e-5
+        )

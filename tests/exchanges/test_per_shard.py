@@ -9,7 +9,7 @@ import optax
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from virtual_workers import mesh_over
+from virtual_workers import Workers, mesh_of, mesh_over
 
 import onebit_jax
 
@@ -141,7 +141,7 @@ def test_hyperparameters_in_the_state_reach_each_shard():
     def make(learning_rate, b1):
         rule = onebit_jax.freeze_at(1)
         return onebit_jax.onebit_adam(
-            learning_rate, exchange_of(), rule, b1=b1, as_published=True
+            learning_rate, exchange_of(), rule, b1=b1, **onebit_jax.AS_PUBLISHED
         )
 
     with jax.numpy_dtype_promotion("standard"):
@@ -176,9 +176,26 @@ def test_explicit_axes_are_refused():
 
 def test_resizing_to_other_shards_is_refused():
     state = onebit_jax.init(exchange_of(), params_of(), mesh_over(MESH))
+    other = mesh_over({"data": 3, "model": 1})
     with pytest.raises(ValueError, match="keep the other axes"):
-        onebit_jax.resize(
-            state, exchange_of(), params_of(), mesh_over({"data": 3, "model": 1})
+        onebit_jax.resize(state, exchange_of(), params_of(), mesh_over(MESH), other)
+
+
+def test_any_exchange_is_given_the_shards():
+    tx = onebit_jax.per_shard(onebit_jax.deepspeed_sign_mean("data"), P(None, "model"))
+    run = Workers(
+        tx, jnp.zeros((3, 20)), mesh_over(MESH), axes=("data",), specs=P(None, "model")
+    )
+    alone = [
+        Workers(onebit_jax.deepspeed_sign_mean("data"), jnp.zeros((3, 10)), mesh_of(2))
+        for _ in range(2)
+    ]
+    for step in range(3):
+        x = np.random.default_rng(step).normal(size=(2, 3, 20)).astype(np.float32)
+        halves = np.split(x, 2, axis=2)
+        expected = [w.update(h) for w, h in zip(alone, halves, strict=True)]
+        np.testing.assert_allclose(
+            run.update(x), np.concatenate(expected, axis=1), rtol=1e-6
         )
 
 
@@ -186,8 +203,8 @@ def test_what_cannot_be_sharded_is_refused():
     def init(specs):
         onebit_jax.init(exchange_of(specs=specs), {"a": jnp.zeros(41)}, mesh_over(MESH))
 
-    with pytest.raises(TypeError, match="wire format"):
-        onebit_jax.per_shard(onebit_jax.exact_mean("data"), P())
+    with pytest.raises(TypeError, match="an exchange between workers"):
+        onebit_jax.per_shard(optax.identity(), P())
     with pytest.raises(ValueError, match="other axes than the workers'"):
         exchange_of(specs={"a": P("data")})
     with pytest.raises(ValueError, match="divided equally"):

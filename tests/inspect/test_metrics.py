@@ -62,7 +62,7 @@ def test_metrics_are_of_the_state(axis_type):
     assert measured["server_error"] > 0
 
 
-def test_metrics_of_several_optimizers_are_taken_together():
+def test_of_several_optimizers_the_largest_is_told():
     adam = onebit_adam(0.1, sign_mean("data"), freeze_at(1))
     tx = optax.partition({"a": adam, "b": adam}, {"x": "a", "y": "b"})
     params = {"x": jnp.zeros(40), "y": jnp.zeros(5)}
@@ -79,8 +79,11 @@ def test_metrics_of_several_optimizers_are_taken_together():
     measured = onebit_jax.metrics(run.state)
     errors = optax.tree.get_all_with_path(run.state, "worker_error")
     momenta = optax.tree.get_all_with_path(run.state, "mu")
-    expected = norm([e for _, e in errors]) / np.sqrt(2) / norm([m for _, m in momenta])
-    np.testing.assert_allclose(measured["worker_error"], expected, rtol=1e-5)
+    ratios = [
+        norm(e) / np.sqrt(2) / norm(m)
+        for (_, e), (_, m) in zip(errors, momenta, strict=True)
+    ]
+    np.testing.assert_allclose(measured["worker_error"], max(ratios), rtol=1e-5)
 
 
 def test_other_states_have_no_such_metrics():

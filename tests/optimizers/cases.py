@@ -14,7 +14,7 @@ import optax
 from optimizers import formula
 
 import onebit_jax
-from onebit_jax import Exchange, exact_mean, freeze_at, onebit_adamw
+from onebit_jax import exact_mean, freeze_at, onebit_adamw
 
 # The second matrix's rows stand behind the first one's; a leaf that goes exactly.
 SHAPES = {"bias": (17,), "kernel": (30, 17), "matrix": (16, 20), "scale": ()}
@@ -40,9 +40,8 @@ class Case:
 
 
 def onebit_adam(learning_rate, exchange, freeze, published, **options):
-    return onebit_adamw(
-        learning_rate, exchange, freeze, as_published=published, **options
-    )
+    parts = onebit_jax.AS_PUBLISHED if published else {}
+    return onebit_adamw(learning_rate, exchange, freeze, **parts, **options)
 
 
 def row(parts, **options):
@@ -62,8 +61,12 @@ CASES = {
 
 def late(axis, delay):
     """An exact exchange that says it is late, for formulas that lead by a delay."""
-    exact = exact_mean(axis)
-    return Exchange(exact.init, exact.update, exact.axes, delay=delay)
+
+    @dataclasses.dataclass(frozen=True)
+    class Late(type(exact_mean(axis))):
+        delay: float = 0.0
+
+    return Late(exact_mean(axis).axes, delay)
 
 
 def freeze(step):
@@ -80,10 +83,10 @@ def moments_of(state):
 def owed_of(state):
     """For each worker-local array of a state its mean, or what all shares hold."""
     found = []
-    is_local = lambda node: isinstance(node, onebit_jax.PerWorker)  # noqa: E731
+    is_local = lambda node: isinstance(node, onebit_jax.WorkerLocal)  # noqa: E731
     for node in jax.tree.leaves(state, is_leaf=is_local):
         if is_local(node):
             for x in jax.tree.leaves(node):
-                whole = node.role == "each"
+                whole = node.resizing == "average"
                 found.append(jnp.mean(x, axis=0) if whole else x.reshape(-1))
     return found

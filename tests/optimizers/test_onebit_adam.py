@@ -75,9 +75,11 @@ def test_a_static_stage_in_the_wrong_place_still_makes_sense():
     late = Workers(tx, params_of(), mesh_of(4), stage="warmup")
     late.state = run.state
     late.update(gradients_of(7), params_of())
-    for kept in ("nu", "frozen_power", "floored", "frozen_at", "exchange"):
+    for kept in ("nu", "floored", "frozen_at", "exchange"):
         before, after = (getattr(r.state[0], kept) for r in (run, late))
         chex.assert_trees_all_equal(after, before)
+    before, after = (r.state[0].growth.frozen for r in (run, late))
+    chex.assert_trees_all_equal(after, before)
     # A program of the compression that starts early: it freezes first.
     short = trained(tx, 2)
     early = Workers(tx, params_of(), mesh_of(4), stage="compressed")

@@ -57,7 +57,7 @@ def test_moments_are_found_as_in_adam():
     for name in ("mu", "nu"):
         chex.assert_trees_all_equal(optax.tree.get(state, name), PARAMS)
     assert int(optax.tree.get(state, "count")) == 0
-    assert isinstance(optax.tree.get(state, "worker_error"), onebit_jax.PerWorker)
+    assert isinstance(optax.tree.get(state, "worker_error"), onebit_jax.WorkerLocal)
 
 
 def test_optax_maps_parameter_like_leaves_alone():
@@ -88,11 +88,15 @@ def test_resizing_with_other_options_is_refused(other):
     """The blocks of the server errors would be given to other parameters."""
     params = {"a": jnp.zeros(40), "b": jnp.zeros(40)}
     state = onebit_jax.init(sign_mean("data", block_size=32), params, mesh_of(8))
-    with pytest.raises(ValueError, match="its options and the parameters"):
-        onebit_jax.resize(state, sign_mean("data", **other), params, mesh_of(4))
+    meshes = mesh_of(8), mesh_of(4)
+    with pytest.raises(ValueError, match="its options, the parameters"):
+        onebit_jax.resize(state, sign_mean("data", **other), params, *meshes)
     halves = {"a": jnp.zeros(20), "b": jnp.zeros(60)}
-    with pytest.raises(ValueError, match="its options and the parameters"):
-        onebit_jax.resize(state, sign_mean("data", block_size=32), halves, mesh_of(4))
+    same = sign_mean("data", block_size=32)
+    with pytest.raises(ValueError, match="its options, the parameters"):
+        onebit_jax.resize(state, same, halves, *meshes)
+    with pytest.raises(ValueError, match="the mesh that it was made"):
+        onebit_jax.resize(state, same, params, mesh_of(4), mesh_of(4))
 
 
 def test_a_state_over_two_axes_is_resized():
@@ -106,7 +110,7 @@ def test_a_state_over_two_axes_is_resized():
     error = jnp.arange(320.0).reshape(8, 40)
     worker = dataclasses.replace(state.worker_error, value=error)
     resized = onebit_jax.resize(
-        state._replace(worker_error=worker), tx, params, mesh(1, 2)
+        state._replace(worker_error=worker), tx, params, mesh(4, 2), mesh(1, 2)
     )
     np.testing.assert_allclose(resized.worker_error.value, [error.mean(0)] * 2)
 

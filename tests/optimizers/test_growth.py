@@ -1,4 +1,4 @@
-"""A frozen variance follows the power of its gradients' rows and columns."""
+"""A frozen variance grows with the mean squares of its rows and columns."""
 
 import functools
 import itertools
@@ -37,7 +37,7 @@ def signs(workers=4):
     return {k: rng.choice([-1.0, 1.0], size=s) for k, s in SHAPES.items()}
 
 
-def test_magnitudes_of_rows_and_columns_are_followed():
+def test_the_variance_grows_with_rows_and_columns():
     """The paper's update is as many times too large as the gradients have grown."""
     tx = onebit_adam(1.0, exact_mean("data"), freeze_at(5), b1=0.5, b2=0.8)
     run = Workers(tx, {k: jnp.zeros(s) for k, s in SHAPES.items()}, mesh_of(4))
@@ -123,7 +123,7 @@ def test_a_leaf_of_nothing_has_no_lines():
     updates, state = trained(lambda t: own, 7)
     assert updates["none"].shape == (0, 16, 16)
     assert np.all(np.isfinite(updates["some"]))
-    assert state[0].power.lines.shape == (32,)
+    assert state[0].growth.now.shares.shape == (32,)
     trained(lambda t: own["none"], 7)
 
 
@@ -139,20 +139,21 @@ def test_every_line_is_exchanged_once_a_period():
                 for k, s in SHAPES.items()
             }
         )
-        return np.asarray(run.state[0].power.lines)
+        return np.asarray(run.state[0].growth.now.shares)
 
     for _ in range(3):
         lines = step()
     assert lines.shape == (LINES,)
-    np.testing.assert_array_equal(lines, run.state[0].frozen_power.lines)
+    np.testing.assert_array_equal(lines, run.state[0].growth.frozen.shares)
     exchanged = np.zeros(LINES, int)
     for _ in range(PERIOD):
         before, lines = lines, step()
         exchanged += lines != before
         now = lines != before
-        own = np.mean(run.state[0].own_lines.value, axis=0)
+        own = np.mean(run.state[0].growth.line_means.value, axis=0)
         shares = own / np.repeat(
-            [float(run.state[0].power.leaves[k]) for k in ("matrix", "stack")], COUNTS
+            [float(run.state[0].growth.now.leaves[k]) for k in ("matrix", "stack")],
+            COUNTS,
         )
         np.testing.assert_allclose(lines[now], shares[now], rtol=1e-5)
     # The last of them again and again, where a period is longer than they are.
@@ -173,7 +174,7 @@ def test_lines_add_little_to_what_is_sent():
         traffic = onebit_jax.traffic(step.lower(params, state, batch).compile(), mesh)
         return [c for c in traffic.collectives if c.dtype == "f32"]
 
-    ours, published = sent(), sent(as_published=True)
+    ours, published = sent(), sent(**onebit_jax.AS_PUBLISHED)
     in_stage = lambda cs, s: sum(c.bytes for c in cs if c.stage == s)  # noqa: E731
     for stage, lines in (("warmup", 1024), ("compressed", 1024 // PERIOD)):
         more = in_stage(ours, stage) - in_stage(published, stage)
