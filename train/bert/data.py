@@ -7,13 +7,14 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import jax
-
-from train.bert.examples import batches, continues_word, examples, special_pieces
+from train.bert.examples import continues_word, examples
 from train.bert.pairs import read_spans, write_spans
+from train.core.batches import batches
 from train.core.command import say_if_unknown
 from train.core.errors import InputError, writable
+from train.core.run_folder import check_contents, contents_name
 from train.data.corpus import read_corpus, survey
+from train.data.pieces import special_pieces
 from train.data.stored import make
 from train.data.tokenized import (
     EVALUATION,
@@ -54,15 +55,13 @@ class Data:
 
     Attributes:
       vocabulary: The word pieces.
-      corpus: Name of the text by its contents.
-      vocabulary_name: Name of the word pieces, likewise.
+      contents: The names of the corpus and of the vocabulary by their contents.
       training: Element t is this process's part of the batch of step t.
       held_out: Likewise, of text that is not trained on, in micro-batches.
     """
 
     vocabulary: Vocabulary
-    corpus: str
-    vocabulary_name: str
+    contents: dict[str, str]
     training: grain.MapDataset[PreTrainingBatch]
     held_out: grain.MapDataset[PreTrainingBatch]
 
@@ -73,7 +72,7 @@ def load(config: PretrainConfig, folder: Path) -> Data:
 
 
 def load_phases(
-    config: PretrainConfig, folder: Path, run: Run | None = None
+    config: PretrainConfig, folder: Path, run: Run[PretrainConfig] | None = None
 ) -> list[Data]:
     """Reads the corpus and the vocabulary, training one where none is given.
 
@@ -95,12 +94,9 @@ def load_phases(
     """
     about = survey(read_corpus(config.corpus))
     name = about.fingerprint
-    if run and run.corpus != name:
-        raise InputError(
-            f"the corpus is not the one that the run in {folder} was started with; "
-            "restore its files (or the Python that it was started with), or start a "
-            "new run in another --out."
-        )
+    if run:
+        advice = "restore its files (or the Python that it was started with)"
+        check_contents(run, "corpus", name, advice)
     held_out = held_out_documents(about, config.seed)
     kept = folder / VOCABULARY_FILE
     # What else is there was left by a run that was killed before it began.
@@ -112,12 +108,10 @@ def load_phases(
         documents = enumerate(read_corpus(config.corpus))
         trained_on = (document for i, document in documents if i not in held_out)
         vocabulary = train_vocabulary(trained_on, config.vocab_size or VOCAB_SIZE)
-    vocabulary_name = hashlib.sha256("\n".join(vocabulary).encode()).hexdigest()
-    if run and run.vocabulary != vocabulary_name:
-        raise InputError(
-            f"the vocabulary is not the one that the run in {folder} was started with; "
-            f"restore its {VOCABULARY_FILE}, or start a new run in another --out."
-        )
+    contents = {"corpus": name, "vocabulary": contents_name(*vocabulary)}
+    if run:
+        advice = f"restore its {VOCABULARY_FILE}"
+        check_contents(run, "vocabulary", contents["vocabulary"], advice)
 
     def fill(new: Path) -> None:
         documents = read_corpus(config.corpus)
@@ -146,18 +140,13 @@ def load_phases(
                 f"fewer than two of the corpus's {part.replace('_', ' ')} documents "
                 "have two word pieces together; give more text."
             )
-        return batches(
-            examples(text, pieces, phase.seq, config.seed, inside, spans),
-            batch,
-            process=jax.process_index(),
-            num_processes=jax.process_count(),
-        )
+        ordered = examples(text, pieces, phase.seq, config.seed, inside, spans)
+        return batches(ordered, batch)
 
     return [
         Data(
             vocabulary,
-            name,
-            vocabulary_name,
+            contents,
             batched(TRAINING, training, phase, phase.batch),
             # As much at once as training does.
             batched(EVALUATION, evaluation, phase, phase.batch // phase.accumulate),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from models import PreTrainingBatch
+from train.data.pieces import Pieces
 from train.data.stored import Growing, mapped
 
 if TYPE_CHECKING:
@@ -40,17 +41,6 @@ class Span(NamedTuple):
     document: int
     first: int
     last: int
-
-
-@dataclass(frozen=True)
-class Pieces:
-    """The ids that building sequences needs."""
-
-    vocab_size: int
-    pad: int
-    cls: int
-    sep: int
-    mask: int
 
 
 def num_predictions(length: int) -> int:

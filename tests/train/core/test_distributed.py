@@ -8,9 +8,6 @@ import threading
 import jax
 import numpy as np
 import pytest
-
-import onebit_jax
-from train.core import distributed
 from train.core.distributed import (
     Cluster,
     check_agreed,
@@ -19,6 +16,9 @@ from train.core.distributed import (
     loss_in,
     start,
 )
+
+import onebit_jax
+from train.core import distributed
 from train.core.errors import LOST_EXIT, InputError
 from train.core.exchange import make_exchange
 from train.core.mesh import make_mesh

@@ -21,13 +21,13 @@ from launching import (
     without_speed,
 )
 from runs import write_corpus
+from train.core.watchdog import Watchdog
 
 import onebit_jax
 from models import SIZES
 from train.core.checkpoint import Checkpoint, Checkpoints, Progress, latest_step
 from train.core.errors import LOST_EXIT, InputError
 from train.core.totals import Sent
-from train.core.watchdog import Watchdog
 
 MODEL = SIZES["tiny"]
 

@@ -14,13 +14,13 @@ from flax import nnx
 from launching import Launched, without_speed
 from runs import PROMOTION, small_config, write_corpus
 from squad_files import answer
+from train.core.watchdog import Watchdog
 
 from models import SIZES, Encoder, huggingface
 from train.bert.pretrain import pretrain
 from train.core import metrics_log as record
 from train.core import program
 from train.core.errors import InputError
-from train.core.watchdog import Watchdog
 from train.data.vocabulary import SPECIAL, train_vocabulary, write_vocabulary
 from train.squad import fine_tune as squad
 from train.squad import initial_weights as start_module

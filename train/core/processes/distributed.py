@@ -15,7 +15,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from train.core.errors import InputError
-from train.core.watchdog import Watchdog
+from train.core.processes.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,13 +103,13 @@ def start(cluster: Cluster) -> int | None:
         if devices := os.environ.get(DEVICES):
             jax.config.update("jax_cuda_visible_devices", devices)
         return 1
-    known = coordinator is not None and None not in (processes, process)
-    if coordinator is not None and not known and detected.name != "Kubernetes":
+    is_told = coordinator is not None and None not in (processes, process)
+    if coordinator is not None and not is_told and detected.name != "Kubernetes":
         raise InputError(
             f"--coordinator {coordinator} alone does not say which process this is; "
             "give --processes and --process as well."
         )
-    if coordinator is not None and known and process == 0:
+    if coordinator is not None and is_told and process == 0:
         _check_port(coordinator)
     # A SIGTERM shall end the process, not only be noted.
     jax.config.update("jax_enable_preemption_service", False)
@@ -124,12 +124,12 @@ def start(cluster: Cluster) -> int | None:
         try:
             jax.distributed.initialize(
                 coordinator,
-                processes if known else None,
-                process if known else None,
+                processes if is_told else None,
+                process if is_told else None,
                 # JAX gives a process under Slurm or Open MPI the one GPU of its
                 # number; no number stands for all that are visible.
-                local_device_ids=[] if detected.one_a_host and not known else None,
-                cluster_detection_method="deactivate" if known else None,
+                local_device_ids=[] if detected.one_a_host and not is_told else None,
+                cluster_detection_method="deactivate" if is_told else None,
                 # Where it cannot connect it aborts the process, without a sentence.
                 initialization_timeout=2 * cluster.start_timeout + 10,
                 heartbeat_timeout_seconds=cluster.heartbeat_timeout,
@@ -153,7 +153,7 @@ def detect(environment: Mapping[str, str]) -> _Detected:
       its own in one (a Slurm allocation without `srun`, a pod without an index).
 
     Example:
-      >>> from train.core.distributed import detect
+      >>> from train.core.processes.distributed import detect
       >>> detect({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2"}).process
       2
     """
@@ -279,10 +279,10 @@ def _check(cluster: Cluster) -> None:
 def _check_port(coordinator: str) -> None:
     # Where it is taken, JAX's own server ends the process without a word.
     port = int(coordinator.rpartition(":")[2])
-    with socket.socket() as found:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            found.bind(("", port))
+            listener.bind(("", port))
         except OSError as error:
             raise InputError(
                 f"process 0 cannot listen on port {port} ({error.strerror}); give "

@@ -34,7 +34,7 @@ class Watchdog:
       expected: What is waited for; empty while nothing is.
 
     Example:
-      >>> from train.core.watchdog import Watchdog
+      >>> from train.core.processes.watchdog import Watchdog
       >>> with Watchdog(60) as watchdog:
       ...     watchdog.expect("step 1")
     """
