@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from train.bert.examples import continues_word, examples
-from train.bert.pairs import read_spans, write_spans
+from train.bert.masked_pairs import read_spans, write_spans
 from train.core.batches import batches
 from train.core.command import say_if_unknown
 from train.core.errors import InputError, writable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import grain
 import numpy as np
 
-from train.bert.pairs import MaskedPairs, pack_spans
+from train.bert.masked_pairs import MaskedPairs, pack_spans
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool
 
     from models import PreTrainingBatch
-    from train.bert.pairs import Span, Spans
+    from train.bert.masked_pairs import Span, Spans
     from train.data.pieces import Pieces
     from train.data.tokenized import TokenizedCorpus
     from train.data.vocabulary import Vocabulary

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from train.bert.examples import continues_word, examples
-from train.bert.pairs import (
+from train.bert.masked_pairs import (
     MASKED,
     MaskedPairs,
     Span,

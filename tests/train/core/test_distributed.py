@@ -8,7 +8,13 @@ import threading
 import jax
 import numpy as np
 import pytest
-from train.core.distributed import (
+
+import onebit_jax
+from train.core.errors import LOST_EXIT, InputError
+from train.core.exchange import EXCHANGES, make_exchange
+from train.core.mesh import make_mesh
+from train.core.processes import distributed
+from train.core.processes.distributed import (
     Cluster,
     check_agreed,
     check_shared,
@@ -16,12 +22,6 @@ from train.core.distributed import (
     loss_in,
     start,
 )
-
-import onebit_jax
-from train.core import distributed
-from train.core.errors import LOST_EXIT, InputError
-from train.core.exchange import make_exchange
-from train.core.mesh import make_mesh
 from train.launch.command import environments, free_port
 
 SLURM = {
@@ -229,18 +229,18 @@ def test_workers_that_processes_cannot_share_are_refused(monkeypatch):
         make_mesh()
 
 
-@pytest.mark.parametrize("wire", ["signs", "counts"])
-def test_hosts_compress_together_where_there_are_hosts(wire):
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_hosts_compress_together_where_there_are_hosts(name):
     hosts = make_mesh(4, "hierarchical")
-    assert make_exchange(hosts, wire).axes == ("host", "device")
-    flat = make_exchange(hosts, wire, "flat")
+    assert make_exchange(hosts, name).axes == ("host", "device")
+    flat = make_exchange(hosts, name, "flat")
     assert flat.axes == ("host", "device")
-    assert make_exchange(make_mesh(4), wire).axes == ("data",)
+    assert make_exchange(make_mesh(4), name).axes == ("data",)
     # Hosts hold one error together, devices one each.
     params = {"w": jax.numpy.ones(4096)}
     sizes = [
         onebit_jax.abstract_state(exchange, params, hosts).worker_error.value
-        for exchange in (make_exchange(hosts, wire), flat)
+        for exchange in (make_exchange(hosts, name), flat)
     ]
     together, each = (sum(x.size for x in jax.tree.leaves(s)) for s in sizes)
     assert (together, each) == (4096, 4 * 4096)

@@ -225,7 +225,7 @@ def choose_words(
 
     Example:
       >>> import numpy as np
-      >>> from train.bert.pairs import choose_words
+      >>> from train.bert.masked_pairs import choose_words
       >>> begins = np.array([True, False, False, True, False])
       >>> choose_words(begins, 2, np.random.default_rng(0))
       array([3, 4])
