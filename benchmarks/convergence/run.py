@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import jax
+from jax.sharding import Mesh
 
 from benchmarks.convergence.arms import optimizer
 from models import SIZES, BertConfig, huggingface
@@ -18,11 +19,12 @@ from train.bert.objective import init_params, training_loss
 from train.bert.task import evaluation
 from train.core import checkpoint, metrics_log
 from train.core.command import watched
+from train.core.flags import TrainingFlags
 from train.core.loop import train as run_loop
 from train.core.mesh import make_mesh
 from train.core.optimizer import freeze_rule, learning_rate_schedule
 from train.core.processes.distributed import Cluster
-from train.core.task import Params, Phase, Settings, Task
+from train.core.task import Params, Phase, Task
 from train.data.vocabulary import write_vocabulary
 
 MODEL_FOLDER = "model"
@@ -120,6 +122,41 @@ def train(
       The run.
     """
     mesh = make_mesh(case.workers, "flat")
+    every = max(1, shared.steps // _EVALUATIONS)
+    task = make_task(shared, case, folder, tokens, mesh, size, every)
+    flags = TrainingFlags(out=folder, log_every=every, checkpoint_every=every)
+    with watched(Cluster.timeout) as watchdog:
+        totals = run_loop(task, flags, shared.steps, mesh, watchdog)
+    shutil.rmtree(folder / checkpoint.FOLDER)
+    lines = metrics_log.read(folder)
+    losses = {x["step"]: x["eval_loss"] for x in lines if "eval_loss" in x}
+    first, *later = totals.by_stage.values()
+    return Run(case, first if any(later) else 0, losses, totals.total_bytes)
+
+
+def make_task(
+    shared: Shared,
+    case: Case,
+    folder: Path,
+    tokens: Path,
+    mesh: Mesh,
+    size: BertConfig | None,
+    eval_every: int,
+) -> Task:
+    """The training of a case, which leaves its weights in the end.
+
+    Args:
+      shared: What all runs have in common.
+      case: What this one is asked for.
+      folder: Its folder.
+      tokens: A folder that keeps the corpus as word pieces.
+      mesh: The workers.
+      size: The model's; None for the one of that name.
+      eval_every: Steps between evaluations.
+
+    Returns:
+      The task.
+    """
     flags = PretrainConfig(
         corpus=shared.corpus,
         batch=shared.batch,
@@ -131,45 +168,29 @@ def train(
     model = dataclasses.replace(
         size or SIZES[shared.model], vocab_size=len(data.vocabulary), dropout=0.0
     )
-    schedule = learning_rate_schedule(
-        case.learning_rate, shared.warmup_steps, shared.steps
-    )
-    rule = freeze_rule(case.freeze, shared.warmup_steps, shared.steps)
+    steps = shared.warmup_steps, shared.steps
+    schedule = learning_rate_schedule(case.learning_rate, *steps)
+    rule = freeze_rule(case.freeze, *steps)
 
     def finish(params: Params) -> None:
         weights = folder / MODEL_FOLDER
         huggingface.write(weights, model, jax.device_get(params), "BertForPreTraining")
         write_vocabulary(weights / VOCABULARY_FILE, data.vocabulary)
 
-    task = Task(
+    phase = Phase(
+        loss=training_loss(model, case.seed),
+        batches=data.training,
+        batch=shared.batch,
+        tx=optimizer(case.arm, schedule, rule),
+        schedule=schedule,
+        last=shared.steps,
+        evaluation=evaluation(model, data, mesh, flags.eval_sequences),
+        eval_every=eval_every,
+    )
+    return Task(
         name=case.name,
         model={**dataclasses.asdict(model), "arm": case.arm},
         init=lambda: init_params(model, case.seed),
-        phases=[
-            Phase(
-                loss=training_loss(model, case.seed),
-                batches=data.training,
-                batch=shared.batch,
-                tx=optimizer(case.arm, schedule, rule),
-                schedule=schedule,
-                last=shared.steps,
-                evaluation=evaluation(model, data, mesh, flags.eval_sequences),
-            )
-        ],
+        phases=[phase],
         finish=finish,
     )
-    every = max(1, shared.steps // _EVALUATIONS)
-    settings = Settings(
-        folder=folder,
-        until=shared.steps,
-        log_every=every,
-        eval_every=every,
-        checkpoint_every=every,
-    )
-    with watched(Cluster.timeout) as watchdog:
-        totals = run_loop(task, settings, mesh, watchdog)
-    shutil.rmtree(folder / checkpoint.FOLDER)
-    lines = metrics_log.read(folder)
-    losses = {x["step"]: x["eval_loss"] for x in lines if "eval_loss" in x}
-    first, *later = totals.by_stage.values()
-    return Run(case, first if any(later) else 0, losses, totals.total_bytes)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,12 +30,14 @@ from train.data.vocabulary import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     import grain
 
     from models import PreTrainingBatch
     from train.bert.config import PretrainConfig
+    from train.bert.masked_pairs import Spans
     from train.bert.phases import Phase
     from train.core.run_folder import Run
     from train.data.tokenized import TokenizedCorpus
@@ -47,6 +47,11 @@ VOCABULARY_FILE = "vocab.txt"
 VOCAB_SIZE = 4096
 """Word pieces of a vocabulary trained on the corpus, where no number is given."""
 TOKENS_FOLDER = "tokens"
+
+_RESTORE = {
+    "corpus": "restore its files (or the Python that it was started with)",
+    "vocabulary": f"restore its {VOCABULARY_FILE}",
+}
 
 
 @dataclass(frozen=True)
@@ -93,37 +98,16 @@ def load_phases(
         is no room for its word pieces.
     """
     about = survey(read_corpus(config.corpus))
-    name = about.fingerprint
-    if run:
-        advice = "restore its files (or the Python that it was started with)"
-        check_contents(run, "corpus", name, advice)
     held_out = held_out_documents(about, config.seed)
-    kept = folder / VOCABULARY_FILE
-    # What else is there was left by a run that was killed before it began.
-    if run and kept.exists():
-        vocabulary = read_vocabulary(kept)
-    elif config.vocab:
-        vocabulary = read_vocabulary(config.vocab)
-    else:
-        documents = enumerate(read_corpus(config.corpus))
-        trained_on = (document for i, document in documents if i not in held_out)
-        vocabulary = train_vocabulary(trained_on, config.vocab_size or VOCAB_SIZE)
-    contents = {"corpus": name, "vocabulary": contents_name(*vocabulary)}
+    vocabulary = _vocabulary(config, folder, held_out, goes_on=run is not None)
+    contents = {"corpus": about.fingerprint, "vocabulary": contents_name(*vocabulary)}
     if run:
-        advice = f"restore its {VOCABULARY_FILE}"
-        check_contents(run, "vocabulary", contents["vocabulary"], advice)
+        for what, name in contents.items():
+            check_contents(run, what, name, _RESTORE[what])
 
-    def fill(new: Path) -> None:
-        documents = read_corpus(config.corpus)
-        share = write_tokens(new, documents, held_out, tokenizer_of(vocabulary))
-        say_if_unknown(share)
-
-    deciding = json.dumps([name, vocabulary, config.seed, MAX_SENTENCE])
-    key = hashlib.sha256(deciding.encode()).hexdigest()[:16]
-    tokens = (config.tokens or folder / TOKENS_FOLDER) / key
     where = (config.tokens, "--tokens") if config.tokens else (folder, "--out")
     with writable(*where):
-        make(tokens, fill)
+        tokens = _tokens(config, folder, contents, vocabulary, held_out)
     training, evaluation = read_tokens(tokens)
     pieces = special_pieces(vocabulary)
     inside = continues_word(vocabulary) if config.whole_words else None
@@ -131,15 +115,8 @@ def load_phases(
     def batched(
         part: str, text: TokenizedCorpus, phase: Phase, batch: int
     ) -> grain.MapDataset[PreTrainingBatch]:
-        packed = tokens / f"{part}-{phase.seq}"
         with writable(*where):
-            make(packed, lambda new: write_spans(new, text, phase.seq))
-        spans = read_spans(packed)
-        if text.num_documents < 2 or not len(spans):
-            raise InputError(
-                f"fewer than two of the corpus's {part.replace('_', ' ')} documents "
-                "have two word pieces together; give more text."
-            )
+            spans = _packed(tokens, part, text, phase.seq)
         ordered = examples(text, pieces, phase.seq, config.seed, inside, spans)
         return batches(ordered, batch)
 
@@ -153,6 +130,55 @@ def load_phases(
         )
         for phase in config.phases
     ]
+
+
+def _vocabulary(
+    config: PretrainConfig, folder: Path, held_out: Collection[int], *, goes_on: bool
+) -> Vocabulary:
+    """The vocabulary of a run that goes on, or else the given, or else a new one."""
+    kept = folder / VOCABULARY_FILE
+    # What else is there was left by a run that was killed before it began.
+    if goes_on and kept.exists():
+        return read_vocabulary(kept)
+    if config.vocab:
+        return read_vocabulary(config.vocab)
+    documents = enumerate(read_corpus(config.corpus))
+    trained_on = (document for i, document in documents if i not in held_out)
+    return train_vocabulary(trained_on, config.vocab_size or VOCAB_SIZE)
+
+
+def _tokens(
+    config: PretrainConfig,
+    folder: Path,
+    contents: dict[str, str],
+    vocabulary: Vocabulary,
+    held_out: Collection[int],
+) -> Path:
+    """The folder of the corpus as word pieces, made where it is not there."""
+    deciding = (*contents.values(), str(config.seed), str(MAX_SENTENCE))
+    tokens = config.tokens or folder / TOKENS_FOLDER
+    tokens /= contents_name(*deciding)[:16]
+
+    def fill(new: Path) -> None:
+        documents = read_corpus(config.corpus)
+        share = write_tokens(new, documents, held_out, tokenizer_of(vocabulary))
+        say_if_unknown(share)
+
+    make(tokens, fill)
+    return tokens
+
+
+def _packed(tokens: Path, part: str, text: TokenizedCorpus, length: int) -> Spans:
+    """The spans of a part of the corpus, packed once for each length."""
+    folder = tokens / f"{part}-{length}"
+    make(folder, lambda new: write_spans(new, text, length))
+    spans = read_spans(folder)
+    if text.num_documents < 2 or not len(spans):
+        raise InputError(
+            f"fewer than two of the corpus's {part.replace('_', ' ')} documents have "
+            "two word pieces together; give more text."
+        )
+    return spans
 
 
 def keep_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:

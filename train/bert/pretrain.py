@@ -33,7 +33,6 @@ from train.core.loop import train
 from train.core.mesh import HOST, check_attention, check_divisible, make_mesh
 from train.core.processes.distributed import RESTART, Cluster
 from train.core.run_folder import Run
-from train.core.task import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -158,15 +157,9 @@ def _train_arms(
     arms = _arms(replace(config, **steps))
     for arm, of_arm in zip(arms, runs, strict=True):
         if latest_step(arm.out) < run.until:
-            settings = Settings(
-                folder=arm.out,
-                until=run.until,
-                log_every=arm.log_every,
-                eval_every=arm.eval_every,
-                checkpoint_every=arm.checkpoint_every,
-            )
             task = make_task(arm, data, mesh, run.until, size)
-            train(task, settings, mesh, watchdog, partial(run_folder.write, of_arm))
+            begin = partial(run_folder.write, of_arm)
+            train(task, arm, run.until, mesh, watchdog, begin)
     if is_main_process():
         lines = {arm.optimizer: metrics_log.read(arm.out) for arm in arms}
         picture.draw(folder / picture.FILE, lines)

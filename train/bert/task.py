@@ -79,6 +79,7 @@ def _phase(
         earlier_steps=phase.earlier_steps,
         last=last,
         evaluation=evaluation(model, data, mesh, config.eval_sequences),
+        eval_every=config.eval_every,
         advice=freeze_advice(
             config,
             phase.freeze,

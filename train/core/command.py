@@ -12,7 +12,7 @@ import jax
 import tyro
 
 from train.core.errors import LOST_EXIT, InputError, LostError
-from train.core.processes.distributed import Cluster, loss_in, start
+from train.core.processes.distributed import Cluster, initialize, loss_in
 from train.core.processes.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def join(cluster: Cluster, workers: int | None) -> None:
     Raises:
       InputError: The processes do not meet.
     """
-    processes = start(cluster)
+    processes = initialize(cluster)
     # Real devices are as many as they are.
     if workers and processes:
         jax.config.update("jax_num_cpu_devices", max(1, workers // processes))

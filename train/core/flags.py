@@ -285,8 +285,8 @@ def _hints(kind: type) -> dict[str, Any]:
 
 def _metadata(hint: Any) -> list[Any]:
     """The metadata of a type and of the types that it is made of."""
-    own = getattr(hint, "__metadata__", ())
-    return [*own, *(x for part in get_args(hint) for x in _metadata(part))]
+    outer = getattr(hint, "__metadata__", ())
+    return [*outer, *(x for part in get_args(hint) for x in _metadata(part))]
 
 
 def _parts(hint: Any) -> list[Any]:

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     import grain
     from jax.sharding import Mesh
 
+    from train.core.flags import TrainingFlags
     from train.core.processes.watchdog import Watchdog
-    from train.core.task import Params, Phase, Settings, Task
+    from train.core.task import Params, Phase, Task
 
 AHEAD = 2
 """Steps that a device has to do while the host prepares the next."""
@@ -43,7 +44,8 @@ def local_params(params: Params, state: Any) -> Params:
 
 def train(
     task: Task,
-    settings: Settings,
+    flags: TrainingFlags,
+    until: int,
     mesh: Mesh,
     watchdog: Watchdog,
     begin: Callable[[], None] = lambda: None,
@@ -52,7 +54,9 @@ def train(
 
     Args:
       task: What to train.
-      settings: How far, and what to write.
+      flags: Where the training goes on, and how often it writes.
+      until: Steps to have trained at the end; where they are more than those of all
+        phases, the last goes on.
       mesh: The workers.
       watchdog: Told of each wait for the other processes.
       begin: Called once the newest checkpoint, if there is one, has been read whole.
@@ -64,13 +68,13 @@ def train(
       InputError: The newest checkpoint is damaged or of another model, or there is
         none although there are metrics.
     """
-    folder = settings.folder
+    folder = flags.out
     with closing(Checkpoints(folder, task.model)) as checkpoints:
-        loop = _Loop(task, settings, mesh, watchdog, checkpoints)
+        loop = _Loop(task, flags, mesh, watchdog, checkpoints)
         loop.resume()
         begin()
         for phase in task.phases:
-            last = settings.until if phase is task.phases[-1] else phase.last
+            last = until if phase is task.phases[-1] else phase.last
             if loop.totals.steps < last:
                 loop.train(phase, last)
     watchdog.expect("")
@@ -104,12 +108,12 @@ class _Loop:
     def __init__(
         self,
         task: Task,
-        settings: Settings,
+        flags: TrainingFlags,
         mesh: Mesh,
         watchdog: Watchdog,
         checkpoints: Checkpoints,
     ):
-        self.task, self.settings, self.mesh = task, settings, mesh
+        self.task, self.flags, self.mesh = task, flags, mesh
         self.watchdog, self.checkpoints = watchdog, checkpoints
         self.totals = Totals()
         self._reached: Checkpoint | None = None
@@ -122,7 +126,7 @@ class _Loop:
 
     def resume(self) -> None:
         """Reads the newest checkpoint, if there is one, and cuts the metrics to it."""
-        folder, phases = self.settings.folder, self.task.phases
+        folder, phases = self.flags.out, self.task.phases
         self.watchdog.expect("the start from a checkpoint")
         if not (self.checkpoints.exist() or metrics_log.read(folder)):
             return
@@ -144,9 +148,9 @@ class _Loop:
             say(phase.title)
         run = onebit_jax.data_parallel(phase.loss, phase.tx, self.mesh)
         with closing(stream(phase.batches)) as batches:
-            start = self._start(phase, run, batches)
-            program = self._compile(phase, run, start)
-            self._reached = self._steps(phase, program, start, batches, last)
+            begun = self._begin(phase, run, batches)
+            program = self._compile(phase, run, begun)
+            self._reached = self._steps(phase, program, begun, batches, last)
         unused = [name for name, steps in self.totals.by_stage.items() if not steps]
         if phase.advice and unused:
             say(
@@ -154,13 +158,13 @@ class _Loop:
                 f"{phase.advice}."
             )
 
-    def _start(
+    def _begin(
         self,
         phase: Phase,
         run: onebit_jax.DataParallel,
         batches: grain.DatasetIterator[Any],
     ) -> Checkpoint:
-        """Where the phase goes on, or its own new start from the parameters before."""
+        """Where the phase goes on, or begins with the parameters of the one before."""
         if self.totals.steps > phase.earlier_steps:
             reached = self.take()
             batches.set_state(reached.progress.data)
@@ -168,20 +172,20 @@ class _Loop:
         is_new = self._reached is None
         params = self.task.init() if is_new else self.take().params
         progress = Progress(self.totals.at_phase_start(), batches.get_state())
-        start = Checkpoint(*run.init(params), progress)
+        begun = Checkpoint(*run.init(params), progress)
         if is_new:
             self.watchdog.expect("the checkpoint of step 0")
-            self.checkpoints.save(start, self.mesh)
-        return start
+            self.checkpoints.save(begun, self.mesh)
+        return begun
 
     def _compile(
-        self, phase: Phase, run: onebit_jax.DataParallel, start: Checkpoint
+        self, phase: Phase, run: onebit_jax.DataParallel, begun: Checkpoint
     ) -> _Program:
         """The phase's programs; says what they send."""
         name, mesh = self.task.name, self.mesh
         self.watchdog.expect("")  # a compilation waits for nobody
         batch = place(element(phase.batches, 0), mesh)
-        arguments = start.params, start.state, batch, np.uint32(0)
+        arguments = begun.params, begun.state, batch, np.uint32(0)
         step = run.step.lower(*arguments).compile()
         traffic = onebit_jax.traffic(step, mesh)
         rates = stage_rates(traffic)
@@ -189,23 +193,23 @@ class _Loop:
         if len(mesh.axis_names) > 1:
             axis = mesh.axis_names[0]
             say(f"{name}: between {axis}s {_spelled(stage_rates(traffic, axis))}")
-        onebit_jax.metrics(start.state)  # is compiled by itself, at its first call
-        evaluate = phase.evaluation(start.params) if phase.evaluation else None
+        onebit_jax.metrics(begun.state)  # is compiled by itself, at its first call
+        evaluate = phase.evaluation(begun.params) if phase.evaluation else None
         return _Program(step, evaluate, rates)
 
     def _steps(
         self,
         phase: Phase,
         program: _Program,
-        start: Checkpoint,
+        begun: Checkpoint,
         batches: grain.DatasetIterator[Any],
         last: int,
     ) -> Checkpoint:
-        settings, watchdog = self.settings, self.watchdog
-        params, state, progress = start
+        flags, watchdog = self.flags, self.watchdog
+        params, state, progress = begun
         self.totals = progress.totals
         # Workers that share a CPU can block each other's steps in flight. Elsewhere
-        # there are few, so that a step's time is counted from about its own start.
+        # there are few, so that a step's time is counted from about its own beginning.
         ahead = 0 if self.mesh.devices.flat[0].platform == "cpu" else AHEAD
         losses: deque[jax.Array] = deque()
         speed = _Speed(self.totals.steps)
@@ -222,9 +226,9 @@ class _Loop:
             log, evaluate, save = (
                 step % every == 0 or step == last
                 for every in (
-                    settings.log_every,
-                    settings.eval_every,
-                    settings.checkpoint_every,
+                    flags.log_every,
+                    phase.eval_every,
+                    flags.checkpoint_every,
                 )
             )
             if log or save:
@@ -286,7 +290,7 @@ class _Loop:
 
     def _append(self, metrics: StepMetrics | EvalMetrics) -> None:
         if is_main_process():
-            folder = self.settings.folder
+            folder = self.flags.out
             with writable(folder):
                 metrics_log.append(folder, metrics)
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     import grain
     import jax
@@ -32,6 +31,7 @@ class Phase:
       last: Steps of the run at its end.
       evaluation: From the parameters to start with to a compiled evaluation: a
         function from parameters to the held-out loss. None for a phase without.
+      eval_every: Steps between evaluations; there is one at the end.
       advice: Why the optimizer may never have left its first stage, and what to do;
         nothing is said where it is empty.
       title: What is said at its beginning.
@@ -45,6 +45,7 @@ class Phase:
     earlier_steps: int = 0
     last: int
     evaluation: Callable[[Params], Callable[[Params], float]] | None = None
+    eval_every: int = 1
     advice: str = ""
     title: str = ""
 
@@ -67,23 +68,3 @@ class Task:
     init: Callable[[], Params]
     phases: Sequence[Phase]
     finish: Callable[[Params], None] = lambda params: None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Where a training goes on, how far, and what it writes on its way.
-
-    Attributes:
-      folder: That of checkpoints, metrics and picture.
-      until: Steps to have trained at the end; where they are more than those of all
-        phases, the last goes on.
-      log_every: Steps between lines of the metrics.
-      eval_every: Steps between evaluations.
-      checkpoint_every: Steps between checkpoints.
-    """
-
-    folder: Path
-    until: int
-    log_every: int
-    eval_every: int
-    checkpoint_every: int

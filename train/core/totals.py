@@ -107,15 +107,15 @@ def count(
     """
     stages = list(rates)
     first, last = stages[0], stages[-1]
-    before, own = (n - totals.earlier_steps for n in (totals.steps, steps))
+    before, now = (n - totals.earlier_steps for n in (totals.steps, steps))
     in_first = totals.by_stage.get(first, 0)
     if in_first == before:
         frozen_at = int(measured.get("frozen_at", 0))
-        until = frozen_at + totals.skipped if frozen_at else own
-        in_first = min(own, max(before, until))
+        until = frozen_at + totals.skipped if frozen_at else now
+        in_first = min(now, max(before, until))
     by_stage = {first: in_first}
     if first != last:
-        by_stage[last] = own - in_first
+        by_stage[last] = now - in_first
     return totals.after(by_stage, int(measured.get("skipped", 0)), rates)
 
 

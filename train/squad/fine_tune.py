@@ -30,7 +30,7 @@ from train.core.mesh import check_attention, check_divisible, make_mesh
 from train.core.optimizer import freeze_advice, planned_optimizer
 from train.core.processes.distributed import Cluster
 from train.core.run_folder import Run
-from train.core.task import Phase, Settings, Task
+from train.core.task import Phase, Task
 from train.data.pieces import special_pieces
 from train.data.vocabulary import UNK, tokenizer_of
 from train.squad.answer import Questions, answer, score, write_weights
@@ -126,14 +126,7 @@ def fine_tune(
         model = _model(config, weights.config)
         task = _task(config, model, weights, learnt, questions, steps, mesh, finish)
         run_folder.agree([run], partial(_keep_tokenizer, config, weights), watchdog)
-        settings = Settings(
-            folder=config.out,
-            until=steps,
-            log_every=config.log_every,
-            eval_every=config.checkpoint_every,
-            checkpoint_every=config.checkpoint_every,
-        )
-        train(task, settings, mesh, watchdog)
+        train(task, config, steps, mesh, watchdog)
     return scores
 
 

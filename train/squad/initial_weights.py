@@ -88,23 +88,7 @@ def read_weights(
     if folder is None:
         config = replace(size or SIZES[model], vocab_size=len(vocabulary))
         return InitialWeights(config, vocabulary, {}, is_cased(vocabulary))
-    if (folder / huggingface.WEIGHTS).exists():
-        try:
-            config, params = huggingface.read_for_spans(folder)
-        except WeightsError as error:
-            raise InputError(str(error)) from error
-    elif (folder / MODEL_FOLDER / huggingface.WEIGHTS).exists():
-        raise InputError(
-            f"{folder} is a run of train.squad; give its {folder / MODEL_FOLDER}."
-        )
-    elif checkpoint.exist(folder):
-        config, params = _read_run(folder)
-    else:
-        raise InputError(
-            f"{folder} holds no weights; give as --start a folder with "
-            f"{huggingface.CONFIG} and {huggingface.WEIGHTS}, or a run of "
-            "train.pretrain."
-        )
+    config, params = _read_folder(folder)
     if config.num_token_types < 2:
         raise InputError(
             f"the weights in {folder} have one type of tokens, by which question and "
@@ -116,6 +100,25 @@ def read_weights(
             f"weights in {folder} have {config.vocab_size:,}; give --vocab theirs."
         )
     return InitialWeights(config, vocabulary, params, _is_cased(folder, vocabulary))
+
+
+def _read_folder(folder: Path) -> tuple[BertConfig, dict[str, Any]]:
+    """The weights of a folder of either kind."""
+    if (folder / huggingface.WEIGHTS).exists():
+        try:
+            return huggingface.read_for_spans(folder)
+        except WeightsError as error:
+            raise InputError(str(error)) from error
+    if (folder / MODEL_FOLDER / huggingface.WEIGHTS).exists():
+        raise InputError(
+            f"{folder} is a run of train.squad; give its {folder / MODEL_FOLDER}."
+        )
+    if checkpoint.exist(folder):
+        return _read_run(folder)
+    raise InputError(
+        f"{folder} holds no weights; give as --start a folder with "
+        f"{huggingface.CONFIG} and {huggingface.WEIGHTS}, or a run of train.pretrain."
+    )
 
 
 def read_resumed(folder: Path) -> InitialWeights | None:

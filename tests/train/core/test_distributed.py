@@ -19,8 +19,8 @@ from train.core.processes.distributed import (
     check_agreed,
     check_shared,
     detect,
+    initialize,
     loss_in,
-    start,
 )
 from train.launch.command import environments, free_port
 
@@ -77,7 +77,7 @@ def set_all(monkeypatch, environment):
 )
 def test_a_process_that_is_alone_starts_nothing(initialized, monkeypatch, environment):
     set_all(monkeypatch, environment)
-    assert start(Cluster()) == 1
+    assert initialize(Cluster()) == 1
     assert not initialized
 
 
@@ -125,7 +125,7 @@ def test_jax_is_told_what_is_known_and_no_more(
     initialized, monkeypatch, environment, cluster, arguments, options
 ):
     set_all(monkeypatch, environment)
-    start(cluster)
+    initialize(cluster)
     ((given, given_options),) = initialized
     assert given == arguments
     assert given_options.items() >= options.items()
@@ -148,7 +148,7 @@ def test_jax_is_told_what_is_known_and_no_more(
 )
 def test_contradictions_about_the_processes_are_refused(initialized, cluster, message):
     with pytest.raises(InputError, match=message):
-        start(cluster)
+        initialize(cluster)
     assert not initialized
 
 
@@ -178,10 +178,10 @@ def test_a_port_that_is_in_use_is_refused(initialized):
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(InputError, match=f"cannot listen on port {port} "):
-            start(Cluster(f"127.0.0.1:{port}", 2, 0))
+            initialize(Cluster(f"127.0.0.1:{port}", 2, 0))
         assert not initialized
-        start(Cluster(f"127.0.0.1:{port}", 2, 1))
-    start(Cluster(f"127.0.0.1:{port}", 2, 0))
+        initialize(Cluster(f"127.0.0.1:{port}", 2, 1))
+    initialize(Cluster(f"127.0.0.1:{port}", 2, 0))
     assert len(initialized) == 2
 
 

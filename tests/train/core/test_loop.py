@@ -16,11 +16,12 @@ from train.core import metrics_log
 from train.core.batches import batches
 from train.core.checkpoint import latest_step
 from train.core.errors import InputError
+from train.core.flags import TrainingFlags
 from train.core.loop import train
 from train.core.mesh import make_mesh
 from train.core.optimizer import freeze_rule, learning_rate_schedule, make_optimizer
 from train.core.processes.watchdog import Watchdog
-from train.core.task import Phase, Settings, Task
+from train.core.task import Phase, Task
 
 WORKERS, BATCH, SIZE = 4, 8, 4096
 STEPS, FREEZE, RISE, PEAK = 9, 4, 2, 0.01
@@ -41,7 +42,10 @@ class Run:
         self.kill_at = None
         folder.mkdir(exist_ok=True)
 
-    def train(self, *, until=STEPS, workers=WORKERS, second=0, **settings):
+    def train(
+        self, *, until=STEPS, workers=WORKERS, second=0, eval_every=3, **settings
+    ):
+        self.eval_every = eval_every
         mesh = make_mesh(workers, "flat")
         phases = [self.phase(mesh, 0, STEPS)]
         if second:
@@ -53,10 +57,10 @@ class Run:
             phases=phases,
             finish=lambda params: self.finished.append(jax.device_get(params)),
         )
-        cadence = {"log_every": 1, "eval_every": 3, "checkpoint_every": 2} | settings
-        written = Settings(folder=self.folder, until=until + second, **cadence)
+        every = {"log_every": 1, "checkpoint_every": 2} | settings
+        flags = TrainingFlags(out=self.folder, **every)
         with PROMOTION, Watchdog(300) as watchdog:
-            return train(task, written, mesh, watchdog)
+            return train(task, flags, until + second, mesh, watchdog)
 
     def phase(self, mesh, earlier, last):
         def loss(params, batch, step):
@@ -87,6 +91,7 @@ class Run:
             earlier_steps=earlier,
             last=last,
             evaluation=lambda params: self.evaluate,
+            eval_every=self.eval_every,
             advice="freeze earlier",
         )
 

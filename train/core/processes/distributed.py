@@ -79,7 +79,7 @@ class _Detected:
     one_a_host: bool
 
 
-def start(cluster: Cluster) -> int | None:
+def initialize(cluster: Cluster) -> int | None:
     """Joins the other processes; does nothing for one that is alone.
 
     To be called before anything looks at the devices.
@@ -113,6 +113,19 @@ def start(cluster: Cluster) -> int | None:
         _check_port(coordinator)
     # A SIGTERM shall end the process, not only be noted.
     jax.config.update("jax_enable_preemption_service", False)
+    _meet(cluster, detected, coordinator, processes, process if is_told else None)
+    return processes
+
+
+def _meet(
+    cluster: Cluster,
+    detected: _Detected,
+    coordinator: str | None,
+    processes: int | None,
+    process: int | None,
+) -> None:
+    """Calls `jax.distributed.initialize`, which finds by itself what it is not told."""
+    is_told = process is not None
     where = f"at {coordinator}" if coordinator else f"that {detected.name} names"
     who = f"the {processes or ''} processes".replace("  ", " ")
     advice = (
@@ -125,7 +138,7 @@ def start(cluster: Cluster) -> int | None:
             jax.distributed.initialize(
                 coordinator,
                 processes if is_told else None,
-                process if is_told else None,
+                process,
                 # JAX gives a process under Slurm or Open MPI the one GPU of its
                 # number; no number stands for all that are visible.
                 local_device_ids=[] if detected.one_a_host and not is_told else None,
@@ -139,7 +152,6 @@ def start(cluster: Cluster) -> int | None:
             raise InputError(
                 f"{who} did not meet {where} ({reason}); {advice}."
             ) from error
-    return processes
 
 
 def detect(environment: Mapping[str, str]) -> _Detected:
