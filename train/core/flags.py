@@ -87,10 +87,10 @@ class TrainingFlags:
     """Flags of every task."""
 
     optimizer: OptimizerName = "onebit_adam"
-    """1-bit Adam, or plain Adam on the exact mean of the gradients."""
+    """The optimizer; adam is plain Adam on the exact mean of the gradients."""
     exchange: ExchangeName = "sign_mean"
-    """The exchange of 1-bit Adam: signs there and back, or counts of them in one
-    all-reduce."""
+    """The exchange of an optimizer that compresses: sign_mean, signs there and back;
+    count_mean, counts of them in one all-reduce."""
     freeze_step: Freeze | None = None
     """Steps before 1-bit Adam freezes its variance and compresses; auto: once the
     variance is stable."""
