@@ -147,7 +147,7 @@ def _train_arms(
             keep_vocabulary(vocabulary, folder)
 
     runs = [replace(run, flags=arm) for arm in _arms(run.flags)]
-    run_folder.agree(runs, keep_files, watchdog)
+    run_folder.agree(runs, config, keep_files, watchdog)
     say(
         f"{folder}: BERT {config.model}, {len(vocabulary):,} word pieces, "
         f"{mesh.size} workers ({mesh.devices.flat[0].platform}), to step {run.until:,}"

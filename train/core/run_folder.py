@@ -119,12 +119,16 @@ def check_same(run: Run, fixed: set[str]) -> None:
 
 
 def agree(
-    runs: Sequence[Run], write_files: Callable[[Path], None], watchdog: Watchdog
+    runs: Sequence[Run],
+    given: TrainingFlags,
+    write_files: Callable[[Path], None],
+    watchdog: Watchdog,
 ) -> None:
     """Makes the folder of runs, once all processes have seen it as it was.
 
     Args:
       runs: The runs that are to begin or to go on; the first's folder is that of all.
+      given: The flags of this process's command line.
       write_files: Writes into that folder what it lacks, on one process.
       watchdog: Told of the wait for the other processes.
 
@@ -138,7 +142,7 @@ def agree(
     check_agreed(
         {
             **first.contents,
-            "set of flags": json.dumps(to_json(first.flags)),
+            "set of flags": json.dumps(to_json(given)),
             "newest checkpoint in --out": str(newest),
             "JAX": jax.__version__,
         }

@@ -29,7 +29,7 @@ from train.core.loop import train
 from train.core.mesh import check_attention, check_divisible, make_mesh
 from train.core.optimizer import freeze_advice, planned_optimizer
 from train.core.processes.distributed import Cluster
-from train.core.run_folder import Run
+from train.core.run_folder import Run, contents_name
 from train.core.task import Phase, Task
 from train.data.pieces import special_pieces
 from train.data.vocabulary import UNK, tokenizer_of
@@ -109,9 +109,11 @@ def fine_tune(
         )
     learnt, questions = _read(config, file, weights)
     steps = config.num_steps(len(learnt))
-    contents = run_folder.contents_name(
-        file.read_bytes(), *weights.vocabulary, str(weights.cased)
-    )
+    pieces = (*weights.vocabulary, str(weights.cased))
+    contents = {
+        "training file": contents_name(file.read_bytes()),
+        "vocabulary": contents_name(*pieces),
+    }
     run = _opened(config, contents, steps)
     scores: dict[str, Score] = {}
     with watched(timeout) as watchdog:
@@ -125,7 +127,8 @@ def fine_tune(
 
         model = _model(config, weights.config)
         task = _task(config, model, weights, learnt, questions, steps, mesh, finish)
-        run_folder.agree([run], partial(_keep_tokenizer, config, weights), watchdog)
+        keep_tokenizer = partial(_keep_tokenizer, config, weights)
+        run_folder.agree([run], config, keep_tokenizer, watchdog)
         train(task, config, steps, mesh, watchdog)
     return scores
 
@@ -151,15 +154,17 @@ def _read(
     return learnt, Questions(dev, asked, special_pieces(weights.vocabulary))
 
 
-def _opened(config: SquadConfig, contents: str, steps: int) -> Run[SquadConfig]:
+def _opened(
+    config: SquadConfig, contents: dict[str, str], steps: int
+) -> Run[SquadConfig]:
     """The run that begins or goes on."""
-    what = "training file or the vocabulary"
     if not config.resume:
         run_folder.check_free(config.out)
-        return Run(MODULE, config, {what: contents}, steps)
+        return Run(MODULE, config, contents, steps)
     run = run_folder.read(config.out, MODULE, SquadConfig)
     check_resumable(run.flags, config)
-    run_folder.check_contents(run, what, contents)
+    for what, name in contents.items():
+        run_folder.check_contents(run, what, name)
     return run
 
 

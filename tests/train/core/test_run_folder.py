@@ -117,13 +117,25 @@ def test_other_contents_are_refused_by_name(run):
     assert contents_name("a", "b") != contents_name("ab")
 
 
+def test_processes_that_are_given_other_flags_are_refused(run, monkeypatch):
+    compared = []
+    monkeypatch.setattr(run_folder, "check_agreed", compared.append)
+    with Watchdog(60) as watchdog:
+        for every in (7, 8):
+            given = replace(run.flags, checkpoint_every=every)
+            agree([run], given, lambda _: None, watchdog)
+    names = [name for name in compared[0] if compared[0][name] != compared[1][name]]
+    assert names == ["set of flags"]
+    assert compared[0].keys() > run.contents.keys()
+
+
 def test_a_run_that_begins_says_whose_its_folder_is(run):
     written = []
     inner = replace(run, flags=replace(run.flags, out=run.flags.out / "adam"))
     with Watchdog(60) as watchdog:
-        agree([run, inner], written.append, watchdog)
+        agree([run, inner], run.flags, written.append, watchdog)
         assert written == [run.flags.out]
         assert run_folder.exists(inner.flags.out)
         # What is there stays until the run has really gone on.
-        agree([replace(run, until=10)], written.append, watchdog)
+        agree([replace(run, until=10)], run.flags, written.append, watchdog)
     assert read(run.flags.out, "train.task", Flags).until == 8

@@ -198,7 +198,7 @@ def test_a_run_that_was_killed_goes_on_exactly(files, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"--learning-rate 0\.003, not 0\.1"):
         run(other, resume=True, learning_rate=0.1)
     files.train.write_text(files.train.read_text() + " ")
-    with pytest.raises(InputError, match="training file or the vocabulary is not"):
+    with pytest.raises(InputError, match="the training file is not the one"):
         run(other, resume=True)
     files.train.write_text(files.train.read_text().rstrip())
     # The folder remembers everything else, the word pieces too.
