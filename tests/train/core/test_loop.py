@@ -1,5 +1,6 @@
 """The training loop, over a task of a few numbers."""
 
+import shutil
 import time
 
 import grain
@@ -29,8 +30,12 @@ SECOND = 5  # steps of a second phase
 NONE = -1  # a step that there is not
 
 
-class Killed(BaseException):
-    """What nothing expects."""
+KILLED_AFTER = (
+    1,  # only the checkpoint of step 0 is there
+    FREEZE + 1,  # the newest one is at the freeze
+    STEPS + 1,  # the newest one is at the end of the first phase
+    STEPS + FREEZE + 1,
+)
 
 
 class Run:
@@ -39,7 +44,7 @@ class Run:
     def __init__(self, folder, *, optimizer="onebit_adam", freeze=FREEZE, bad=NONE):
         self.optimizer, self.freeze, self.bad = optimizer, freeze, bad
         self.folder, self.finished, self.evaluated, self.held = folder, [], [], []
-        self.kill_at = None
+        self.copied_after = ()
         folder.mkdir(exist_ok=True)
 
     def train(
@@ -98,17 +103,10 @@ class Run:
     def evaluate(self, params):
         step = steps_of(self.folder)[-1]["step"]
         self.held.append(sum(x.nbytes for x in jax.live_arrays()))
-        if step == self.kill_at:
-            raise Killed
+        if step in self.copied_after:
+            shutil.copytree(self.folder, self.folder.parent / f"killed-{step}")
         self.evaluated.append(step)
         return float(jnp.mean(params["kernel"]))
-
-    def killed(self, step, **settings):
-        self.kill_at = step
-        with pytest.raises(Killed):
-            self.train(eval_every=1, **settings)
-        self.kill_at = None
-        return self
 
 
 def assert_same(one, other):
@@ -126,8 +124,12 @@ def assert_same(one, other):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run of two phases that was not interrupted."""
-    run = Run(tmp_path_factory.mktemp("whole"))
+    """A run of two phases that was not interrupted, and copies as kills leave it.
+
+    SIGKILL leaves on the disk what is there at the time, and no more.
+    """
+    run = Run(tmp_path_factory.mktemp("runs") / "whole")
+    run.copied_after = KILLED_AFTER
     run.totals = run.train(second=SECOND, eval_every=1)
     return run
 
@@ -186,23 +188,14 @@ def test_only_the_time_of_steps_is_counted(tmp_path, monkeypatch):
     assert line["examples_per_second"] > 2 * BATCH / 1.0  # of the first evaluation
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        1,  # only the checkpoint of step 0 is there
-        FREEZE + 1,  # the newest one is at the freeze
-        STEPS + 1,  # the newest one is at the end of the first phase
-        STEPS + FREEZE + 1,
-    ],
-)
-def test_a_run_killed_at_any_moment_goes_on_bit_by_bit(whole, tmp_path, step):
-    run = Run(tmp_path / "run").killed(step, second=SECOND)
+@pytest.mark.parametrize("step", KILLED_AFTER)
+def test_a_run_killed_at_any_moment_goes_on_bit_by_bit(whole, step):
+    run = Run(whole.folder.parent / f"killed-{step}")
     assert steps_of(run.folder)[-1]["step"] == step
     # What a process killed while it writes leaves: half a line.
     with (run.folder / metrics_log.FILE).open("a") as file:
         file.write('{"step": 9')
     before = latest_step(run.folder)
-    run.evaluated.clear()
     run.train(second=SECOND, eval_every=1)
     assert run.evaluated == list(range(before + 1, STEPS + SECOND + 1))
     assert_same(run, whole)
