@@ -1,4 +1,4 @@
-"""What the tests of the application's runs share: a small text, small flags."""
+"""A small text, a small model and small flags, for tests of the application."""
 
 from dataclasses import replace
 

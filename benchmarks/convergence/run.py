@@ -35,7 +35,7 @@ Freeze = int | Literal["auto"]
 
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """What all runs have in common."""
+    """Settings that all runs have in common."""
 
     corpus: tuple[Path, ...] = ()
     """Text; default: the reference documentation of the running Python."""
@@ -52,7 +52,7 @@ class Shared:
 
 
 class Case(NamedTuple):
-    """What a run is asked for.
+    """Settings of one run.
 
     Attributes:
       arm: Name of the optimizer.

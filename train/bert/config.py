@@ -69,7 +69,7 @@ class PretrainConfig(TransformerFlags, TrainingFlags):
     whole_words: bool = False
     """Mask all pieces of a word together."""
     topology: Topology = "auto"
-    """Who compresses: each device (flat), or each host for its devices together
+    """Place of the compression: each device (flat), or each host for its devices together
     (hierarchical); auto: hierarchical where several processes have several devices
     each. A run that goes on keeps its own."""
     seed: Seed = 0
@@ -119,7 +119,7 @@ class PretrainConfig(TransformerFlags, TrainingFlags):
 
     @property
     def model_options(self) -> dict[str, Any]:
-        """What they ask of a model beside its size and its vocabulary."""
+        """Options of a model beside its size and its vocabulary."""
         return {**super().model_options, "pre_norm": self.pre_norm}
 
     @property

@@ -56,7 +56,7 @@ _RESTORE = {
 
 @dataclass(frozen=True)
 class Data:
-    """What a phase of a run trains and evaluates on.
+    """The data of a phase, to train and to evaluate on.
 
     Attributes:
       vocabulary: The word pieces.
@@ -72,7 +72,7 @@ class Data:
 
 
 def load(config: PretrainConfig, folder: Path) -> Data:
-    """What the first phase trains on; `load_phases` of it alone."""
+    """The data of the first phase, by `load_phases`."""
     return load_phases(config, folder)[0]
 
 

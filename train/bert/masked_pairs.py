@@ -78,7 +78,7 @@ class Spans:
     rows: Int[np.ndarray, "spans 3"]
 
     def __len__(self) -> int:
-        """How many there are."""
+        """The number of spans."""
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Span:

@@ -36,7 +36,7 @@ _TENSORSTORE_CODE = re.compile(r"os_error_code='(\d+)'")
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run is.
+    """The place that a run has reached.
 
     Attributes:
       totals: Steps run, and the bytes that a worker has sent in them.
@@ -48,7 +48,7 @@ class Progress:
 
 
 class Checkpoint(NamedTuple):
-    """What is saved.
+    """The content of a checkpoint.
 
     Attributes:
       params: The parameters.
@@ -67,7 +67,7 @@ def latest_step(folder: Path) -> int:
 
 
 def exist(folder: Path) -> bool:
-    """Whether there is a checkpoint in a run's folder."""
+    """True if there is a checkpoint in a run's folder."""
     return bool(_steps(folder))
 
 
@@ -165,7 +165,7 @@ class Checkpoints:
             ) from error
 
     def exist(self) -> bool:
-        """Whether there is a checkpoint."""
+        """True if there is a checkpoint."""
         return self._manager.latest_step() is not None
 
     def latest(self) -> int:

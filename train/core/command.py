@@ -1,4 +1,4 @@
-"""How a command starts beside other processes, and how it ends."""
+"""The beginning of a command beside other processes, and its end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VIRTUAL_WORKERS = 8
 
 
 def is_main_process() -> bool:
-    """Whether this process is the one of many that writes and draws."""
+    """True in the one process of many that writes and draws."""
     return jax.process_index() == 0
 
 

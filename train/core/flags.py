@@ -55,7 +55,7 @@ class Range:
     most: float | None = None
 
     def refusal(self, value: float) -> str | None:
-        """What a value must be and is not; None for one in the range."""
+        """The range as words for a value outside; None for one in it."""
         # Not `value < least`, which a NaN would pass.
         if self.least is not None and not value >= self.least:
             return f"at least {self.least}"
@@ -124,17 +124,17 @@ class TransformerFlags:
     """Flags of every task that trains a transformer."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What is computed in; parameters and moments are float32."""
+    """Type of the computations; parameters and moments are float32."""
     attention: Attention = "xla"
-    """Who computes attention; cudnn on NVIDIA's GPUs alone, with --dtype bfloat16."""
+    """Implementation of attention; cudnn on NVIDIA's GPUs alone, with --dtype bfloat16."""
     remat: Remat = "none"
-    """What the backward pass computes again instead of keeping it."""
+    """Activations that the backward pass computes again instead of keeping them."""
     dropout: Annotated[float, Range(least=0, below=1)] = 0.1
     """Share of the activations dropped while training."""
 
     @property
     def model_options(self) -> dict[str, Any]:
-        """What they ask of a model beside its size."""
+        """Options of a model beside its size."""
         return {f.name: getattr(self, f.name) for f in fields(TransformerFlags)}
 
 

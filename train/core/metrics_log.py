@@ -17,7 +17,7 @@ FILE = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """What is known of a step.
+    """Measures of a step.
 
     Attributes:
       step: The step, counted from 1.

@@ -35,7 +35,7 @@ def init_params(build: Callable[..., nnx.Module], seed: int) -> Params:
 
 
 def graph_of(build: Callable[..., Model]) -> nnx.GraphDef[Model]:
-    """What `flax.nnx.merge` makes a model of, together with its parameters."""
+    """The part of a model that is not parameters, for `flax.nnx.merge`."""
     return nnx.graphdef(nnx.eval_shape(lambda: build(rngs=nnx.Rngs(0))))
 
 

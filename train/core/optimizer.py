@@ -27,7 +27,7 @@ FLOOR = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How an optimizer's steps go, all defaults put in.
+    """Schedule and freeze of an optimizer, all defaults put in.
 
     Attributes:
       steps: Steps that the schedule is made for.
@@ -230,7 +230,7 @@ def planned_optimizer(
 
     Args:
       config: The flags.
-      plan: How the steps go.
+      plan: Its schedule and its freeze.
       mesh: The workers.
       topology: Who compresses.
 
@@ -258,7 +258,7 @@ def planned_optimizer(
 def freeze_advice(
     config: TrainingFlags, freeze: int | Literal["auto"], steps: int, flag: str
 ) -> str:
-    """How to have steps compressed where none is; told at once of a freeze too late.
+    """Advice for a run that never compresses; a freeze too late is told of at once.
 
     Args:
       config: The flags.

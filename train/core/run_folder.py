@@ -54,7 +54,7 @@ def contents_name(*parts: bytes | str) -> str:
 
 
 def exists(folder: Path) -> bool:
-    """Whether a folder remembers a run."""
+    """True if a folder remembers a run."""
     return (folder / FILE).exists()
 
 

@@ -1,4 +1,4 @@
-"""What a task is: its parameters, its data, its loss, its evaluation."""
+"""A task: its parameters, its data, its loss, its evaluation."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ SCORES = "scores.json"
 
 @dataclass(frozen=True)
 class Questions:
-    """What is answered.
+    """Questions to be answered.
 
     Attributes:
       squad: The questions.

@@ -42,7 +42,7 @@ class SquadConfig(TransformerFlags, TrainingFlags):
     dev: Changeable[Path | None] = None
     """A SQuAD file to answer and to be scored on; default: the one learnt from."""
     start: Path | None = None
-    """Where the weights come from: a folder of Hugging Face's config.json and
+    """Source of the weights: a folder of Hugging Face's config.json and
     model.safetensors, whose head for spans is taken too if it has one, or one of
     train.pretrain's runs; default: random ones."""
     vocab: Path | None = None
@@ -95,7 +95,7 @@ class SquadConfig(TransformerFlags, TrainingFlags):
         return max(1, round(steps))
 
     def plan(self, steps: int) -> Plan:
-        """How the optimizer's steps go, all defaults put in."""
+        """Schedule and freeze of the optimizer, all defaults put in."""
         warmup, freeze = warmup_and_freeze(
             steps, self.warmup_steps, self.freeze_step, FREEZE
         )

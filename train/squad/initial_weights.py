@@ -1,4 +1,4 @@
-"""What fine-tuning starts from: weights and their vocabulary."""
+"""Weights that fine-tuning starts from, and their vocabulary."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _CUT_BY = {
     "do_basic_tokenize": (None, True),
 }
 MODEL_FOLDER = "model"
-"""Where a run of `train.squad` leaves its weights."""
+"""Folder in which a run of `train.squad` leaves its weights."""
 
 
 class InitialWeights(NamedTuple):
-    """What fine-tuning starts from.
+    """Weights that fine-tuning starts from.
 
     Attributes:
       config: The model's sizes.
@@ -122,7 +122,7 @@ def _read_folder(folder: Path) -> tuple[BertConfig, dict[str, Any]]:
 
 
 def read_resumed(folder: Path) -> InitialWeights | None:
-    """What a run of `train.squad` goes on with, wherever it has started from.
+    """Sizes and vocabulary that a run of `train.squad` goes on with.
 
     Args:
       folder: The run's folder.
@@ -142,7 +142,7 @@ def read_resumed(folder: Path) -> InitialWeights | None:
 
 
 def _is_cased(folder: Path, vocabulary: Vocabulary) -> bool:
-    """What the folder's tokenizer_config.json says, or else the vocabulary."""
+    """True if the tokenizer_config.json, or else the vocabulary, keeps capitals."""
     file = folder / TOKENIZER
     if not file.exists():
         return is_cased(vocabulary)

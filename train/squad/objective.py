@@ -1,4 +1,4 @@
-"""What fine-tuning for spans computes: its loss, its batches, its logits."""
+"""Loss, examples and logits of fine-tuning for spans."""
 
 from __future__ import annotations
 

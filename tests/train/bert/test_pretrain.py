@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launching import arrays_of
+from launching import SMALL_PRETRAIN, arrays_of
 from runs import (
     FREEZE,
     SMALL,
@@ -211,7 +211,7 @@ def test_the_largest_seed_is_taken(config, tmp_path):
 
 
 def leave(config, until=STEPS):
-    """What training leaves in its folder, but for what its checkpoints hold."""
+    """A folder as training leaves it, but for what its checkpoints hold."""
     contents = load(config, config.out).contents
     run_folder.write(Run(MODULE, config, contents, until))
     for step in range(1, STEPS + 1):
@@ -357,8 +357,8 @@ def test_a_goal_that_is_reached_is_reached_for_who_gives_it_again(first, adam):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_command_that_is_killed_goes_on_exactly(corpus, tmp_path, signal_number):
+def test_a_command_that_is_ended_goes_on_exactly(corpus, tmp_path):
+    """By SIGTERM; `test_faults` kills one of two processes."""
     flags = {
         "--corpus": corpus,
         "--vocab-size": 100,
@@ -372,7 +372,7 @@ def test_a_command_that_is_killed_goes_on_exactly(corpus, tmp_path, signal_numbe
         "--log-every": 1,
         "--workers": 4,
     }
-    command = [sys.executable, "-m", "train.pretrain"]
+    command = [sys.executable, SMALL_PRETRAIN]
     begin = [*command, *(str(text) for flag in flags.items() for text in flag), "--out"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     subprocess.run([*begin, whole], cwd=ROOT, check=True)
@@ -380,8 +380,8 @@ def test_a_command_that_is_killed_goes_on_exactly(corpus, tmp_path, signal_numbe
     while len(steps_of(killed)) < 23:
         time.sleep(0.02)
         assert process.poll() is None
-    process.send_signal(signal_number)
-    assert process.wait() == -signal_number
+    process.terminate()
+    assert process.wait() == -signal.SIGTERM
     assert len(steps_of(killed)) < 40
     subprocess.run([*command, "--resume", "--out", killed], cwd=ROOT, check=True)
     ours, theirs = (arrays_of(folder, 40) for folder in (killed, whole))

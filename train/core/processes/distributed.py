@@ -26,13 +26,13 @@ ADDRESS, PROCESSES, PROCESS = (
     "JAX_NUM_PROCESSES",
     "JAX_PROCESS_ID",
 )
-"""What `train.launch` sets for each process, and a cluster's own script may set."""
+"""Variables that `train.launch` sets for each process; a cluster's script may too."""
 
 DEVICES = "JAX_LOCAL_DEVICE_IDS"
 """The GPUs of a process, by their numbers on its host; set by `train.launch`."""
 
 RESTART = "TRAIN_RESTART_COUNT"
-"""How often `train.launch` has started the processes again."""
+"""The number of times that `train.launch` has started the processes again."""
 
 SEEN_WITHIN = 60.0
 """Seconds in which what one host has written can be seen by others, as over NFS."""
@@ -64,7 +64,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class _Detected:
-    """What a cluster's environment says, before `jax.distributed` is asked.
+    """A cluster by its environment, before `jax.distributed` is asked.
 
     Attributes:
       name: The cluster's, for messages.
@@ -155,7 +155,7 @@ def _meet(
 
 
 def detect(environment: Mapping[str, str]) -> _Detected:
-    """What the environment says of a cluster.
+    """The cluster that the environment tells of.
 
     Args:
       environment: The variables.
@@ -241,7 +241,7 @@ def check_shared(file: Path) -> None:
 
 
 def loss_in(error: BaseException) -> str | None:
-    """What an exception says of another process, or of the network between.
+    """The line of an exception that tells of the loss of another process.
 
     Args:
       error: What a step, or anything else with collectives, raised.

@@ -63,7 +63,7 @@ class Watchdog:
         self._closed.set()
 
     def expect(self, what: str) -> None:
-        """What is to end next; nothing, by an empty string, may take any time."""
+        """Names what is to end next; nothing, by an empty string, may take any time."""
         self.expected = what
         self._changes += 1
 
