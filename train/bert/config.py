@@ -69,7 +69,7 @@ class PretrainConfig(TransformerFlags, TrainingFlags):
     whole_words: bool = False
     """Mask all pieces of a word together."""
     topology: Topology = "auto"
-    """Place of the compression: each device (flat), or each host for its devices together
+    """Compression by each device (flat), or by each host for its devices together
     (hierarchical); auto: hierarchical where several processes have several devices
     each. A run that goes on keeps its own."""
     seed: Seed = 0

@@ -126,9 +126,9 @@ class TransformerFlags:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the computations; parameters and moments are float32."""
     attention: Attention = "xla"
-    """Implementation of attention; cudnn on NVIDIA's GPUs alone, with --dtype bfloat16."""
+    """Code of the attention; cudnn on NVIDIA's GPUs alone, with --dtype bfloat16."""
     remat: Remat = "none"
-    """Activations that the backward pass computes again instead of keeping them."""
+    """Activations that the backward pass computes again and does not keep."""
     dropout: Annotated[float, Range(least=0, below=1)] = 0.1
     """Share of the activations dropped while training."""
 

@@ -164,7 +164,7 @@ class _Loop:
         run: onebit_jax.DataParallel,
         batches: grain.DatasetIterator[Any],
     ) -> Checkpoint:
-        """The checkpoint to go on from, or one with the parameters of the phase before."""
+        """The checkpoint to go on from, or the beginning of a phase."""
         if self.totals.steps > phase.earlier_steps:
             reached = self.take()
             batches.set_state(reached.progress.data)
