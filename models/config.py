@@ -9,6 +9,9 @@ from typing import Literal, get_args
 Attention = Literal["xla", "cudnn"]
 """Who computes attention; `models.attention.SelfAttention` compares them."""
 
+Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
+"""The names of `SIZES`."""
+
 Remat = Literal["none", "attention", "dots", "layer"]
 """What the backward pass recomputes, from nothing to all."""
 

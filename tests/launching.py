@@ -13,8 +13,6 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from train.core import metrics_log as record
-
 ROOT = Path(__file__).parents[1]
 SMALL_PRETRAIN = str(ROOT / "tests" / "small_pretrain.py")
 
@@ -116,17 +114,6 @@ def _children(parent):
                 if name == "JAX_PROCESS_ID":
                     children[int(value)] = int(folder.name)
     return children
-
-
-def steps_written(folder):
-    return [line for line in record.read(folder) if "stage" in line]
-
-
-def without_speed(lines):
-    return [
-        {name: value for name, value in line.items() if name != "examples_per_second"}
-        for line in lines
-    ]
 
 
 def arrays_of(folder, step):

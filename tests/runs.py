@@ -1,17 +1,28 @@
-"""What the tests of the application's runs share: a small text, small flags."""
+"""A small text, a small model and small flags, for tests of the application."""
+
+from dataclasses import replace
 
 import jax
 import numpy as np
 
+from models import SIZES
 from train.bert.config import PretrainConfig
 from train.bert.pretrain import parse, pretrain
-from train.core import metrics_log as record
+from train.core import metrics_log
 
 FREEZE = 4
 WARMUP = 2
 STEPS = 8
 # Optax's own Adam mixes integers and floats, which strict promotion bars.
 PROMOTION = jax.numpy_dtype_promotion("standard")
+SMALL = replace(
+    SIZES["tiny"],
+    hidden_size=32,
+    num_layers=1,
+    num_heads=2,
+    intermediate_size=64,
+    max_positions=32,
+)
 
 
 def write_corpus(folder):
@@ -36,16 +47,28 @@ def small_config(corpus):
         warmup_steps=WARMUP,
         freeze_step=FREEZE,
         eval_every=4,
+        eval_sequences=8,
         checkpoint_every=2,
         log_every=1,
         compare=True,
     )
 
 
-def resume(folder, *flags):
+def train(config):
     with PROMOTION:
-        pretrain(parse(["--resume", "--out", str(folder), *flags]).training)
+        pretrain(config, size=SMALL)
+
+
+def resume(folder, *flags):
+    train(parse(["--resume", "--out", str(folder), *flags]).training)
 
 
 def steps_of(folder):
-    return [line for line in record.read(folder) if "stage" in line]
+    return [line for line in metrics_log.read(folder) if "stage" in line]
+
+
+def without_speed(lines):
+    return [
+        {name: value for name, value in line.items() if name != "examples_per_second"}
+        for line in lines
+    ]

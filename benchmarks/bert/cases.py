@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec
 
 import onebit_jax
 from models import SIZES, PreTrainingBatch
+from train.bert.masked_pairs import num_predictions
 from train.bert.objective import training_loss
-from train.bert.pairs import num_predictions
 from train.core.mesh import AXIS
 from train.core.optimizer import learning_rate_schedule, make_optimizer
 

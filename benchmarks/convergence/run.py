@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from contextlib import closing
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import jax
-import numpy as np
-from tqdm import tqdm
+from jax.sharding import Mesh
 
-import onebit_jax
 from benchmarks.convergence.arms import optimizer
-from models import SIZES, huggingface
-from train.bert.config import PretrainConfig, Size
+from models import SIZES, BertConfig, huggingface
+from models.config import Size
+from train.bert.config import PretrainConfig
 from train.bert.data import VOCABULARY_FILE, load
-from train.bert.examples import element
-from train.bert.objective import abstract_params, init_params, training_loss
-from train.core import checkpoint
-from train.core import metrics_log as record
-from train.core.checkpoint import Checkpoint, Checkpoints, Progress
-from train.core.mesh import AXIS
-from train.core.metrics_log import EvalMetrics
+from train.bert.objective import init_params, training_loss
+from train.bert.task import evaluation
+from train.core import checkpoint, metrics_log
+from train.core.command import watched
+from train.core.flags import TrainingFlags
+from train.core.loop import train as run_loop
+from train.core.mesh import make_mesh
 from train.core.optimizer import freeze_rule, learning_rate_schedule
-from train.core.program import compile_program, place
-from train.core.totals import Sent
+from train.core.processes.distributed import Cluster
+from train.core.task import Params, Phase, Task
 from train.data.vocabulary import write_vocabulary
 
 MODEL_FOLDER = "model"
@@ -37,7 +35,7 @@ Freeze = int | Literal["auto"]
 
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """What all runs have in common."""
+    """Settings that all runs have in common."""
 
     corpus: tuple[Path, ...] = ()
     """Text; default: the reference documentation of the running Python."""
@@ -54,7 +52,7 @@ class Shared:
 
 
 class Case(NamedTuple):
-    """What a run is asked for.
+    """Settings of one run.
 
     Attributes:
       arm: Name of the optimizer.
@@ -103,7 +101,13 @@ def use_devices(count: int) -> None:
     jax.config.update("jax_num_cpu_devices", count)
 
 
-def train(shared: Shared, case: Case, folder: Path, tokens: Path) -> Run:
+def train(
+    shared: Shared,
+    case: Case,
+    folder: Path,
+    tokens: Path,
+    size: BertConfig | None = None,
+) -> Run:
     """Trains, from the newest checkpoint where there is one.
 
     Args:
@@ -112,13 +116,47 @@ def train(shared: Shared, case: Case, folder: Path, tokens: Path) -> Run:
       folder: Where its checkpoints are meanwhile, and its weights afterwards, in
         Hugging Face's layout.
       tokens: A folder that keeps the corpus as word pieces.
+      size: The model's; None for the one of that name.
 
     Returns:
       The run.
     """
-    mesh = jax.make_mesh(
-        (case.workers,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,)
-    )
+    mesh = make_mesh(case.workers, "flat")
+    every = max(1, shared.steps // _EVALUATIONS)
+    task = make_task(shared, case, folder, tokens, mesh, size, every)
+    flags = TrainingFlags(out=folder, log_every=every, checkpoint_every=every)
+    with watched(Cluster.timeout) as watchdog:
+        totals = run_loop(task, flags, shared.steps, mesh, watchdog)
+    shutil.rmtree(folder / checkpoint.FOLDER)
+    lines = metrics_log.read(folder)
+    losses = {x["step"]: x["eval_loss"] for x in lines if "eval_loss" in x}
+    first, *later = totals.by_stage.values()
+    return Run(case, first if any(later) else 0, losses, totals.total_bytes)
+
+
+def make_task(
+    shared: Shared,
+    case: Case,
+    folder: Path,
+    tokens: Path,
+    mesh: Mesh,
+    size: BertConfig | None,
+    eval_every: int,
+) -> Task:
+    """The training of a case, which leaves its weights in the end.
+
+    Args:
+      shared: What all runs have in common.
+      case: What this one is asked for.
+      folder: Its folder.
+      tokens: A folder that keeps the corpus as word pieces.
+      mesh: The workers.
+      size: The model's; None for the one of that name.
+      eval_every: Steps between evaluations.
+
+    Returns:
+      The task.
+    """
     flags = PretrainConfig(
         corpus=shared.corpus,
         batch=shared.batch,
@@ -128,50 +166,31 @@ def train(shared: Shared, case: Case, folder: Path, tokens: Path) -> Run:
     )
     data = load(flags, folder)
     model = dataclasses.replace(
-        SIZES[shared.model], vocab_size=len(data.vocabulary), dropout=0.0
+        size or SIZES[shared.model], vocab_size=len(data.vocabulary), dropout=0.0
     )
-    schedule = learning_rate_schedule(
-        case.learning_rate, shared.warmup_steps, shared.steps
+    steps = shared.warmup_steps, shared.steps
+    schedule = learning_rate_schedule(case.learning_rate, *steps)
+    rule = freeze_rule(case.freeze, *steps)
+
+    def finish(params: Params) -> None:
+        weights = folder / MODEL_FOLDER
+        huggingface.write(weights, model, jax.device_get(params), "BertForPreTraining")
+        write_vocabulary(weights / VOCABULARY_FILE, data.vocabulary)
+
+    phase = Phase(
+        loss=training_loss(model, case.seed),
+        batches=data.training,
+        batch=shared.batch,
+        tx=optimizer(case.arm, schedule, rule),
+        schedule=schedule,
+        last=shared.steps,
+        evaluation=evaluation(model, data, mesh, flags.eval_sequences),
+        eval_every=eval_every,
     )
-    rule = freeze_rule(case.freeze, shared.warmup_steps, shared.steps)
-    tx = optimizer(case.arm, schedule, rule)
-    run = onebit_jax.data_parallel(training_loss(model, case.seed), tx, mesh)
-    with closing(Checkpoints(folder, model, case.arm)) as checkpoints:
-        if checkpoints.exist():
-            begun, _ = checkpoints.restore(tx, abstract_params(model), mesh)
-        else:
-            start = run.init(init_params(model, case.seed))
-            begun = Checkpoint(*start, Progress(Sent(), {}))
-        params, state, progress = begun
-        record.truncate(folder, progress.sent.steps)
-        program = compile_program(run, model, params, state, data, mesh)
-        every = max(1, shared.steps // _EVALUATIONS)
-        for step in tqdm(
-            range(progress.sent.steps + 1, shared.steps + 1),
-            desc=case.name,
-            total=shared.steps,
-            initial=progress.sent.steps,
-            mininterval=10,
-        ):
-            batch = place(element(data.training, step - 1), mesh)
-            params, state, loss = program.step(
-                params, state, batch, np.uint32(step - 1)
-            )
-            loss.block_until_ready()
-            if step % every == 0 or step == shared.steps:
-                record.append(folder, EvalMetrics(step, program.evaluate(params)))
-                progress = Progress(Sent(step), {})
-                checkpoints.save(Checkpoint(params, state, progress), mesh)
-    frozen_at = int(onebit_jax.metrics(state).get("frozen_at", 0))
-    sent = Sent().after(
-        shared.steps,
-        frozen_at=frozen_at,
-        skipped=0,
-        rates=program.rates,
+    return Task(
+        name=case.name,
+        model={**dataclasses.asdict(model), "arm": case.arm},
+        init=lambda: init_params(model, case.seed),
+        phases=[phase],
+        finish=finish,
     )
-    weights = folder / MODEL_FOLDER
-    huggingface.write(weights, model, jax.device_get(params), "BertForPreTraining")
-    write_vocabulary(weights / VOCABULARY_FILE, data.vocabulary)
-    shutil.rmtree(folder / checkpoint.FOLDER)
-    losses = {line["step"]: line["eval_loss"] for line in record.read(folder)}
-    return Run(case, frozen_at, losses, sent.total_bytes)

@@ -26,9 +26,10 @@ import tyro
 from benchmarks.convergence.arms import ADAM, ARMS, ONEBIT_ADAM
 from benchmarks.convergence.run import MODEL_FOLDER, Case, use_devices
 from benchmarks.page import fill
-from train.bert.config import Optimizer, Size
+from models.config import Size
 from train.bert.data import VOCABULARY_FILE
 from train.core import run_folder
+from train.core.optimizer import OptimizerName
 from train.squad.config import SquadConfig
 from train.squad.fine_tune import fine_tune
 
@@ -170,11 +171,11 @@ def scored(config: Config) -> list[dict[str, Any]]:
     return done
 
 
-def _planned(cases: list[Case]) -> list[tuple[Case, str, Optimizer]]:
+def _planned(cases: list[Case]) -> list[tuple[Case, str, OptimizerName]]:
     """A seed of all arms before the next: case, what it is told as, optimizer."""
     # The first of 1-bit Adam's is at Adam's best rate.
     plain = next(case for case in cases if case.arm == ONEBIT_ADAM)
-    planned: list[tuple[Case, str, Optimizer]] = []
+    planned: list[tuple[Case, str, OptimizerName]] = []
     for seed in dict.fromkeys(case.seed for case in cases):
         for arm in ARMS:
             for case in cases:

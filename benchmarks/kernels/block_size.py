@@ -22,8 +22,8 @@ from models import SIZES
 from pallas_kernels import compress
 from train.bert.config import PretrainConfig
 from train.bert.data import load
-from train.bert.examples import element
 from train.bert.objective import init_params, training_loss
+from train.core.batches import element
 from train.core.mesh import AXIS
 
 STEPS = 100

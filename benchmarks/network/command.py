@@ -150,7 +150,8 @@ def cases(config: Config) -> list[tuple[str, str | None, dict[str, Any]]]:
             steps.append((name, "compressed", optimizer, wire))
     found: list[tuple[str, str | None, dict[str, Any]]] = []
     for name, stage, optimizer, wire in steps:
-        of = {"optimizer": optimizer, "wire": wire, "stage": stage}
+        exchange = {"signs": "sign_mean", "counts": "count_mean"}[wire]
+        of = {"optimizer": optimizer, "exchange": exchange, "stage": stage}
         found.append((name, stage, {"prepare": "step", "of": of}))
     for exchange in exchanges:
         name = exchange + ("" if exchange == "pmean" else flat)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from jax.sharding import Mesh
 
-    from train.core.exchange import Topology, Wire
+    from train.core.mesh import Topology
 
 PREDICTED = 0.15
 """Share of a sequence's tokens that are predicted."""
@@ -108,7 +108,7 @@ def local_batch(settings: Settings, index: int) -> PreTrainingBatch:
 
 
 def step_case(
-    settings: Settings, mesh: Mesh, optimizer: Any, wire: Wire, stage: str | None
+    settings: Settings, mesh: Mesh, optimizer: Any, exchange: str, stage: str | None
 ) -> Case:
     """A training step of one optimizer in one stage, in place."""
     model = dataclasses.replace(SIZES[settings.model], dropout=0.0)
@@ -116,7 +116,7 @@ def step_case(
         optimizer,
         optax.constant_schedule(LEARNING_RATE),
         onebit_jax.freeze_at(1),
-        make_exchange(mesh, wire, settings.topology),
+        make_exchange(mesh, exchange, settings.topology),
         weight_decay=0.01,
         clip=1.0,
     )
@@ -144,8 +144,8 @@ def exchange_case(settings: Settings, mesh: Mesh, name: str) -> Case:
     axes = mesh.axis_names
     exchange = {
         "pmean": lambda: onebit_jax.exact_mean(axes),
-        "sign_mean": lambda: make_exchange(mesh, "signs", settings.topology),
-        "count_mean": lambda: make_exchange(mesh, "counts", settings.topology),
+        "sign_mean": lambda: make_exchange(mesh, "sign_mean", settings.topology),
+        "count_mean": lambda: make_exchange(mesh, "count_mean", settings.topology),
     }[name]()
     split = PartitionSpec(axes)
     random = np.random.default_rng(jax.process_index())

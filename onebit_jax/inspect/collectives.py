@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from onebit_jax.inspect import hlo
-from onebit_jax.workers.stages import stages_in
+from onebit_jax.workers.stages import branches_in, stages_in
 from onebit_jax.workers.transfers import ring_bytes
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def collectives(
             return ()
         return sum(map(run_by, instruction.calls), ())
 
-    return run_by(module.entry), tuple(sorted(named))
+    return run_by(module.entry), stages.in_order(named)
 
 
 def _run_by_branches(
@@ -194,6 +194,16 @@ class _Stages:
     def __init__(self, module: hlo.Module):
         self._computations = module.computations
         self._of_computation: dict[str, frozenset[str]] = {}
+
+    def in_order(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Stages in the order in which the program's choice between them has them."""
+        stacks = [
+            instruction.op_name
+            for instructions in self._computations.values()
+            for instruction in instructions.values()
+        ]
+        places = branches_in(stacks)
+        return tuple(sorted(names, key=lambda name: (places.get(name, -1), name)))
 
     def of_name(self, instruction: hlo.Instruction) -> str | None:
         """The stage that the name of an instruction tells."""

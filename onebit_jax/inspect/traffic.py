@@ -21,8 +21,8 @@ class Traffic:
 
     Attributes:
       collectives: those of all stages, in the order of the program.
-      stages: names of the stages that the program contains, in alphabetical order:
-        none for plain Adam, one where the stage is static.
+      stages: names of the stages that the program contains, in the order of its
+        choice between them: none for plain Adam, one where the stage is static.
       mesh_axes: the names of the axes of the mesh.
     """
 

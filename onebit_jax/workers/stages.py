@@ -9,7 +9,7 @@ import jax
 from jax import lax
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from jax import Array
     from jaxtyping import Int32
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 _SCOPE = re.compile(r"\bstage:(\w+)")
+_BRANCH = re.compile(r"\bbranch_(\d+)_fun/stage:(\w+)")
 
 
 def run_stage(
@@ -66,6 +67,12 @@ def run_stage(
     if len(branches) == 2:
         return lax.cond(current > 0, branches[1], branches[0])
     return lax.switch(current, branches)
+
+
+def branches_in(name_stacks: Iterable[str]) -> dict[str, int]:
+    """For each stage the number of the branch that it is of a choice of stages."""
+    matches = [match for stack in name_stacks for match in _BRANCH.findall(stack)]
+    return {stage: int(branch) for branch, stage in matches}
 
 
 def stages_in(name_stack: str) -> set[str]:

@@ -4,9 +4,9 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
+from runs import SMALL, write_corpus
 
 import onebit_jax
-from benchmarks.convergence import run as convergence_run
 from benchmarks.convergence.arms import (
     ADAM,
     ARMS,
@@ -18,17 +18,7 @@ from benchmarks.convergence.command import Config, Runs, study
 from benchmarks.convergence.report import beside, text
 from benchmarks.convergence.run import Case, Run, Shared, train
 from benchmarks.page import fill
-from models import SIZES
-from train.core import metrics_log as record
-
-SMALL = replace(
-    SIZES["tiny"],
-    hidden_size=32,
-    num_layers=1,
-    num_heads=2,
-    intermediate_size=64,
-    max_positions=16,
-)
+from train.core import metrics_log
 
 
 def run_of(case: Case, loss: float) -> Run:
@@ -116,31 +106,31 @@ def test_the_json_is_read_again(small, monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(convergence_run, "SIZES", {"tiny": SMALL})
-    monkeypatch.setattr("train.core.program.EVAL_SEQUENCES", 8)
     corpus = tmp_path / "corpus"
     corpus.mkdir()
-    for i in range(20):
-        lines = (f"text {i} has word {i * j} and ends." for j in range(20))
-        (corpus / f"{i}.txt").write_text("\n".join(lines))
-    shared = Shared((corpus,), "tiny", steps=10, warmup_steps=2, batch=8, seq=16)
-    case = Case(ONEBIT_ADAM, 1e-3, 0, 8, 4)
-    whole = train(shared, case, tmp_path / "whole", tmp_path / "tokens")
+    write_corpus(corpus)
+    shared = Shared((corpus,), "tiny", steps=6, warmup_steps=2, batch=16, seq=16)
+    case = Case(ONEBIT_ADAM, 1e-3, 0, 2, 3)
 
-    append, left = record.append, iter(range(7))
+    def trained(folder):
+        return train(shared, case, tmp_path / folder, tmp_path / "tokens", SMALL)
 
-    def interrupt(*args):
-        if next(left) == 6:
+    whole = trained("whole")
+
+    append = metrics_log.append
+
+    def interrupt(folder, metrics):
+        if metrics.step == 5:
             raise KeyboardInterrupt
-        append(*args)
+        append(folder, metrics)
 
-    monkeypatch.setattr(record, "append", interrupt)
+    monkeypatch.setattr(metrics_log, "append", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        train(shared, case, tmp_path / "parts", tmp_path / "tokens")
-    monkeypatch.setattr(record, "append", append)
-    assert train(shared, case, tmp_path / "parts", tmp_path / "tokens") == whole
-    assert list(whole.eval_losses) == list(range(1, 11))
-    assert whole.frozen_at == 4
+        trained("parts")
+    monkeypatch.undo()
+    assert trained("parts") == whole
+    assert list(whole.eval_losses) == list(range(1, 7))
+    assert whole.frozen_at == 3
     weights = "model/model.safetensors"
     assert filecmp.cmp(
         tmp_path / "whole" / weights, tmp_path / "parts" / weights, shallow=False

@@ -1,19 +1,19 @@
 """Drills: faults in real runs of several processes; minutes long, by `make drills`."""
 
 import pytest
-from launching import SMALL_PRETRAIN, Launched, arrays_of, without_speed
-from runs import write_corpus
+from launching import SMALL_PRETRAIN, Launched, arrays_of
+from runs import without_speed, write_corpus
 
-from train.core import metrics_log as record
+from train.core import metrics_log
 
 STEPS, FREEZE, EVERY = 40, 12, 5
 
 FORMS = {
-    "flat": (1, "signs"),
-    "counts": (1, "counts"),
-    "hierarchical": (2, "signs"),
+    "flat": (1, "sign_mean"),
+    "counts": (1, "count_mean"),
+    "hierarchical": (2, "sign_mean"),
 }
-"""Devices of each of two processes, and the wire format."""
+"""Devices of each of two processes, and the exchange."""
 
 
 def pytest_collection_modifyitems(items):
@@ -27,7 +27,7 @@ class Drill:
 
     def __init__(self, base, form="flat"):
         self.base = base
-        self.devices, self.wire = FORMS[form]
+        self.devices, self.exchange = FORMS[form]
         self.environment = {"JAX_COMPILATION_CACHE_DIR": str(base.parent / "compiled")}
         self.whole = base / "whole"
         self.corpus = base / "corpus"
@@ -45,8 +45,9 @@ class Drill:
             "--freeze-step": FREEZE,
             "--checkpoint-every": EVERY,
             "--eval-every": STEPS,
+            "--eval-sequences": 8,
             "--log-every": 1,
-            "--wire": self.wire,
+            "--exchange": self.exchange,
             "--out": out,
         }
         return [text for setting in settings.items() for text in setting]
@@ -76,7 +77,9 @@ class Drill:
         differing = [k for k in ours if ours[k].tobytes() != theirs[k].tobytes()]
         assert not differing
         assert any("worker_error" in k and ours[k].any() for k in ours)
-        lines = (without_speed(record.read(folder)) for folder in (out, self.whole))
+        lines = (
+            without_speed(metrics_log.read(folder)) for folder in (out, self.whole)
+        )
         assert next(lines) == next(lines)
         names = {path.name for path in (out / "checkpoints").iterdir()}
         assert names == {str(STEPS - EVERY), str(STEPS)}

@@ -6,7 +6,7 @@ import signal
 import subprocess
 
 import pytest
-from launching import steps_written
+from runs import steps_of
 
 from train.core.checkpoint import latest_step
 
@@ -82,7 +82,7 @@ def test_a_full_disk(drill, disk):
 
 def assert_said_and_gone_on_from(drill, out, said, reason):
     newest = latest_step(out)
-    assert BEFORE <= newest < len(steps_written(out))
+    assert BEFORE <= newest < len(steps_of(out))
     sentence = (
         f"error: the checkpoint of step {newest + 5} cannot be written to "
         f"{out / 'checkpoints'} ({reason}); make room for 3 of them, and go on from "

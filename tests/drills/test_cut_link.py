@@ -7,7 +7,8 @@ import sys
 import time
 
 import pytest
-from launching import ROOT, SMALL_PRETRAIN, steps_written
+from launching import ROOT, SMALL_PRETRAIN
+from runs import steps_of
 
 from benchmarks.network import hosts as network_hosts
 
@@ -52,7 +53,7 @@ class Cluster:
             process.wait(10)
 
     def until(self, steps):
-        while len(steps_written(self.out)) < steps:
+        while len(steps_of(self.out)) < steps:
             assert all(p.poll() is None for p in self.processes), self.said()
             time.sleep(0.01)
 
@@ -71,9 +72,9 @@ def test_a_link_that_comes_back_loses_nothing(drill, hosts, tmp_path):
         run.until(CUT_AT)
         run.link(up=False)
         time.sleep(1)
-        reached = len(steps_written(run.out))
+        reached = len(steps_of(run.out))
         time.sleep(4)
-        assert len(steps_written(run.out)) == reached < 40  # it was cut
+        assert len(steps_of(run.out)) == reached < 40  # it was cut
         run.link(up=True)
         assert [process.wait(120) for process in run.processes] == [0, 0], run.said()
     drill.assert_nothing_was_lost(run.out)

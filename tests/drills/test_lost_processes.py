@@ -5,7 +5,7 @@ import signal
 import time
 
 import pytest
-from launching import steps_written
+from runs import steps_of
 
 from train.core.checkpoint import latest_step
 
@@ -27,12 +27,12 @@ def test_a_killed_process(drills, tmp_path, form, process, moment):
     drill, out = drills(form), tmp_path / "run"
     with drill.run(out, launcher=("--restarts", 1)) as launched:
         victim = launched.pids()[process]
-        launched.until(lambda: len(steps_written(out)) >= MOMENTS[moment])
+        launched.until(lambda: len(steps_of(out)) >= MOMENTS[moment])
         os.kill(victim, signal.SIGKILL)
         killed = time.monotonic()
         launched.until(lambda: "restart 1 of 1" in launched.said, 30)
         assert time.monotonic() - killed < 10
-        reached = len(steps_written(out))
+        reached = len(steps_of(out))
         assert reached < STEPS
         assert (reached <= FREEZE) == (moment == "warm-up")
         # Not more is trained again than since the last checkpoint.
@@ -58,7 +58,7 @@ def test_a_process_that_hangs(drill, tmp_path, process, limits, sentence):
     out = tmp_path / "run"
     with drill.run(out, *limits, launcher=("--restarts", 1)) as launched:
         victim = launched.pids()[process]
-        launched.until(lambda: len(steps_written(out)) >= MOMENTS["compressed"])
+        launched.until(lambda: len(steps_of(out)) >= MOMENTS["compressed"])
         os.kill(victim, signal.SIGSTOP)
         stopped = time.monotonic()
         launched.until(lambda: "restart 1 of 1" in launched.said, 120)
@@ -77,10 +77,10 @@ def test_a_launcher_that_is_ended(drill, tmp_path, number):
     out = tmp_path / "run"
     with drill.run(out) as launched:
         launched.pids()
-        launched.until(lambda: len(steps_written(out)) >= MOMENTS["compressed"])
+        launched.until(lambda: len(steps_of(out)) >= MOMENTS["compressed"])
         launched.process.send_signal(number)
         launched.end(20)
         launched.assert_nothing_is_left()
-    assert len(steps_written(out)) < STEPS
+    assert len(steps_of(out)) < STEPS
     drill.finish(drill.resume(out))
     drill.assert_nothing_was_lost(out)

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from launching import arrays_of, by_path, steps_written
-from small_pretrain import SMALL
+from launching import arrays_of, by_path
+from runs import SMALL, steps_of
 
 from train.bert.objective import abstract_params
 from train.core.checkpoint import Checkpoints, latest_step
@@ -30,7 +30,7 @@ def killed(drills, tmp_path_factory):
             out = tmp_path_factory.mktemp(form) / "run"
             with drills(form).run(out) as launched:
                 victim = launched.pids()[1]
-                launched.until(lambda: len(steps_written(out)) >= 22)
+                launched.until(lambda: len(steps_of(out)) >= 22)
                 os.kill(victim, signal.SIGKILL)
                 assert launched.end(30) == 128 + signal.SIGKILL
             made[form] = out
@@ -53,7 +53,7 @@ def test_a_run_goes_on_with_other_processes(drills, killed, tmp_path, form, proc
     assert f"converted from {2 * devices} workers to {processes * devices}" in (
         launched.said
     )
-    ours, theirs = steps_written(out), steps_written(drill.whole)
+    ours, theirs = steps_of(out), steps_of(drill.whole)
     assert [line["step"] for line in ours] == list(range(1, STEPS + 1))
     for one, other in zip(ours, theirs, strict=True):
         if one["step"] <= lost_from:
@@ -75,16 +75,16 @@ def test_what_is_owed_to_the_average_stays_owed(killed, form, workers):
         "onebit_adam",
         learning_rate_schedule(1e-3, 2, STEPS),
         freeze_rule(12, 2, STEPS),
-        make_exchange(mesh, "counts" if form == "counts" else "signs"),
+        make_exchange(mesh, "count_mean" if form == "counts" else "sign_mean"),
         weight_decay=0.01,
         clip=1.0,
     )
-    with closing(Checkpoints(out, model, "onebit_adam")) as checkpoints:
+    with closing(Checkpoints(out, {})) as checkpoints:
         restored, _ = checkpoints.restore(tx, abstract_params(model), mesh)
-    stored = arrays_of(out, latest_step(out))
+    saved = arrays_of(out, latest_step(out))
     placed = by_path({"state": restored.state})
     compared = 0
-    for path, before in stored.items():
+    for path, before in saved.items():
         if "error" not in path or not before.size:
             continue
         after = placed[path]

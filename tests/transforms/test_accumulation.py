@@ -12,7 +12,7 @@ from jax.sharding import AxisType
 import onebit_jax
 from models import SIZES, PreTrainingBatch
 from train.bert.objective import init_params, training_loss
-from train.core.accumulation import accumulated
+from train.core.objective import accumulated
 
 CONFIG = replace(
     SIZES["tiny"], vocab_size=40, hidden_size=16, intermediate_size=32, num_layers=1

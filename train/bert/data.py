@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import jax
-
-from train.bert.examples import batches, continues_word, examples, special_pieces
-from train.bert.pairs import read_spans, write_spans
+from train.bert.examples import continues_word, examples
+from train.bert.masked_pairs import read_spans, write_spans
+from train.core.batches import batches
 from train.core.command import say_if_unknown
 from train.core.errors import InputError, writable
+from train.core.run_folder import check_contents, contents_name
 from train.data.corpus import read_corpus, survey
+from train.data.pieces import special_pieces
 from train.data.stored import make
 from train.data.tokenized import (
     EVALUATION,
@@ -31,12 +30,14 @@ from train.data.vocabulary import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     import grain
 
     from models import PreTrainingBatch
     from train.bert.config import PretrainConfig
+    from train.bert.masked_pairs import Spans
     from train.bert.phases import Phase
     from train.core.run_folder import Run
     from train.data.tokenized import TokenizedCorpus
@@ -47,33 +48,36 @@ VOCAB_SIZE = 4096
 """Word pieces of a vocabulary trained on the corpus, where no number is given."""
 TOKENS_FOLDER = "tokens"
 
+_RESTORE = {
+    "corpus": "restore its files (or the Python that it was started with)",
+    "vocabulary": f"restore its {VOCABULARY_FILE}",
+}
+
 
 @dataclass(frozen=True)
 class Data:
-    """What a phase of a run trains and evaluates on.
+    """The data of a phase, to train and to evaluate on.
 
     Attributes:
       vocabulary: The word pieces.
-      corpus: Name of the text by its contents.
-      vocabulary_name: Name of the word pieces, likewise.
+      contents: The names of the corpus and of the vocabulary by their contents.
       training: Element t is this process's part of the batch of step t.
       held_out: Likewise, of text that is not trained on, in micro-batches.
     """
 
     vocabulary: Vocabulary
-    corpus: str
-    vocabulary_name: str
+    contents: dict[str, str]
     training: grain.MapDataset[PreTrainingBatch]
     held_out: grain.MapDataset[PreTrainingBatch]
 
 
 def load(config: PretrainConfig, folder: Path) -> Data:
-    """What the first phase trains on; `load_phases` of it alone."""
+    """The data of the first phase, by `load_phases`."""
     return load_phases(config, folder)[0]
 
 
 def load_phases(
-    config: PretrainConfig, folder: Path, run: Run | None = None
+    config: PretrainConfig, folder: Path, run: Run[PretrainConfig] | None = None
 ) -> list[Data]:
     """Reads the corpus and the vocabulary, training one where none is given.
 
@@ -94,42 +98,16 @@ def load_phases(
         is no room for its word pieces.
     """
     about = survey(read_corpus(config.corpus))
-    name = about.fingerprint
-    if run and run.corpus != name:
-        raise InputError(
-            f"the corpus is not the one that the run in {folder} was started with; "
-            "restore its files (or the Python that it was started with), or start a "
-            "new run in another --out."
-        )
     held_out = held_out_documents(about, config.seed)
-    kept = folder / VOCABULARY_FILE
-    # What else is there was left by a run that was killed before it began.
-    if run and kept.exists():
-        vocabulary = read_vocabulary(kept)
-    elif config.vocab:
-        vocabulary = read_vocabulary(config.vocab)
-    else:
-        documents = enumerate(read_corpus(config.corpus))
-        trained_on = (document for i, document in documents if i not in held_out)
-        vocabulary = train_vocabulary(trained_on, config.vocab_size or VOCAB_SIZE)
-    vocabulary_name = hashlib.sha256("\n".join(vocabulary).encode()).hexdigest()
-    if run and run.vocabulary != vocabulary_name:
-        raise InputError(
-            f"the vocabulary is not the one that the run in {folder} was started with; "
-            f"restore its {VOCABULARY_FILE}, or start a new run in another --out."
-        )
+    vocabulary = _vocabulary(config, folder, held_out, goes_on=run is not None)
+    contents = {"corpus": about.fingerprint, "vocabulary": contents_name(*vocabulary)}
+    if run:
+        for what, name in contents.items():
+            check_contents(run, what, name, _RESTORE[what])
 
-    def fill(new: Path) -> None:
-        documents = read_corpus(config.corpus)
-        share = write_tokens(new, documents, held_out, tokenizer_of(vocabulary))
-        say_if_unknown(share)
-
-    deciding = json.dumps([name, vocabulary, config.seed, MAX_SENTENCE])
-    key = hashlib.sha256(deciding.encode()).hexdigest()[:16]
-    tokens = (config.tokens or folder / TOKENS_FOLDER) / key
     where = (config.tokens, "--tokens") if config.tokens else (folder, "--out")
     with writable(*where):
-        make(tokens, fill)
+        tokens = _tokens(config, folder, contents, vocabulary, held_out)
     training, evaluation = read_tokens(tokens)
     pieces = special_pieces(vocabulary)
     inside = continues_word(vocabulary) if config.whole_words else None
@@ -137,33 +115,70 @@ def load_phases(
     def batched(
         part: str, text: TokenizedCorpus, phase: Phase, batch: int
     ) -> grain.MapDataset[PreTrainingBatch]:
-        packed = tokens / f"{part}-{phase.seq}"
         with writable(*where):
-            make(packed, lambda new: write_spans(new, text, phase.seq))
-        spans = read_spans(packed)
-        if text.num_documents < 2 or not len(spans):
-            raise InputError(
-                f"fewer than two of the corpus's {part.replace('_', ' ')} documents "
-                "have two word pieces together; give more text."
-            )
-        return batches(
-            examples(text, pieces, phase.seq, config.seed, inside, spans),
-            batch,
-            process=jax.process_index(),
-            num_processes=jax.process_count(),
-        )
+            spans = _packed(tokens, part, text, phase.seq)
+        ordered = examples(text, pieces, phase.seq, config.seed, inside, spans)
+        return batches(ordered, batch)
 
     return [
         Data(
             vocabulary,
-            name,
-            vocabulary_name,
+            contents,
             batched(TRAINING, training, phase, phase.batch),
             # As much at once as training does.
             batched(EVALUATION, evaluation, phase, phase.batch // phase.accumulate),
         )
         for phase in config.phases
     ]
+
+
+def _vocabulary(
+    config: PretrainConfig, folder: Path, held_out: Collection[int], *, goes_on: bool
+) -> Vocabulary:
+    """The vocabulary of a run that goes on, or else the given, or else a new one."""
+    kept = folder / VOCABULARY_FILE
+    # What else is there was left by a run that was killed before it began.
+    if goes_on and kept.exists():
+        return read_vocabulary(kept)
+    if config.vocab:
+        return read_vocabulary(config.vocab)
+    documents = enumerate(read_corpus(config.corpus))
+    trained_on = (document for i, document in documents if i not in held_out)
+    return train_vocabulary(trained_on, config.vocab_size or VOCAB_SIZE)
+
+
+def _tokens(
+    config: PretrainConfig,
+    folder: Path,
+    contents: dict[str, str],
+    vocabulary: Vocabulary,
+    held_out: Collection[int],
+) -> Path:
+    """The folder of the corpus as word pieces, made where it is not there."""
+    deciding = (*contents.values(), str(config.seed), str(MAX_SENTENCE))
+    tokens = config.tokens or folder / TOKENS_FOLDER
+    tokens /= contents_name(*deciding)[:16]
+
+    def fill(new: Path) -> None:
+        documents = read_corpus(config.corpus)
+        share = write_tokens(new, documents, held_out, tokenizer_of(vocabulary))
+        say_if_unknown(share)
+
+    make(tokens, fill)
+    return tokens
+
+
+def _packed(tokens: Path, part: str, text: TokenizedCorpus, length: int) -> Spans:
+    """The spans of a part of the corpus, packed once for each length."""
+    folder = tokens / f"{part}-{length}"
+    make(folder, lambda new: write_spans(new, text, length))
+    spans = read_spans(folder)
+    if text.num_documents < 2 or not len(spans):
+        raise InputError(
+            f"fewer than two of the corpus's {part.replace('_', ' ')} documents have "
+            "two word pieces together; give more text."
+        )
+    return spans
 
 
 def keep_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from models import BertForPreTraining, pretraining_losses
-from models.dropout import sequence_keys
-from train.core.accumulation import accumulated
+from train.core import objective
 from train.core.mesh import AXIS
 
 if TYPE_CHECKING:
@@ -19,15 +19,12 @@ if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int, Key
 
     from models import BertConfig, PreTrainingBatch
-
-Params = Any
-"""A tree of nested dictionaries of float32 arrays."""
+    from train.core.task import Params
 
 
 def init_params(config: BertConfig, seed: int) -> Params:
     """The parameters a model starts with, a function of its sizes and the seed."""
-    model = BertForPreTraining(config, rngs=nnx.Rngs(seed))
-    return nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    return objective.init_params(partial(BertForPreTraining, config), seed)
 
 
 def abstract_params(config: BertConfig) -> Params:
@@ -58,7 +55,7 @@ def training_loss(
       A function from parameters, the worker's share of a batch, and the number of
       earlier steps, for `onebit_jax.data_parallel`.
     """
-    graph = _graph(config)
+    graph = objective.graph_of(partial(BertForPreTraining, config))
 
     def sum_of(
         params: Params,
@@ -69,24 +66,21 @@ def training_loss(
         model = nnx.merge(graph, params)
         masked, next_sentence = pretraining_losses(*model(batch, keys), batch)
         # From means over the part to its share of the means over the whole.
-        own = jnp.maximum(jnp.sum(batch.masked_weights), 1.0)
+        here = jnp.maximum(jnp.sum(batch.masked_weights), 1.0)
         count = batch.token_ids.shape[0]
-        return masked * (own / predictions) + next_sentence * (count / sequences)
+        return masked * (here / predictions) + next_sentence * (count / sequences)
 
     def loss_fn(
         params: Params, batch: PreTrainingBatch, step: Int[Array, ""]
     ) -> Float[Array, ""]:
-        keys, share = None, batch.token_ids.shape[0]
-        if config.dropout:
-            first = jax.lax.axis_index(axes) * share
-            key = jax.random.fold_in(jax.random.key(seed), step)
-            keys = sequence_keys(key, first + jnp.arange(share))
+        share = batch.token_ids.shape[0]
+        keys = objective.dropout_keys(config.dropout, seed, step, share, axes)
         if accumulate == 1:
             model = nnx.merge(graph, params)
             masked, next_sentence = pretraining_losses(*model(batch, keys), batch)
             return masked + next_sentence
         predictions = jnp.maximum(jnp.sum(batch.masked_weights), 1.0)
-        return accumulated(sum_of, accumulate)(
+        return objective.accumulated(sum_of, accumulate)(
             params, (batch, keys), (share, predictions)
         )
 
@@ -97,7 +91,7 @@ def evaluation_loss(
     config: BertConfig,
 ) -> Callable[[Params, PreTrainingBatch], Float[Array, ""]]:
     """The loss of a global batch, without dropout."""
-    graph = _graph(config)
+    graph = objective.graph_of(partial(BertForPreTraining, config))
 
     def loss_fn(params: Params, batch: PreTrainingBatch) -> Float[Array, ""]:
         model = nnx.merge(graph, params)
@@ -105,8 +99,3 @@ def evaluation_loss(
         return masked + next_sentence
 
     return loss_fn
-
-
-def _graph(config: BertConfig) -> nnx.GraphDef[BertForPreTraining]:
-    abstract = nnx.eval_shape(lambda: BertForPreTraining(config, rngs=nnx.Rngs(0)))
-    return nnx.graphdef(abstract)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+
+from train.core.optimizer import Plan
 
 
-@dataclass(frozen=True)
-class Phase:
+@dataclass(frozen=True, kw_only=True)
+class Phase(Plan):
     """Steps with sequences of one length, their schedule and their freeze.
 
     A phase begins with the parameters that the one before left and with an optimizer
@@ -21,12 +22,6 @@ class Phase:
       batch: Sequences a step, of all workers together.
       accumulate: Micro-batches that a worker's share of them is computed in.
       earlier_steps: Steps of the phases before.
-      steps: Its own steps.
-      learning_rate: Peak of the learning rate.
-      warmup: Steps in which it rises.
-      decay_rate: Factor by which it falls.
-      decay_every: Steps in which it falls by that; None for a linear fall to a tenth.
-      freeze: Steps before 1-bit Adam freezes its variance.
     """
 
     flags: str
@@ -34,12 +29,6 @@ class Phase:
     batch: int
     accumulate: int
     earlier_steps: int
-    steps: int
-    learning_rate: float
-    warmup: int
-    decay_rate: float
-    decay_every: int | None
-    freeze: int | Literal["auto"]
 
     @property
     def last(self) -> int:

@@ -16,7 +16,8 @@ from train.bert.config import PretrainConfig
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from train.bert.config import Preset, Size
+    from models.config import Size
+    from train.bert.config import Preset
 
 
 def _published(

@@ -19,17 +19,15 @@ import tensorstore
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 import onebit_jax
-from train.core.distributed import loss_in
 from train.core.errors import InputError
-from train.core.totals import Sent
+from train.core.processes.distributed import loss_in
+from train.core.totals import Totals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     import optax
-
-    from models import BertConfig
 
 FOLDER = "checkpoints"
 _KEPT = 2
@@ -38,19 +36,19 @@ _TENSORSTORE_CODE = re.compile(r"os_error_code='(\d+)'")
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run is.
+    """The place that a run has reached.
 
     Attributes:
-      sent: Steps run, and the bytes that a worker sent in them.
+      totals: Steps run, and the bytes that a worker has sent in them.
       data: State of the iterator over batches.
     """
 
-    sent: Sent
+    totals: Totals
     data: dict[str, Any]
 
 
 class Checkpoint(NamedTuple):
-    """What is saved.
+    """The content of a checkpoint.
 
     Attributes:
       params: The parameters.
@@ -69,24 +67,24 @@ def latest_step(folder: Path) -> int:
 
 
 def exist(folder: Path) -> bool:
-    """Whether there is a checkpoint in a run's folder."""
+    """True if there is a checkpoint in a run's folder."""
     return bool(_steps(folder))
 
 
 def _steps(folder: Path) -> list[int]:
-    found = (folder / FOLDER).glob("[0-9]*")
-    return [int(path.name) for path in found if path.name.isdigit()]
+    paths = (folder / FOLDER).glob("[0-9]*")
+    return [int(path.name) for path in paths if path.name.isdigit()]
 
 
-def stored_model(folder: Path, step: int) -> dict[str, Any]:
-    """The model's sizes with which a checkpoint was saved.
+def saved_model(folder: Path, step: int) -> dict[str, Any]:
+    """The model with which a checkpoint was saved.
 
     Args:
       folder: The run's folder.
       step: The checkpoint's.
 
     Returns:
-      Sizes by name, and the optimizer's.
+      The names and values that `Checkpoints` was made with.
 
     Raises:
       InputError: The checkpoint is damaged.
@@ -107,13 +105,13 @@ class Checkpoints:
 
     Args:
       folder: The run's folder.
-      model: The model's sizes, which a checkpoint must have to be restored.
-      optimizer: The optimizer's name, likewise.
+      model: Names and values, of JSON, that a checkpoint must have been saved with to
+        be restored: the model's sizes, the optimizer.
     """
 
-    def __init__(self, folder: Path, model: BertConfig, optimizer: str):
+    def __init__(self, folder: Path, model: Mapping[str, Any]):
         self._folder = folder.resolve() / FOLDER
-        self._model = {**asdict(model), "optimizer": optimizer}
+        self._model = dict(model)
         self._manager = ocp.CheckpointManager(
             self._folder,
             options=ocp.CheckpointManagerOptions(
@@ -143,14 +141,14 @@ class Checkpoints:
         about = {
             "model": self._model,
             "mesh": dict(mesh.shape),
-            "sent": asdict(progress.sent),
+            "totals": asdict(progress.totals),
             "data": progress.data,
         }
         arrays = {"params": checkpoint.params, "state": checkpoint.state}
         before = self._manager.latest_step()
         try:
             self._manager.save(
-                progress.sent.steps,
+                progress.totals.steps,
                 args=ocp.args.Composite(
                     arrays=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(about)
                 ),
@@ -159,15 +157,15 @@ class Checkpoints:
             code = None if loss_in(error) else _system_error_in(error)
             if code is None:
                 raise
-            start = "the start" if before is None else f"that of step {before}"
+            newest = "the start" if before is None else f"that of step {before}"
             raise InputError(
-                f"the checkpoint of step {progress.sent.steps} cannot be written to "
+                f"the checkpoint of step {progress.totals.steps} cannot be written to "
                 f"{self._folder} ({os.strerror(code)}); make room for {_KEPT + 1} of "
-                f"them, and go on from {start} by --resume."
+                f"them, and go on from {newest} by --resume."
             ) from error
 
     def exist(self) -> bool:
-        """Whether there is a checkpoint."""
+        """True if there is a checkpoint."""
         return self._manager.latest_step() is not None
 
     def latest(self) -> int:
@@ -206,42 +204,29 @@ class Checkpoints:
             about = self._manager.restore(
                 step, args=ocp.args.Composite(about=ocp.args.JsonRestore())
             )["about"]
-            stored, shape = about["model"], about["mesh"]
-            sent, data = Sent(**about["sent"]), about["data"]
-        self._check_model(step, stored)
+            model, shape = about["model"], about["mesh"]
+            progress = Progress(Totals(**about["totals"]), about["data"])
+        self._check_model(step, model)
 
-        saved_on = _mesh_like(mesh, shape)
-        same = saved_on.shape == mesh.shape
-        state = onebit_jax.abstract_state(tx, params, mesh if same else saved_on)
-        if not same:
+        old_mesh = _mesh_like(mesh, shape)
+        is_resized = old_mesh.shape != mesh.shape
+        state = onebit_jax.abstract_state(tx, params, old_mesh if is_resized else mesh)
+        if is_resized:
             # A part of each worker's errors on each device: together they may be too
             # large for one.
             state = jax.tree.map(lambda x: _place(x, _divided(x, mesh)), state)
         replicated = NamedSharding(mesh, PartitionSpec())
+        placed = jax.tree.map(lambda x: _place(x, replicated), params)
+        wanted = ocp.args.StandardRestore({"params": placed, "state": state})
         with self._whole(step):
             read_through(self._folder / str(step) / "arrays")
             arrays = self._manager.restore(
-                step,
-                args=ocp.args.Composite(
-                    arrays=ocp.args.StandardRestore(
-                        {
-                            "params": jax.tree.map(
-                                lambda x: _place(x, replicated), params
-                            ),
-                            "state": state,
-                        }
-                    )
-                ),
+                step, args=ocp.args.Composite(arrays=wanted)
             )["arrays"]
         state = arrays["state"]
-        if not same:
-            target = onebit_jax.abstract_state(tx, params, mesh)
-            state = jax.jit(
-                lambda state: onebit_jax.resize(state, tx, params, saved_on, mesh),
-                out_shardings=jax.tree.map(lambda x: x.sharding, target),
-            )(state)
-        progress = Progress(sent, data)
-        return Checkpoint(arrays["params"], state, progress), saved_on.size
+        if is_resized:
+            state = _resized(state, tx, params, old_mesh, mesh)
+        return Checkpoint(arrays["params"], state, progress), old_mesh.size
 
     @contextlib.contextmanager
     def _whole(self, step: int) -> Iterator[None]:
@@ -264,11 +249,11 @@ class Checkpoints:
                 "from the one before."
             ) from error
 
-    def _check_model(self, step: int, stored: dict[str, Any]) -> None:
+    def _check_model(self, step: int, model: dict[str, Any]) -> None:
         differing = ", ".join(
-            f"{name} {stored.get(name)} there and {value} here"
+            f"{name} {model.get(name)} there and {value} here"
             for name, value in self._model.items()
-            if stored.get(name) != value
+            if model.get(name) != value
         )
         if differing:
             raise InputError(
@@ -316,6 +301,22 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     while cause is not None:
         yield cause
         cause = cause.__cause__ or cause.__context__
+
+
+def _resized(
+    state: Any,
+    tx: optax.GradientTransformation,
+    params: Any,
+    old_mesh: AbstractMesh,
+    mesh: Mesh,
+) -> Any:
+    """The state of the workers of one mesh as one of those of another."""
+    target = onebit_jax.abstract_state(tx, params, mesh)
+    resize = jax.jit(
+        lambda state: onebit_jax.resize(state, tx, params, old_mesh, mesh),
+        out_shardings=jax.tree.map(lambda x: x.sharding, target),
+    )
+    return resize(state)
 
 
 def _mesh_like(mesh: Mesh, shape: dict[str, int]) -> AbstractMesh:

@@ -1,4 +1,4 @@
-"""How a command starts beside other processes, and how it ends."""
+"""The beginning of a command beside other processes, and its end."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import jax
 import tyro
 
-from train.core.distributed import Cluster, loss_in, start
 from train.core.errors import LOST_EXIT, InputError, LostError
-from train.core.watchdog import Watchdog
+from train.core.processes.distributed import Cluster, initialize, loss_in
+from train.core.processes.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from train.core.totals import Sent
-
-Flags = TypeVar("Flags")
+Command = TypeVar("Command")
 
 MUCH_UNKNOWN = 0.1
 """Share of [UNK] in a text above which it is told."""
@@ -30,51 +28,8 @@ VIRTUAL_WORKERS = 8
 
 
 def is_main_process() -> bool:
-    """Whether this process is the one of many that writes and draws."""
+    """True in the one process of many that writes and draws."""
     return jax.process_index() == 0
-
-
-def say_if_never_compressed(flag: str, freeze: int | str, steps: int) -> None:
-    """Tells that 1-bit Adam would stay in its warm-up.
-
-    Args:
-      flag: What the freeze step is given by.
-      freeze: Steps before the variance is frozen, or a word.
-      steps: Steps in all.
-    """
-    if isinstance(freeze, int) and freeze >= steps:
-        say(
-            f"no step will be compressed: {flag} is {freeze:,} of {steps:,} steps; "
-            "give fewer, or a longer run."
-        )
-
-
-def say_if_not_compressed(flag: str, sent: Sent) -> None:
-    """Tells that a phase of 1-bit Adam has ended in its warm-up.
-
-    Args:
-      flag: What the freeze step is given by.
-      sent: What was sent up to its end.
-    """
-    if sent.stage == "warmup":
-        say(
-            f"no step was compressed: up to step {sent.steps:,} the variance was not "
-            f"stable; give a new run more steps, or a number as {flag}."
-        )
-
-
-def say_if_skipped(sent: Sent) -> None:
-    """Tells that steps were skipped.
-
-    Args:
-      sent: What was sent up to the end.
-    """
-    if sent.total_skipped:
-        say(
-            f"{sent.total_skipped:,} of {sent.steps:,} steps were skipped, as their "
-            "gradients were not finite; if they are many, give a smaller "
-            "--learning-rate."
-        )
 
 
 def say_if_unknown(share: float) -> None:
@@ -96,7 +51,7 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
-def read_flags(default: Flags, arguments: Sequence[str], module: str) -> Flags:
+def read_flags(default: Command, arguments: Sequence[str], module: str) -> Command:
     """Reads a command line.
 
     Args:
@@ -128,7 +83,7 @@ def join(cluster: Cluster, workers: int | None) -> None:
     Raises:
       InputError: The processes do not meet.
     """
-    processes = start(cluster)
+    processes = initialize(cluster)
     # Real devices are as many as they are.
     if workers and processes:
         jax.config.update("jax_num_cpu_devices", max(1, workers // processes))

@@ -1,4 +1,4 @@
-"""How a process ends for what a user can put right, or for another process's sake."""
+"""Errors that a user can put right, and the loss of another process."""
 
 from __future__ import annotations
 

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
+
+import tyro
 
 import onebit_jax
 from train.core.mesh import DEVICE, HOST
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jax.sharding import AbstractMesh, Mesh
 
     from train.core.mesh import Topology
 
-Wire = Literal["signs", "counts"]
+EXCHANGES: dict[str, Callable[..., onebit_jax.Exchange]] = {
+    "sign_mean": onebit_jax.sign_mean,
+    "count_mean": onebit_jax.count_mean,
+}
+"""The exchanges of `--exchange`, by name: functions of mesh axes."""
+
+if TYPE_CHECKING:
+    ExchangeName = str
+else:
+    ExchangeName = tyro.extras.literal_type_from_choices(EXCHANGES)
 
 
 def make_exchange(
-    mesh: Mesh | AbstractMesh, wire: Wire = "signs", topology: Topology = "auto"
+    mesh: Mesh | AbstractMesh, name: str = "sign_mean", topology: Topology = "auto"
 ) -> onebit_jax.Exchange:
-    """The exchange of 1-bit Adam's compressed stage.
+    """The exchange of a compressed stage.
 
     Args:
       mesh: The workers, from `train.core.mesh.make_mesh`.
-      wire: What is sent: signs there and back, or counts of them in one all-reduce.
+      name: One of `EXCHANGES`.
       topology: Who compresses: 'flat', each device; else, on a mesh of hosts, each
         host for its devices together.
 
@@ -35,7 +48,7 @@ def make_exchange(
       >>> make_exchange(make_mesh(1)).axes
       ('data',)
     """
-    exchange = {"signs": onebit_jax.sign_mean, "counts": onebit_jax.count_mean}[wire]
+    exchange = EXCHANGES[name]
     if HOST in mesh.axis_names and topology != "flat":
         return onebit_jax.hierarchical(exchange(HOST), within=DEVICE)
     return exchange(mesh.axis_names)

@@ -1,303 +1,319 @@
-"""Training with one optimizer: steps, measures, evaluations, checkpoints."""
+"""The training loop of all tasks: steps, measures, evaluations, checkpoints."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from contextlib import closing
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
 from tqdm import tqdm
 
 import onebit_jax
-from models import SIZES
-from train.bert.examples import stream
-from train.bert.objective import abstract_params, init_params, training_loss
-from train.core import metrics_log as record
+from train.core import metrics_log, picture
+from train.core.batches import element, place, stream
 from train.core.checkpoint import Checkpoint, Checkpoints, Progress
-from train.core.command import (
-    is_main_process,
-    say,
-    say_if_never_compressed,
-    say_if_not_compressed,
-    say_if_skipped,
-)
+from train.core.command import is_main_process, say
 from train.core.errors import writable
-from train.core.exchange import make_exchange
 from train.core.metrics_log import EvalMetrics, StepMetrics
-from train.core.optimizer import freeze_rule, learning_rate_schedule, make_optimizer
-from train.core.program import compile_program, place
-from train.core.totals import Sent
+from train.core.totals import Totals, count, stage_rates
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     import grain
-    import optax
     from jax.sharding import Mesh
 
-    from models import BertConfig, PreTrainingBatch
-    from train.bert.config import Optimizer, PretrainConfig
-    from train.bert.data import Data
-    from train.bert.phases import Phase
-    from train.core.program import Program
-    from train.core.totals import Stage
-    from train.core.watchdog import Watchdog
-
+    from train.core.flags import TrainingFlags
+    from train.core.processes.watchdog import Watchdog
+    from train.core.task import Params, Phase, Task
 
 AHEAD = 2
 """Steps that a device has to do while the host prepares the next."""
 
 
 def train(
-    config: PretrainConfig,
-    data: Sequence[Data],
-    mesh: Mesh,
+    task: Task,
+    flags: TrainingFlags,
     until: int,
-    begin: Callable[[], None],
+    mesh: Mesh,
     watchdog: Watchdog,
-) -> None:
+    begin: Callable[[], None] = lambda: None,
+) -> Totals:
     """Trains, from the newest checkpoint where there is one.
 
     Args:
-      config: The flags; their steps are those of the schedules, and their `out` is
-        where the checkpoints and metrics are, or will be.
-      data: What to train on in each phase.
-      mesh: The workers.
+      task: What to train.
+      flags: Where the training goes on, and how often it writes.
       until: Steps to have trained at the end; where they are more than those of all
         phases, the last goes on.
+      mesh: The workers.
+      watchdog: Told of each wait for the other processes.
       begin: Called once the newest checkpoint, if there is one, has been read whole.
-      watchdog: What is told of each wait for the other processes.
+
+    Returns:
+      Steps and bytes at the end.
 
     Raises:
       InputError: The newest checkpoint is damaged or of another model, or there is
         none although there are metrics.
     """
-    folder, phases = config.out, config.phases
-    model = replace(
-        SIZES[config.model],
-        vocab_size=len(data[0].vocabulary),
-        **config.model_options,
-    )
-    with closing(Checkpoints(folder, model, config.optimizer)) as checkpoints:
-        reached = None
-        watchdog.expect("the start from a checkpoint")
-        if checkpoints.exist() or record.read(folder):
-            # One at the end of a phase has the state of that phase.
-            earlier = [p for p in phases if p.earlier_steps < checkpoints.latest()]
-            tx, _ = _optimizer(config, [phases[0], *earlier][-1], mesh)
-            reached, workers = checkpoints.restore(tx, abstract_params(model), mesh)
-            if workers != mesh.size:
-                say(f"{folder}: converted from {workers} workers to {mesh.size}")
-            if is_main_process():
-                with writable(folder):
-                    record.truncate(folder, reached.progress.sent.steps)
-            begin()
-        for phase, own in zip(phases, data, strict=True):
-            last = phase.last if phase.last < config.total_steps else until
-            if reached and reached.progress.sent.steps >= last:
-                continue
-            if len(phases) > 1:
-                say(f"sequences of {phase.seq} tokens to step {last:,}")
-            tx, schedule = _optimizer(config, phase, mesh)
-            loss_fn = training_loss(
-                model, config.seed, mesh.axis_names, phase.accumulate
-            )
-            run = onebit_jax.data_parallel(loss_fn, tx, mesh)
-            with closing(stream(own.training)) as batches:
-                is_new = reached is None
-                start = _start(phase, run, batches, reached, model, config.seed)
-                reached = None  # its arrays need no memory while this phase trains
-                if is_new:
-                    watchdog.expect("the checkpoint of step 0")
-                    checkpoints.save(start, mesh)
-                    begin()
-                watchdog.expect("")  # a compilation waits for nobody
-                program = compile_program(
-                    run, model, start.params, start.state, own, mesh
-                )
-                _say_rates(config.optimizer, program)
-                flag = f"{phase.flags}freeze-step"
-                if config.optimizer == "onebit_adam":
-                    own_steps = last - phase.earlier_steps
-                    say_if_never_compressed(flag, phase.freeze, own_steps)
-                training = _Training(
-                    config, phase, mesh, schedule, program, checkpoints, watchdog
-                )
-                reached = training.loop(start, batches, last)
-                watchdog.expect("")
-                if config.optimizer == "onebit_adam" and phase.freeze == "auto":
-                    say_if_not_compressed(flag, reached.progress.sent)
-        if reached:
-            say_if_skipped(reached.progress.sent)
+    folder = flags.out
+    with closing(Checkpoints(folder, task.model)) as checkpoints:
+        loop = _Loop(task, flags, mesh, watchdog, checkpoints)
+        loop.resume()
+        begin()
+        for phase in task.phases:
+            last = until if phase is task.phases[-1] else phase.last
+            if loop.totals.steps < last:
+                loop.train(phase, last)
+    watchdog.expect("")
+    reached, totals = loop.take(), loop.totals
+    if totals.total_skipped:
+        say(
+            f"{totals.total_skipped:,} of {totals.steps:,} steps were skipped, as "
+            "their gradients were not finite; if they are many, give a smaller "
+            "--learning-rate."
+        )
+    if is_main_process():
+        with writable(folder):
+            picture.draw(folder / picture.FILE, {task.name: metrics_log.read(folder)})
+    params = onebit_jax.local_params(reached.params, reached.state)
+    del reached  # what `finish` computes may need the memory of the state
+    task.finish(params)
+    return totals
 
 
-def _optimizer(
-    config: PretrainConfig, phase: Phase, mesh: Mesh
-) -> tuple[optax.GradientTransformationExtraArgs, optax.Schedule]:
-    schedule = learning_rate_schedule(
-        phase.learning_rate,
-        phase.warmup,
-        phase.steps,
-        decay_rate=phase.decay_rate,
-        decay_every=phase.decay_every,
-    )
-    tx = make_optimizer(
-        config.optimizer,
-        schedule,
-        freeze_rule(phase.freeze, phase.warmup, phase.steps),
-        make_exchange(mesh, config.wire, config.topology),
-        weight_decay=config.weight_decay,
-        clip=config.clip,
-    )
-    return tx, schedule
+class _Program(NamedTuple):
+    """A compiled step, its evaluation, and the bytes that it sends by stage."""
+
+    step: Callable[..., tuple[Params, Any, jax.Array]]
+    evaluate: Callable[[Params], float] | None
+    rates: dict[str, int]
 
 
-def _start(
-    phase: Phase,
-    run: onebit_jax.DataParallel,
-    batches: grain.DatasetIterator[PreTrainingBatch],
-    reached: Checkpoint | None,
-    model: BertConfig,
-    seed: int,
-) -> Checkpoint:
-    """Where the phase goes on, or its own new start from the parameters before it."""
-    if reached and reached.progress.sent.steps > phase.earlier_steps:
-        batches.set_state(reached.progress.data)
-        return reached
-    sent = reached.progress.sent.at_phase_start() if reached else Sent()
-    params, state = run.init(reached.params if reached else init_params(model, seed))
-    return Checkpoint(params, state, Progress(sent, batches.get_state()))
+class _Loop:
+    """A training between two phases: its newest checkpoint, and what it needs."""
 
-
-def _say_rates(optimizer: Optimizer, program: Program) -> None:
-    say(f"{optimizer}: a worker sends {_spell_rates(program.rates)}")
-    if program.host_rates:
-        say(f"{optimizer}: between hosts {_spell_rates(program.host_rates)}")
-
-
-def _spell_rates(rates: Mapping[Stage, int]) -> str:
-    if rates["warmup"] == rates["compressed"]:
-        return f"{rates['warmup']:,} bytes a step"
-    return (
-        f"{rates['warmup']:,} bytes a step in the warm-up and {rates['compressed']:,} "
-        "in the compressed stage"
-    )
-
-
-@dataclass(frozen=True)
-class _Training:
-    config: PretrainConfig
-    phase: Phase
-    mesh: Mesh
-    schedule: optax.Schedule
-    program: Program
-    checkpoints: Checkpoints
-    watchdog: Watchdog
-
-    @property
-    def ahead(self) -> int:
-        """Steps that may be in flight behind the one that is waited for.
-
-        None where workers share a CPU: there they can block each other. Elsewhere few,
-        so that what a step may take is counted from about its own start.
-        """
-        return 0 if self.mesh.devices.flat[0].platform == "cpu" else AHEAD
-
-    def loop(
+    def __init__(
         self,
-        start: Checkpoint,
-        batches: grain.DatasetIterator[PreTrainingBatch],
+        task: Task,
+        flags: TrainingFlags,
+        mesh: Mesh,
+        watchdog: Watchdog,
+        checkpoints: Checkpoints,
+    ):
+        self.task, self.flags, self.mesh = task, flags, mesh
+        self.watchdog, self.checkpoints = watchdog, checkpoints
+        self.totals = Totals()
+        self._reached: Checkpoint | None = None
+
+    def take(self) -> Checkpoint:
+        """The newest checkpoint, whose arrays are held here no longer."""
+        reached, self._reached = self._reached, None
+        assert reached, "nothing was trained"
+        return reached
+
+    def resume(self) -> None:
+        """Reads the newest checkpoint, if there is one, and cuts the metrics to it."""
+        folder, phases = self.flags.out, self.task.phases
+        self.watchdog.expect("the start from a checkpoint")
+        if not (self.checkpoints.exist() or metrics_log.read(folder)):
+            return
+        # One at the end of a phase has the state of that phase.
+        ended = sum(phase.last < self.checkpoints.latest() for phase in phases)
+        tx = phases[min(ended, len(phases) - 1)].tx
+        params = jax.eval_shape(self.task.init)
+        self._reached, workers = self.checkpoints.restore(tx, params, self.mesh)
+        self.totals = self._reached.progress.totals
+        if workers != self.mesh.size:
+            say(f"{folder}: converted from {workers} workers to {self.mesh.size}")
+        if is_main_process():
+            with writable(folder):
+                metrics_log.truncate(folder, self.totals.steps)
+
+    def train(self, phase: Phase, last: int) -> None:
+        """Trains a phase to a step, where there is a checkpoint."""
+        if phase.title:
+            say(phase.title)
+        run = onebit_jax.data_parallel(phase.loss, phase.tx, self.mesh)
+        with closing(stream(phase.batches)) as batches:
+            begun = self._begin(phase, run, batches)
+            program = self._compile(phase, run, begun)
+            self._reached = self._steps(phase, program, begun, batches, last)
+        unused = [name for name, steps in self.totals.by_stage.items() if not steps]
+        if phase.advice and unused:
+            say(
+                f"no step up to {self.totals.steps:,} ran in the stage {unused[0]}: "
+                f"{phase.advice}."
+            )
+
+    def _begin(
+        self,
+        phase: Phase,
+        run: onebit_jax.DataParallel,
+        batches: grain.DatasetIterator[Any],
+    ) -> Checkpoint:
+        """The checkpoint to go on from, or the beginning of a phase."""
+        if self.totals.steps > phase.earlier_steps:
+            reached = self.take()
+            batches.set_state(reached.progress.data)
+            return reached
+        is_new = self._reached is None
+        params = self.task.init() if is_new else self.take().params
+        progress = Progress(self.totals.at_phase_start(), batches.get_state())
+        begun = Checkpoint(*run.init(params), progress)
+        if is_new:
+            self.watchdog.expect("the checkpoint of step 0")
+            self.checkpoints.save(begun, self.mesh)
+        return begun
+
+    def _compile(
+        self, phase: Phase, run: onebit_jax.DataParallel, begun: Checkpoint
+    ) -> _Program:
+        """The phase's programs; says what they send."""
+        name, mesh = self.task.name, self.mesh
+        self.watchdog.expect("")  # a compilation waits for nobody
+        batch = place(element(phase.batches, 0), mesh)
+        arguments = begun.params, begun.state, batch, np.uint32(0)
+        step = run.step.lower(*arguments).compile()
+        traffic = onebit_jax.traffic(step, mesh)
+        rates = stage_rates(traffic)
+        say(f"{name}: a worker sends {_spelled(rates)}")
+        if len(mesh.axis_names) > 1:
+            axis = mesh.axis_names[0]
+            say(f"{name}: between {axis}s {_spelled(stage_rates(traffic, axis))}")
+        onebit_jax.metrics(begun.state)  # is compiled by itself, at its first call
+        evaluate = phase.evaluation(begun.params) if phase.evaluation else None
+        return _Program(step, evaluate, rates)
+
+    def _steps(
+        self,
+        phase: Phase,
+        program: _Program,
+        begun: Checkpoint,
+        batches: grain.DatasetIterator[Any],
         last: int,
     ) -> Checkpoint:
-        """Trains to a step, where there is a checkpoint, which is returned."""
-        params, state, progress = start
-        sent = progress.sent
-        config = self.config
-        logged, since = sent.steps, time.perf_counter()
-        with tqdm(
-            desc=config.optimizer,
+        flags, watchdog = self.flags, self.watchdog
+        params, state, progress = begun
+        self.totals = progress.totals
+        # Workers that share a CPU can block each other's steps in flight. Elsewhere
+        # there are few, so that a step's time is counted from about its own beginning.
+        ahead = 0 if self.mesh.devices.flat[0].platform == "cpu" else AHEAD
+        losses: deque[jax.Array] = deque()
+        speed = _Speed(self.totals.steps)
+        bar = self._bar(last)
+        for step in bar:
+            watchdog.expect(f"step {step - len(losses)}")
+            batch = place(next(batches), self.mesh)
+            params, state, loss = program.step(
+                params, state, batch, np.uint32(step - 1)
+            )
+            losses.append(loss)
+            if len(losses) > ahead:
+                losses.popleft().block_until_ready()
+            log, evaluate, save = (
+                step % every == 0 or step == last
+                for every in (
+                    flags.log_every,
+                    phase.eval_every,
+                    flags.checkpoint_every,
+                )
+            )
+            if log or save:
+                measured = jax.device_get(onebit_jax.metrics(state))
+                self.totals = count(self.totals, step, measured, program.rates)
+            if log:
+                rate = phase.batch * speed.steps_per_second(step)
+                self._log(phase, program.rates, float(loss), rate, bar)
+            with speed.paused():
+                if evaluate and program.evaluate:
+                    watchdog.expect(f"the evaluation after step {step}")
+                    held_out = program.evaluate(onebit_jax.local_params(params, state))
+                    self._append(EvalMetrics(step, held_out))
+                if save:
+                    watchdog.expect(f"the checkpoint of step {step}")
+                    progress = Progress(self.totals, batches.get_state())
+                    newest = Checkpoint(params, state, progress)
+                    self.checkpoints.save(newest, self.mesh)
+        return Checkpoint(params, state, progress)
+
+    def _bar(self, last: int) -> tqdm:
+        """A progress bar over the numbers of the steps to come."""
+        done = self.totals.steps
+        return tqdm(
+            range(done + 1, last + 1),
+            desc=self.task.name,
             total=last,
-            initial=sent.steps,
+            initial=done,
             unit="step",
             mininterval=0.5,
             disable=not is_main_process(),
-        ) as bar:
-            losses: deque[jax.Array] = deque()
-            for step in range(sent.steps + 1, last + 1):
-                self.watchdog.expect(f"step {step - len(losses)}")
-                params, state, loss = self.program.step(
-                    params, state, place(next(batches), self.mesh), np.uint32(step - 1)
-                )
-                losses.append(loss)
-                if len(losses) > self.ahead:
-                    losses.popleft().block_until_ready()
-                bar.update()
-                log, evaluate, save = (
-                    step % every == 0 or step == last
-                    for every in (
-                        config.log_every,
-                        config.eval_every,
-                        config.checkpoint_every,
-                    )
-                )
-                if log or save:
-                    sent = self._count(sent, step, state)
-                if log:
-                    seconds = time.perf_counter() - since
-                    rate = (step - logged) * self.phase.batch / seconds
-                    self._log(sent, float(loss), rate, bar)
-                    logged, since = step, time.perf_counter()
-                paused = time.perf_counter()
-                if evaluate:
-                    self.watchdog.expect(f"the evaluation after step {step}")
-                    self._append(EvalMetrics(step, self.program.evaluate(params)))
-                if save:
-                    self.watchdog.expect(f"the checkpoint of step {step}")
-                    progress = Progress(sent, batches.get_state())
-                    self.checkpoints.save(
-                        Checkpoint(params, state, progress), self.mesh
-                    )
-                since += time.perf_counter() - paused
-        return Checkpoint(params, state, progress)
-
-    def _count(self, sent: Sent, step: int, state: Any) -> Sent:
-        measured = jax.device_get(onebit_jax.metrics(state))
-        return sent.after(
-            step,
-            frozen_at=int(measured.get("frozen_at", 0)),
-            skipped=int(measured["skipped"]),
-            rates=self.program.rates,
         )
 
-    def _log(self, sent: Sent, loss: float, rate: float, bar: tqdm) -> None:
+    def _log(
+        self, phase: Phase, rates: dict[str, int], loss: float, rate: float, bar: tqdm
+    ) -> None:
+        totals = self.totals
         self._append(
             StepMetrics(
-                step=sent.steps,
+                step=totals.steps,
                 loss=loss,
-                stage=sent.stage,
-                sent_bytes=self.program.rates[sent.stage],
-                total_sent_bytes=sent.total_bytes,
-                skipped=sent.total_skipped,
+                stage=totals.stage,
+                sent_bytes=rates[totals.stage],
+                total_sent_bytes=totals.total_bytes,
+                skipped=totals.total_skipped,
                 # A skipped step does not advance the schedule.
-                learning_rate=np.asarray(self.schedule(sent.taken - 1)).item(),
+                learning_rate=np.asarray(phase.schedule(totals.taken - 1)).item(),
                 examples_per_second=rate,
             )
         )
         bar.set_postfix(
             {
                 "loss": f"{loss:.3f}",
-                "stage": sent.stage,
+                "stage": totals.stage,
                 "examples/s": f"{rate:.0f}",
-                "MB sent": f"{sent.total_bytes / 1e6:.1f}",
+                "MB sent": f"{totals.total_bytes / 1e6:.1f}",
             }
         )
 
     def _append(self, metrics: StepMetrics | EvalMetrics) -> None:
         if is_main_process():
-            with writable(self.config.out):
-                record.append(self.config.out, metrics)
+            folder = self.flags.out
+            with writable(folder):
+                metrics_log.append(folder, metrics)
+
+
+class _Speed:
+    """Steps a second since the last time that it was asked for, without pauses."""
+
+    def __init__(self, step: int):
+        self._step, self._since = step, time.perf_counter()
+
+    def steps_per_second(self, step: int) -> float:
+        """The speed up to a step, and from there anew."""
+        seconds = time.perf_counter() - self._since
+        steps, self._step = step - self._step, step
+        self._since = time.perf_counter()
+        return steps / seconds
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time that does not count."""
+        before = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - before
+
+
+def _spelled(rates: dict[str, int]) -> str:
+    (first, size), *others = rates.items()
+    text = f"{size:,} bytes a step"
+    if all(other == size for _, other in others):
+        return text
+    more = (f", {other:,} of {name}" for name, other in others)
+    return f"{text} of the stage {first}" + "".join(more)

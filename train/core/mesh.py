@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import jax
 import numpy as np
@@ -10,15 +10,11 @@ from jax.sharding import AxisType, Mesh
 
 from train.core.errors import InputError
 
-if TYPE_CHECKING:
-    from models.config import Attention
-
 AXIS = "data"
 """The axis of a mesh of workers that are all alike."""
 
 HOST, DEVICE = "host", "device"
 """The axes of a mesh of several processes that have several devices each."""
-
 
 Topology = Literal["auto", "flat", "hierarchical"]
 
@@ -74,7 +70,34 @@ def make_mesh(workers: int | None = None, topology: Topology = "auto") -> Mesh:
     return Mesh(hosts, (HOST, DEVICE), axis_types=(AxisType.Auto,) * 2)
 
 
-def check_attention(attention: Attention, mesh: Mesh) -> None:
+def check_divisible(
+    batch: int, mesh: Mesh, accumulate: int = 1, prefix: str = "--"
+) -> None:
+    """Refuses a batch that the workers cannot share equally.
+
+    Args:
+      batch: Examples of a whole batch.
+      mesh: The workers.
+      accumulate: Parts that a worker's share is computed in.
+      prefix: What the flags of the batch and of its parts begin with.
+
+    Raises:
+      InputError: Workers, or parts, would differ in size.
+    """
+    share, left = divmod(batch, mesh.size)
+    if left:
+        raise InputError(
+            f"{prefix}batch {batch} cannot be shared equally by {mesh.size} workers; "
+            "make it a multiple, or give --workers."
+        )
+    if share % accumulate:
+        raise InputError(
+            f"{prefix}accumulate {accumulate} cannot divide the {share} examples of "
+            f"each of {mesh.size} workers; give a divisor."
+        )
+
+
+def check_attention(attention: str, mesh: Mesh) -> None:
     """Refuses attention that the workers' devices cannot compute.
 
     Args:

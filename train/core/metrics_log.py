@@ -12,30 +12,29 @@ from train.core.errors import InputError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from train.core.totals import Stage
-
 FILE = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """What is known of a step.
+    """Measures of a step.
 
     Attributes:
       step: The step, counted from 1.
       loss: Its training loss, in nats; written as null where it is not finite.
-      stage: The stage that it ran in; plain Adam is always in its warm-up.
+      stage: The name of the optimizer's stage that it ran in; `every` for one that has
+        no stages.
       sent_bytes: Bytes that one worker sent in it.
       total_sent_bytes: Bytes that one worker sent up to it.
       skipped: Steps skipped so far, for gradients that were not finite.
       learning_rate: Its learning rate.
-      examples_per_second: Sequences trained on a second, of all workers together,
-        since the last line.
+      examples_per_second: Examples trained on a second since the last line, of all
+        workers together; the time of evaluations and checkpoints does not count.
     """
 
     step: int
     loss: float
-    stage: Stage
+    stage: str
     sent_bytes: int
     total_sent_bytes: int
     skipped: int

@@ -2,18 +2,76 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import optax
+import tyro
 
 import onebit_jax
+from train.core.command import say
+from train.core.exchange import make_exchange
 
 if TYPE_CHECKING:
-    from train.bert.config import Optimizer
+    from collections.abc import Callable
+
+    from jax.sharding import Mesh
+
+    from train.core.flags import TrainingFlags
+    from train.core.mesh import Topology
 
 FLOOR = 0.1
 """Share of the peak that the learning rate falls to, and stays at."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Schedule and freeze of an optimizer, all defaults put in.
+
+    Attributes:
+      steps: Steps that the schedule is made for.
+      learning_rate: Peak of the learning rate.
+      warmup: Steps in which it rises.
+      freeze: Steps before a variance is frozen, for an optimizer that does.
+      decay_rate: Factor by which the learning rate falls.
+      decay_every: Steps in which it falls by that; None for a linear fall to a tenth.
+    """
+
+    steps: int
+    learning_rate: float
+    warmup: int
+    freeze: int | Literal["auto"]
+    decay_rate: float = 1.0
+    decay_every: int | None = None
+
+
+def warmup_and_freeze(
+    steps: int,
+    warmup_steps: int | None,
+    freeze_step: int | Literal["auto"] | None,
+    share: float,
+) -> tuple[int, int | Literal["auto"]]:
+    """The steps of the learning rate's rise and before the freeze.
+
+    Args:
+      steps: Steps in all.
+      warmup_steps: Those of the rise; None for a tenth of all.
+      freeze_step: Those before the freeze; None for a share of all, but not before
+        the rise ends.
+      share: That share.
+
+    Returns:
+      Both.
+
+    Example:
+      >>> from train.core.optimizer import warmup_and_freeze
+      >>> warmup_and_freeze(300, None, None, 0.2)
+      (30, 60)
+    """
+    warmup = round(0.1 * steps) if warmup_steps is None else warmup_steps
+    default = max(warmup, round(share * steps), 1)
+    return warmup, default if freeze_step is None else freeze_step
 
 
 def learning_rate_schedule(
@@ -88,8 +146,57 @@ def decays(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(decays_at, params)
 
 
+def _adam(
+    schedule: optax.Schedule,
+    exchange: onebit_jax.Exchange,
+    freeze: onebit_jax.FreezeRule,
+    weight_decay: float,
+) -> optax.GradientTransformation:
+    del freeze
+    return optax.chain(
+        onebit_jax.exact_mean(exchange.axes),
+        optax.adamw(schedule, weight_decay=weight_decay, mask=decays),
+    )
+
+
+def _onebit_adam(
+    schedule: optax.Schedule,
+    exchange: onebit_jax.Exchange,
+    freeze: onebit_jax.FreezeRule,
+    weight_decay: float,
+) -> optax.GradientTransformation:
+    return onebit_jax.onebit_adamw(
+        schedule, exchange, freeze, weight_decay=weight_decay, mask=decays
+    )
+
+
+class Optimizer(NamedTuple):
+    """An optimizer of the command line.
+
+    Attributes:
+      make: From schedule, exchange, freeze rule and weight decay to a transformation
+        of each worker's own gradients; it looks at what it needs.
+      flags: Fields of `TrainingFlags` that other optimizers may lack.
+    """
+
+    make: Callable[..., optax.GradientTransformation]
+    flags: frozenset[str] = frozenset()
+
+
+OPTIMIZERS = {
+    "onebit_adam": Optimizer(_onebit_adam, frozenset({"exchange", "freeze_step"})),
+    "adam": Optimizer(_adam),
+}
+"""The optimizers of `--optimizer`, by name."""
+
+if TYPE_CHECKING:
+    OptimizerName = str
+else:
+    OptimizerName = tyro.extras.literal_type_from_choices(OPTIMIZERS)
+
+
 def make_optimizer(
-    name: Optimizer,
+    name: str,
     schedule: optax.Schedule,
     freeze: onebit_jax.FreezeRule,
     exchange: onebit_jax.Exchange,
@@ -100,31 +207,77 @@ def make_optimizer(
     """An optimizer that takes each worker's own gradients and skips non-finite ones.
 
     Args:
-      name: Which.
+      name: One of `OPTIMIZERS`.
       schedule: The learning rate.
-      freeze: When 1-bit Adam freezes its variance; not looked at for plain Adam.
-      exchange: 1-bit Adam's of its compressed stage; plain Adam takes the exact mean
-        over the same workers.
+      freeze: When a variance is frozen.
+      exchange: That of a compressed stage; its axes are the workers'.
       weight_decay: λ of decoupled weight decay.
       clip: Norm that gradients are clipped to; 0 for no clipping.
 
     Returns:
       A transformation for `onebit_jax.data_parallel`.
     """
-    axes = exchange.axes
-    if name == "adam":
-        tx = optax.chain(
-            onebit_jax.exact_mean(axes),
-            optax.adamw(schedule, weight_decay=weight_decay, mask=decays),
-        )
-    else:
-        tx = onebit_jax.onebit_adamw(
-            schedule,
-            exchange,
-            freeze,
-            weight_decay=weight_decay,
-            mask=decays,
-        )
+    tx = OPTIMIZERS[name].make(schedule, exchange, freeze, weight_decay)
     if clip:
-        tx = optax.chain(onebit_jax.clip_by_worker_norm(clip, axes), tx)
-    return onebit_jax.skip_nonfinite(tx, axes)
+        tx = optax.chain(onebit_jax.clip_by_worker_norm(clip, exchange.axes), tx)
+    return onebit_jax.skip_nonfinite(tx, exchange.axes)
+
+
+def planned_optimizer(
+    config: TrainingFlags, plan: Plan, mesh: Mesh, topology: Topology = "auto"
+) -> tuple[optax.GradientTransformationExtraArgs, optax.Schedule]:
+    """The optimizer and the learning rate that the flags ask for.
+
+    Args:
+      config: The flags.
+      plan: Its schedule and its freeze.
+      mesh: The workers.
+      topology: Who compresses.
+
+    Returns:
+      A transformation for `onebit_jax.data_parallel`, and its schedule.
+    """
+    schedule = learning_rate_schedule(
+        plan.learning_rate,
+        plan.warmup,
+        plan.steps,
+        decay_rate=plan.decay_rate,
+        decay_every=plan.decay_every,
+    )
+    tx = make_optimizer(
+        config.optimizer,
+        schedule,
+        freeze_rule(plan.freeze, plan.warmup, plan.steps),
+        make_exchange(mesh, config.exchange, topology),
+        weight_decay=config.weight_decay,
+        clip=config.clip,
+    )
+    return tx, schedule
+
+
+def freeze_advice(
+    config: TrainingFlags, freeze: int | Literal["auto"], steps: int, flag: str
+) -> str:
+    """Advice for a run that never compresses; a freeze too late is told of at once.
+
+    Args:
+      config: The flags.
+      freeze: Steps before the freeze.
+      steps: Steps in all.
+      flag: What the freeze step is given by.
+
+    Returns:
+      For `train.core.task.Phase.advice`; empty for an optimizer that freezes nothing.
+    """
+    if "freeze_step" not in OPTIMIZERS[config.optimizer].flags:
+        return ""
+    if isinstance(freeze, int):
+        if freeze >= steps:
+            say(
+                f"no step will be compressed: {flag} is {freeze:,} of {steps:,} "
+                "steps; give fewer, or a longer run."
+            )
+        return ""
+    return (
+        f"the variance was not stable; give a new run more steps, or a number as {flag}"
+    )

@@ -25,25 +25,25 @@ def draw(path: Path, runs: Mapping[str, Sequence[dict[str, Any]]]) -> None:
       runs: The lines of `metrics.jsonl` by the name of the optimizer.
     """
     figure = Figure(figsize=(11, 4.5), layout="constrained")
-    losses, sent = figure.subplots(1, 2)
+    losses, traffic = figure.subplots(1, 2)
     for color, (name, lines) in zip(_COLORS, runs.items(), strict=False):
         steps = [line for line in lines if "stage" in line]
         evaluations = [line for line in lines if "eval_loss" in line]
         _draw_losses(losses, name, color, steps, evaluations)
         megabytes = [line["total_sent_bytes"] / 1e6 for line in steps]
-        sent.plot(_column(steps, "step"), megabytes, color=color, label=name)
-        frozen = [line["step"] for line in steps if line["stage"] == "compressed"]
-        if frozen:
-            for axes in (losses, sent):
-                axes.axvline(frozen[0], color=color, linestyle=":", label="freeze")
-    losses.set(xlabel="step", ylabel="loss (nats)", title="Pre-training loss")
-    sent.set(
+        traffic.plot(_column(steps, "step"), megabytes, color=color, label=name)
+        begins = {line["stage"]: line["step"] for line in reversed(steps)}
+        for stage, step in sorted(begins.items(), key=lambda item: item[1])[1:]:
+            for axes in (losses, traffic):
+                axes.axvline(step, color=color, linestyle=":", label=stage)
+    losses.set(xlabel="step", ylabel="loss (nats)", title="Loss")
+    traffic.set(
         xlabel="step",
         ylabel="megabytes",
         ylim=(0, None),
         title="Sent by one worker, cumulated",
     )
-    for axes in (losses, sent):
+    for axes in (losses, traffic):
         axes.grid(alpha=0.3)
         axes.legend()
     figure.savefig(path, dpi=120)

@@ -1,45 +1,60 @@
-"""A run's folder: what was asked for, and how far it is to go."""
+"""A run's folder: what was asked for, of which data, and how far it is to go."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from train.bert.config import PretrainConfig, from_json, to_json, train_the_same
-from train.core import checkpoint
-from train.core import metrics_log as record
+import jax
+
+from train.core import checkpoint, metrics_log
+from train.core.checkpoint import latest_step
+from train.core.command import is_main_process
 from train.core.errors import InputError, writable
+from train.core.flags import TrainingFlags, differing, from_json, to_json
+from train.core.processes.distributed import check_agreed, check_shared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-Made = TypeVar("Made")
+    from train.core.processes.watchdog import Watchdog
+
+Flags = TypeVar("Flags", bound=TrainingFlags)
 
 FILE = "config.json"
-_COMMAND = "train.pretrain"
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Generic[Flags]):
     """A run, as its folder remembers it.
 
     Attributes:
-      config: The flags that it was started with.
-      corpus: The name of its corpus by its contents.
-      vocabulary: The name of its vocabulary, likewise.
+      command: The module that Python ran.
+      flags: The flags that it was started with; `out` is its folder.
+      contents: The names of its data by their contents, by what they are.
       until: Steps to have trained at its end.
     """
 
-    config: PretrainConfig
-    corpus: str
-    vocabulary: str
+    command: str
+    flags: Flags
+    contents: Mapping[str, str]
     until: int
 
 
+def contents_name(*parts: bytes | str) -> str:
+    """A name for data by what is in them."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.encode() if isinstance(part, str) else part)
+        digest.update(b"\n")
+    return digest.hexdigest()
+
+
 def exists(folder: Path) -> bool:
-    """Whether a folder remembers a run."""
+    """True if a folder remembers a run."""
     return (folder / FILE).exists()
 
 
@@ -55,7 +70,7 @@ def check_free(folder: Path) -> None:
     with writable(folder):
         if folder.exists() and not folder.is_dir():
             raise InputError(f"--out {folder} is a file; give a folder.")
-        taken = (FILE, record.FILE, checkpoint.FOLDER)
+        taken = (FILE, metrics_log.FILE, checkpoint.FOLDER)
         if any((folder / name).exists() for name in taken):
             raise InputError(
                 f"{folder} already holds a run; go on with it by --resume, or give "
@@ -63,29 +78,90 @@ def check_free(folder: Path) -> None:
             )
 
 
-def check_own(run: Run) -> None:
-    """Refuses to go on with another run's training.
+def check_contents(run: Run, what: str, name: str, advice: str = "restore it") -> None:
+    """Refuses to go on with other data than a run was started with.
 
     Args:
-      run: The run, whose folder is its `out`.
+      run: The run.
+      what: One of its `contents`.
+      name: The name of the data that are there now.
+      advice: What to do.
 
     Raises:
-      InputError: That folder remembers another run.
+      InputError: They are others.
     """
-    folder = run.config.out
+    if run.contents[what] != name:
+        raise InputError(
+            f"the {what} is not the one that the run in {run.flags.out} was started "
+            f"with; {advice}, or start a new run in another --out."
+        )
+
+
+def check_same(run: Run, fixed: set[str]) -> None:
+    """Refuses a folder in which another run has trained.
+
+    Args:
+      run: The run, whose folder may not be made yet.
+      fixed: Flags that must be the same although a run may change them.
+
+    Raises:
+      InputError: The folder remembers other flags or other data.
+    """
+    folder = run.flags.out
     if not exists(folder):
         return
-    found = read(folder)
-    same_text = (found.corpus, found.vocabulary) == (run.corpus, run.vocabulary)
-    if not (same_text and train_the_same(found.config, run.config)):
+    there = read(folder, run.command, type(run.flags))
+    if there.contents != run.contents or differing(there.flags, run.flags, fixed):
         raise InputError(
             f"{folder} holds another run, of other flags or another text; move it "
             "away to go on."
         )
 
 
+def agree(
+    runs: Sequence[Run],
+    given: TrainingFlags,
+    write_files: Callable[[Path], None],
+    watchdog: Watchdog,
+) -> None:
+    """Makes the folder of runs, once all processes have seen it as it was.
+
+    Args:
+      runs: The runs that are to begin or to go on; the first's folder is that of all.
+      given: The flags of this process's command line.
+      write_files: Writes into that folder what it lacks, on one process.
+      watchdog: Told of the wait for the other processes.
+
+    Raises:
+      InputError: Processes differ in what they are asked for, or do not share the
+        folder.
+    """
+    first, folder = runs[0], runs[0].flags.out
+    watchdog.expect("the start of all processes")
+    newest = [latest_step(run.flags.out) for run in runs]
+    check_agreed(
+        {
+            **first.contents,
+            "set of flags": json.dumps(to_json(given)),
+            "newest checkpoint in --out": str(newest),
+            "JAX": jax.__version__,
+        }
+    )
+    if is_main_process():
+        with writable(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_files(folder)
+    for run in runs:
+        # A folder with a checkpoint in it must say whose it is.
+        if not exists(run.flags.out):
+            write(run)
+    check_shared(folder / FILE)
+
+
 def write(run: Run) -> None:
-    """Remembers a run.
+    """Remembers a run, on one process of many.
+
+    It is written all at once, so that a killed process leaves the one before.
 
     Args:
       run: The run, whose folder is its `out`.
@@ -93,50 +169,15 @@ def write(run: Run) -> None:
     Raises:
       InputError: The folder cannot be written to.
     """
+    if not is_main_process():
+        return
+    folder = run.flags.out
     values = {
-        "command": _COMMAND,
-        "flags": to_json(run.config),
-        "corpus": run.corpus,
-        "vocabulary": run.vocabulary,
+        "command": run.command,
+        "flags": to_json(run.flags),
+        "contents": dict(run.contents),
         "until": run.until,
     }
-    write_values(run.config.out, values)
-
-
-def read(folder: Path) -> Run:
-    """Reads what `write` wrote.
-
-    Args:
-      folder: The run's folder.
-
-    Returns:
-      The run.
-
-    Raises:
-      InputError: There is no run, or one of another command, or its file is damaged.
-    """
-    return read_values(
-        folder,
-        _COMMAND,
-        lambda values: Run(
-            from_json(values["flags"]),
-            values["corpus"],
-            values["vocabulary"],
-            values["until"],
-        ),
-    )
-
-
-def write_values(folder: Path, values: dict[str, Any]) -> None:
-    """Writes a run's file; all at once, so that a killed process leaves the one before.
-
-    Args:
-      folder: The run's folder, made where it is not there.
-      values: What can be JSON.
-
-    Raises:
-      InputError: The folder cannot be written to.
-    """
     with writable(folder):
         folder.mkdir(parents=True, exist_ok=True)
         new = folder / (FILE + ".new")
@@ -144,18 +185,16 @@ def write_values(folder: Path, values: dict[str, Any]) -> None:
         new.replace(folder / FILE)
 
 
-def read_values(
-    folder: Path, command: str, make: Callable[[dict[str, Any]], Made]
-) -> Made:
-    """Reads what `write_values` wrote.
+def read(folder: Path, command: str, kind: type[Flags]) -> Run[Flags]:
+    """Reads what `write` wrote.
 
     Args:
       folder: The run's folder.
-      command: The "command" whose run it must be.
-      make: From the values to what is to be known of the run.
+      command: The module whose run it must be.
+      kind: The dataclass of its flags.
 
     Returns:
-      What was made.
+      The run.
 
     Raises:
       InputError: There is no run, or one of another command, or its file is damaged.
@@ -169,12 +208,14 @@ def read_values(
         ) from error
     try:
         values = json.loads(text)
-        if values["command"] == command:
-            return make(values)
-        own = values["command"]
+        other = values["command"]
+        if other == command:
+            # It may have been moved since it was written.
+            flags = replace(from_json(kind, values["flags"]), out=folder)
+            return Run(command, flags, values["contents"], values["until"])
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise InputError(
             f"{folder / FILE} is damaged, or of another version; start a new run in "
             "another --out."
         ) from error
-    raise InputError(f"{folder} holds a run of {own}; give one of {command}.")
+    raise InputError(f"{folder} holds a run of {other}; give one of {command}.")

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
-Stage = Literal["warmup", "compressed"]
+    import onebit_jax
+
+EVERY = "every"
+"""The stage of an optimizer that has none."""
 
 
 @dataclass(frozen=True)
-class Sent:
-    """What one worker has sent so far.
+class Totals:
+    """Steps that have run, and the bytes that one worker has sent in them.
 
     Attributes:
       steps: Steps run, of all phases.
-      warmup_steps: How many of this phase's ran in the warm-up.
+      stage: The stage that the last step ran in; empty before the first.
+      by_stage: Steps of this phase, by the stage that they ran in.
       skipped: How many of this phase's were skipped.
       total_bytes: Bytes sent in all steps.
       earlier_steps: Steps run in the phases before.
@@ -25,17 +30,12 @@ class Sent:
     """
 
     steps: int = 0
-    warmup_steps: int = 0
+    stage: str = ""
+    by_stage: Mapping[str, int] = field(default_factory=dict)
     skipped: int = 0
     total_bytes: int = 0
     earlier_steps: int = 0
     earlier_skipped: int = 0
-
-    @property
-    def stage(self) -> Stage:
-        """The stage that the last step ran in."""
-        own = self.steps - self.earlier_steps
-        return "compressed" if own > self.warmup_steps else "warmup"
 
     @property
     def taken(self) -> int:
@@ -47,9 +47,9 @@ class Sent:
         """Steps skipped in all phases."""
         return self.earlier_skipped + self.skipped
 
-    def at_phase_start(self) -> Sent:
-        """The same, at the start of another phase."""
-        return Sent(
+    def at_phase_start(self) -> Totals:
+        """The same, before the first step of another phase."""
+        return Totals(
             self.steps,
             total_bytes=self.total_bytes,
             earlier_steps=self.steps,
@@ -57,40 +57,78 @@ class Sent:
         )
 
     def after(
-        self, steps: int, frozen_at: int, skipped: int, rates: Mapping[Stage, int]
-    ) -> Sent:
-        """Counts further steps.
-
-        The state tells the number of warm-up steps that were taken; those that were
-        skipped between the last count and a freeze count as compressed.
+        self, by_stage: Mapping[str, int], skipped: int, rates: Mapping[str, int]
+    ) -> Totals:
+        """The totals some steps later.
 
         Args:
-          steps: Steps run by now, of all phases.
-          frozen_at: Warm-up steps of this phase taken before the variance was frozen;
-            0 as long as it is not.
+          by_stage: Steps of this phase run by now, by stage; of the stages that were
+            gone on with, the last is that of the last step.
           skipped: Steps of this phase skipped by now.
           rates: Bytes that a worker sends in a step of each stage.
 
         Returns:
-          What has been sent by now.
+          The totals by now.
 
         Example:
-          >>> from train.core.totals import Sent
-          >>> Sent().after(10, 4, 0, {"warmup": 100, "compressed": 3}).total_bytes
+          >>> from train.core.totals import Totals
+          >>> rates = {"warmup": 100, "compressed": 3}
+          >>> Totals().after({"warmup": 4, "compressed": 6}, 0, rates).total_bytes
           418
         """
-        before, own = self.steps - self.earlier_steps, steps - self.earlier_steps
-        warmup_steps = self.warmup_steps
-        if before == warmup_steps:
-            taken = frozen_at + self.skipped if frozen_at else own
-            warmup_steps = min(own, max(warmup_steps, taken))
-        in_warmup = warmup_steps - self.warmup_steps
-        compressed = own - before - in_warmup
-        sent = in_warmup * rates["warmup"] + compressed * rates["compressed"]
+        new = {name: n - self.by_stage.get(name, 0) for name, n in by_stage.items()}
         return replace(
             self,
-            steps=steps,
-            warmup_steps=warmup_steps,
+            steps=self.steps + sum(new.values()),
+            stage=[self.stage, *(name for name, n in new.items() if n)][-1],
+            by_stage=dict(by_stage),
             skipped=skipped,
-            total_bytes=self.total_bytes + sent,
+            total_bytes=self.total_bytes + sum(n * rates[s] for s, n in new.items()),
         )
+
+
+def count(
+    totals: Totals, steps: int, measured: Mapping[str, Any], rates: Mapping[str, int]
+) -> Totals:
+    """The totals after so many steps, from what the optimizer's state tells.
+
+    An optimizer runs in its first stage until the state tells of a freeze, and in its
+    last from then on. The state counts the steps that were taken; those that were
+    skipped between the count before and a freeze are taken for compressed ones.
+
+    Args:
+      totals: Those of the count before.
+      steps: Steps run by now, of all phases.
+      measured: `onebit_jax.metrics` of the state.
+      rates: Bytes that a worker sends in a step of each stage, in the stages' order.
+
+    Returns:
+      The totals by now.
+    """
+    stages = list(rates)
+    first, last = stages[0], stages[-1]
+    before, now = (n - totals.earlier_steps for n in (totals.steps, steps))
+    in_first = totals.by_stage.get(first, 0)
+    if in_first == before:
+        frozen_at = int(measured.get("frozen_at", 0))
+        until = frozen_at + totals.skipped if frozen_at else now
+        in_first = min(now, max(before, until))
+    by_stage = {first: in_first}
+    if first != last:
+        by_stage[last] = now - in_first
+    return totals.after(by_stage, int(measured.get("skipped", 0)), rates)
+
+
+def stage_rates(traffic: onebit_jax.Traffic, axis: str | None = None) -> dict[str, int]:
+    """Bytes that a worker sends in a step of each stage.
+
+    Args:
+      traffic: What a compiled step sends.
+      axis: The one mesh axis to count collectives over; None for all.
+
+    Returns:
+      The bytes by the stage's name, in the stages' order.
+    """
+    if not traffic.stages:
+        return {EVERY: traffic.sent_bytes(None, axis)}
+    return {stage: traffic.sent_bytes(stage, axis) for stage in traffic.stages}

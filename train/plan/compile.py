@@ -200,7 +200,7 @@ def trace(config: PlanConfig, mesh: Mesh) -> Any:
     import onebit_jax
     from models import PreTrainingBatch
     from train.bert.objective import abstract_params, training_loss
-    from train.core.exchange import make_exchange
+    from train.core.exchange import EXCHANGES, make_exchange
     from train.core.mesh import DEVICE, HOST
     from train.core.optimizer import learning_rate_schedule, make_optimizer
     from train.plan.model import MASKED_SHARE
@@ -210,12 +210,12 @@ def trace(config: PlanConfig, mesh: Mesh) -> Any:
 
     model = shapes(config)
     params, specs = abstract_params(model), None
+    name = {"signs": "sign_mean", "counts": "count_mean"}[config.wire]
     if config.fsdp:
         specs = jax.tree.map(lambda x: _sharded(x.shape, mesh.shape[DEVICE]), params)
-        wires = {"signs": onebit_jax.sign_mean, "counts": onebit_jax.count_mean}
-        exchange = onebit_jax.per_shard(wires[config.wire](HOST), specs)
+        exchange = onebit_jax.per_shard(EXCHANGES[name](HOST), specs)
     else:
-        exchange = make_exchange(mesh, config.wire, config.topology)
+        exchange = make_exchange(mesh, name, config.topology)
     tx = make_optimizer(
         "onebit_adam",
         learning_rate_schedule(4e-4, 12_500, 152_000),

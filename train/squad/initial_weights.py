@@ -1,4 +1,4 @@
-"""What fine-tuning starts from: weights and their vocabulary."""
+"""Weights that fine-tuning starts from, and their vocabulary."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from models import SIZES, BertConfig, WeightsError, huggingface
+from train.bert.config import PretrainConfig
 from train.bert.data import VOCABULARY_FILE
 from train.bert.objective import abstract_params
 from train.core import checkpoint, run_folder
@@ -20,7 +21,7 @@ from train.data.vocabulary import is_cased, read_vocabulary, write_vocabulary
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from train.bert.config import Size
+    from models.config import Size
     from train.data.vocabulary import Vocabulary
 
 
@@ -34,11 +35,11 @@ _CUT_BY = {
     "do_basic_tokenize": (None, True),
 }
 MODEL_FOLDER = "model"
-"""Where a run of `train.squad` leaves its weights."""
+"""Folder in which a run of `train.squad` leaves its weights."""
 
 
-class Start(NamedTuple):
-    """Where fine-tuning starts.
+class InitialWeights(NamedTuple):
+    """Weights that fine-tuning starts from.
 
     Attributes:
       config: The model's sizes.
@@ -54,17 +55,23 @@ class Start(NamedTuple):
     cased: bool
 
 
-def read_start(folder: Path | None, vocab: Path | None, model: Size) -> Start:
+def read_weights(
+    folder: Path | None,
+    vocab: Path | None,
+    model: Size,
+    size: BertConfig | None = None,
+) -> InitialWeights:
     """Reads weights and vocabulary.
 
     Args:
       folder: A folder in Hugging Face's layout, or of a run of `train.pretrain`; None
         for random weights.
       vocab: The vocabulary; None for the one in the folder.
-      model: The size where weights are random.
+      model: The name of the size where weights are random.
+      size: That size itself; None for the one of that name.
 
     Returns:
-      The start.
+      The weights.
 
     Raises:
       InputError: The folder holds neither, or a file in it cannot be used, or cuts
@@ -79,25 +86,9 @@ def read_start(folder: Path | None, vocab: Path | None, model: Size) -> Start:
         vocab = folder / VOCABULARY_FILE
     vocabulary = read_vocabulary(vocab)
     if folder is None:
-        config = replace(SIZES[model], vocab_size=len(vocabulary))
-        return Start(config, vocabulary, {}, is_cased(vocabulary))
-    if (folder / huggingface.WEIGHTS).exists():
-        try:
-            config, params = huggingface.read_for_spans(folder)
-        except WeightsError as error:
-            raise InputError(str(error)) from error
-    elif (folder / MODEL_FOLDER / huggingface.WEIGHTS).exists():
-        raise InputError(
-            f"{folder} is a run of train.squad; give its {folder / MODEL_FOLDER}."
-        )
-    elif checkpoint.exist(folder):
-        config, params = _read_run(folder)
-    else:
-        raise InputError(
-            f"{folder} holds no weights; give as --start a folder with "
-            f"{huggingface.CONFIG} and {huggingface.WEIGHTS}, or a run of "
-            "train.pretrain."
-        )
+        config = replace(size or SIZES[model], vocab_size=len(vocabulary))
+        return InitialWeights(config, vocabulary, {}, is_cased(vocabulary))
+    config, params = _read_folder(folder)
     if config.num_token_types < 2:
         raise InputError(
             f"the weights in {folder} have one type of tokens, by which question and "
@@ -108,18 +99,37 @@ def read_start(folder: Path | None, vocab: Path | None, model: Size) -> Start:
             f"the vocabulary {vocab} has {len(vocabulary):,} word pieces and the "
             f"weights in {folder} have {config.vocab_size:,}; give --vocab theirs."
         )
-    return Start(config, vocabulary, params, _is_cased(folder, vocabulary))
+    return InitialWeights(config, vocabulary, params, _is_cased(folder, vocabulary))
 
 
-def read_own_start(folder: Path) -> Start | None:
-    """What a run of `train.squad` goes on with, wherever it has started from.
+def _read_folder(folder: Path) -> tuple[BertConfig, dict[str, Any]]:
+    """The weights of a folder of either kind."""
+    if (folder / huggingface.WEIGHTS).exists():
+        try:
+            return huggingface.read_for_spans(folder)
+        except WeightsError as error:
+            raise InputError(str(error)) from error
+    if (folder / MODEL_FOLDER / huggingface.WEIGHTS).exists():
+        raise InputError(
+            f"{folder} is a run of train.squad; give its {folder / MODEL_FOLDER}."
+        )
+    if checkpoint.exist(folder):
+        return _read_run(folder)
+    raise InputError(
+        f"{folder} holds no weights; give as --start a folder with "
+        f"{huggingface.CONFIG} and {huggingface.WEIGHTS}, or a run of train.pretrain."
+    )
+
+
+def read_resumed(folder: Path) -> InitialWeights | None:
+    """Sizes and vocabulary that a run of `train.squad` goes on with.
 
     Args:
       folder: The run's folder.
 
     Returns:
-      The start, without weights, which are in the run's checkpoint; None where there
-      is none yet.
+      The sizes and the vocabulary, without weights, which are in the run's
+      checkpoint; None where there is none yet.
 
     Raises:
       InputError: The folder's vocabulary cannot be used.
@@ -127,13 +137,12 @@ def read_own_start(folder: Path) -> Start | None:
     if not checkpoint.exist(folder):
         return None
     vocabulary = read_vocabulary(folder / VOCABULARY_FILE)
-    sizes = checkpoint.stored_model(folder, checkpoint.latest_step(folder))
-    del sizes["optimizer"]
-    return Start(BertConfig(**sizes), vocabulary, {}, _is_cased(folder, vocabulary))
+    sizes = _saved_sizes(folder)
+    return InitialWeights(sizes, vocabulary, {}, _is_cased(folder, vocabulary))
 
 
 def _is_cased(folder: Path, vocabulary: Vocabulary) -> bool:
-    """What the folder's tokenizer_config.json says, or else the vocabulary."""
+    """True if the tokenizer_config.json, or else the vocabulary, keeps capitals."""
     file = folder / TOKENIZER
     if not file.exists():
         return is_cased(vocabulary)
@@ -157,32 +166,27 @@ def _is_cased(folder: Path, vocabulary: Vocabulary) -> bool:
     return is_cased(vocabulary) if lowercase is None else not lowercase
 
 
-def write_tokenizer(folder: Path, start: Start) -> None:
+def write_tokenizer(folder: Path, weights: InitialWeights) -> None:
     """Writes the vocabulary, and whether it is cased, as Hugging Face reads them.
 
     Args:
       folder: Where to.
-      start: Whose they are.
+      weights: Whose they are.
     """
-    write_vocabulary(folder / VOCABULARY_FILE, start.vocabulary)
-    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": not start.cased}
+    write_vocabulary(folder / VOCABULARY_FILE, weights.vocabulary)
+    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": not weights.cased}
     text = json.dumps(settings, indent=2) + "\n"
     (folder / TOKENIZER).write_text(text, encoding="utf-8")
 
 
 def _read_run(folder: Path) -> tuple[BertConfig, dict[str, Any]]:
     """The encoder of a pre-training run's newest checkpoint."""
-    flags = run_folder.read(folder).config
+    run_folder.read(folder, "train.pretrain", PretrainConfig)
     step = checkpoint.latest_step(folder)
     arrays = folder.resolve() / checkpoint.FOLDER / str(step) / "arrays"
-    stored = checkpoint.stored_model(folder, step)
+    config = _saved_sizes(folder)
     try:
         checkpoint.read_through(arrays, b"params.")
-        config = replace(
-            SIZES[flags.model],
-            vocab_size=stored["vocab_size"],
-            pre_norm=stored["pre_norm"],
-        )
         abstract = abstract_params(config)
         # NumPy arrays, whatever devices they were saved on; the optimizer's state is
         # left.
@@ -204,3 +208,9 @@ def _read_run(folder: Path) -> tuple[BertConfig, dict[str, Any]]:
     bert = restored["params"]["bert"]
     bert.pop("pooler")
     return config, {"bert": bert}
+
+
+def _saved_sizes(folder: Path) -> BertConfig:
+    """The sizes with which a run's newest checkpoint was saved."""
+    model = checkpoint.saved_model(folder, checkpoint.latest_step(folder))
+    return BertConfig(**{n: value for n, value in model.items() if n != "optimizer"})

@@ -1,4 +1,4 @@
-"""What fine-tuning for spans computes: its loss, its batches, its logits."""
+"""Loss, examples and logits of fine-tuning for spans."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import grain
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from models import BertForQuestionAnswering, span_loss
-from models.dropout import sequence_keys
+from train.core import objective
+from train.core.batches import place
 from train.core.mesh import AXIS
-from train.core.program import place
 from train.squad.windows import sequence
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int
 
     from models import BertConfig, SpanBatch
-    from train.bert.pairs import Pieces
+    from train.data.pieces import Pieces
     from train.squad.windows import Window
 
 
@@ -42,14 +41,8 @@ def init_params(
     Returns:
       A tree of nested dictionaries of float32 arrays.
     """
-    model = BertForQuestionAnswering(config, rngs=nnx.Rngs(seed))
-    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    return params | (given or {})
-
-
-def abstract_params(config: BertConfig) -> dict[str, Any]:
-    """The shapes and dtypes of `init_params`."""
-    return jax.eval_shape(lambda: init_params(config, 0))
+    build = partial(BertForQuestionAnswering, config)
+    return objective.init_params(build, seed) | (given or {})
 
 
 def training_loss(
@@ -66,17 +59,13 @@ def training_loss(
       A function from parameters, the worker's share of a batch, and the number of
       earlier steps, for `onebit_jax.data_parallel`.
     """
-    graph = _graph(config)
+    graph = objective.graph_of(partial(BertForQuestionAnswering, config))
 
     def loss_fn(
         params: Any, batch: SpanBatch, step: Int[Array, ""]
     ) -> Float[Array, ""]:
-        keys = None
-        if config.dropout:
-            share = batch.token_ids.shape[0]
-            first = jax.lax.axis_index(AXIS) * share
-            key = jax.random.fold_in(jax.random.key(seed), step)
-            keys = sequence_keys(key, first + jnp.arange(share))
+        share = batch.token_ids.shape[0]
+        keys = objective.dropout_keys(config.dropout, seed, step, share, AXIS)
         model = nnx.merge(graph, params)
         starts, ends = model(batch.token_ids, batch.token_types, batch.lengths, keys)
         return span_loss(starts, ends, batch)
@@ -132,10 +121,10 @@ def logits(
     Returns:
       Start and end logits.
     """
-    graph = _graph(config)
+    graph = objective.graph_of(partial(BertForQuestionAnswering, config))
     # This process's rows of a batch, and the scores of all rows.
     share = batch // jax.process_count()
-    own = slice(jax.process_index() * share, (jax.process_index() + 1) * share)
+    here = slice(jax.process_index() * share, (jax.process_index() + 1) * share)
 
     @partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))
     def forward(params: Any, batch: SpanBatch) -> tuple[Array, Array]:
@@ -146,23 +135,16 @@ def logits(
         # The last batch is filled up, so that one program serves all.
         rows = [sequence(w, pieces, length) for w in part]
         rows += [rows[-1]] * (batch - len(rows))
-        return place(jax.tree.map(lambda *x: np.stack(x), *rows[own]), mesh)
+        return place(jax.tree.map(lambda *x: np.stack(x), *rows[here]), mesh)
 
     expect("")  # a compilation waits for nobody
     program = forward.lower(params, placed(windows[:batch])).compile()
-    found = []
+    parts = []
     for first in range(0, len(windows), batch):
         part = windows[first : first + batch]
         expect(f"the answers to windows {first:,} to {first + len(part) - 1:,}")
         scores = jax.device_get(program(params, placed(part)))
-        found.append([x[: len(part)] for x in scores])
+        parts.append([x[: len(part)] for x in scores])
     expect("")
-    starts, ends = (np.concatenate(x) for x in zip(*found, strict=True))
+    starts, ends = (np.concatenate(x) for x in zip(*parts, strict=True))
     return starts, ends
-
-
-def _graph(config: BertConfig) -> nnx.GraphDef[BertForQuestionAnswering]:
-    abstract = nnx.eval_shape(
-        lambda: BertForQuestionAnswering(config, rngs=nnx.Rngs(0))
-    )
-    return nnx.graphdef(abstract)

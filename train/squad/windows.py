@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Int
     from tokenizers import Tokenizer
 
-    from train.bert.pairs import Pieces
+    from train.data.pieces import Pieces
     from train.squad.dataset import Question
 
 STRIDE = 128

@@ -7,23 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.bert.examples import (
-    batches,
-    continues_word,
-    element,
-    examples,
-    special_pieces,
-    stream,
-)
-from train.bert.pairs import (
+from train.bert.examples import continues_word, examples
+from train.bert.masked_pairs import (
     MASKED,
     MaskedPairs,
-    Pieces,
     Span,
     choose_words,
     num_predictions,
     pack_spans,
 )
+from train.core.batches import batches, element, stream
+from train.data.pieces import Pieces, special_pieces
 from train.data.tokenized import TokenizedCorpus
 from train.data.vocabulary import SPECIAL
 

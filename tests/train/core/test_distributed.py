@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 import onebit_jax
-from train.core import distributed
-from train.core.distributed import (
+from train.core.errors import LOST_EXIT, InputError
+from train.core.exchange import EXCHANGES, make_exchange
+from train.core.mesh import make_mesh
+from train.core.processes import distributed
+from train.core.processes.distributed import (
     Cluster,
     check_agreed,
     check_shared,
     detect,
+    initialize,
     loss_in,
-    start,
 )
-from train.core.errors import LOST_EXIT, InputError
-from train.core.exchange import make_exchange
-from train.core.mesh import make_mesh
 from train.launch.command import environments, free_port
 
 SLURM = {
@@ -77,7 +77,7 @@ def set_all(monkeypatch, environment):
 )
 def test_a_process_that_is_alone_starts_nothing(initialized, monkeypatch, environment):
     set_all(monkeypatch, environment)
-    assert start(Cluster()) == 1
+    assert initialize(Cluster()) == 1
     assert not initialized
 
 
@@ -125,7 +125,7 @@ def test_jax_is_told_what_is_known_and_no_more(
     initialized, monkeypatch, environment, cluster, arguments, options
 ):
     set_all(monkeypatch, environment)
-    start(cluster)
+    initialize(cluster)
     ((given, given_options),) = initialized
     assert given == arguments
     assert given_options.items() >= options.items()
@@ -148,7 +148,7 @@ def test_jax_is_told_what_is_known_and_no_more(
 )
 def test_contradictions_about_the_processes_are_refused(initialized, cluster, message):
     with pytest.raises(InputError, match=message):
-        start(cluster)
+        initialize(cluster)
     assert not initialized
 
 
@@ -178,10 +178,10 @@ def test_a_port_that_is_in_use_is_refused(initialized):
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(InputError, match=f"cannot listen on port {port} "):
-            start(Cluster(f"127.0.0.1:{port}", 2, 0))
+            initialize(Cluster(f"127.0.0.1:{port}", 2, 0))
         assert not initialized
-        start(Cluster(f"127.0.0.1:{port}", 2, 1))
-    start(Cluster(f"127.0.0.1:{port}", 2, 0))
+        initialize(Cluster(f"127.0.0.1:{port}", 2, 1))
+    initialize(Cluster(f"127.0.0.1:{port}", 2, 0))
     assert len(initialized) == 2
 
 
@@ -229,18 +229,18 @@ def test_workers_that_processes_cannot_share_are_refused(monkeypatch):
         make_mesh()
 
 
-@pytest.mark.parametrize("wire", ["signs", "counts"])
-def test_hosts_compress_together_where_there_are_hosts(wire):
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_hosts_compress_together_where_there_are_hosts(name):
     hosts = make_mesh(4, "hierarchical")
-    assert make_exchange(hosts, wire).axes == ("host", "device")
-    flat = make_exchange(hosts, wire, "flat")
+    assert make_exchange(hosts, name).axes == ("host", "device")
+    flat = make_exchange(hosts, name, "flat")
     assert flat.axes == ("host", "device")
-    assert make_exchange(make_mesh(4), wire).axes == ("data",)
+    assert make_exchange(make_mesh(4), name).axes == ("data",)
     # Hosts hold one error together, devices one each.
     params = {"w": jax.numpy.ones(4096)}
     sizes = [
         onebit_jax.abstract_state(exchange, params, hosts).worker_error.value
-        for exchange in (make_exchange(hosts, wire), flat)
+        for exchange in (make_exchange(hosts, name), flat)
     ]
     together, each = (sum(x.size for x in jax.tree.leaves(s)) for s in sizes)
     assert (together, each) == (4096, 4 * 4096)

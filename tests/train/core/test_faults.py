@@ -13,23 +13,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from launching import (
-    ROOT,
-    SMALL_PRETRAIN,
-    Launched,
-    steps_written,
-    without_speed,
-)
-from runs import write_corpus
+from launching import ROOT, SMALL_PRETRAIN, Launched
+from runs import steps_of, without_speed, write_corpus
 
 import onebit_jax
-from models import SIZES
 from train.core.checkpoint import Checkpoint, Checkpoints, Progress, latest_step
 from train.core.errors import LOST_EXIT, InputError
-from train.core.totals import Sent
-from train.core.watchdog import Watchdog
+from train.core.processes.watchdog import Watchdog
+from train.core.totals import Totals
 
-MODEL = SIZES["tiny"]
+MODEL = {"size": 1}
 
 
 def save(checkpoints, step, mesh):
@@ -37,7 +30,7 @@ def save(checkpoints, step, mesh):
     params = {"w": jax.random.normal(jax.random.key(step), (1 << 16,))}
     params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
     state = onebit_jax.init(tx, params, mesh)
-    progress = Progress(Sent(step), {"next_index": step})
+    progress = Progress(Totals(step), {"next_index": step})
     checkpoints.save(Checkpoint(params, state, progress), mesh)
     return params
 
@@ -61,7 +54,7 @@ def no_room():
 
 def restore(folder, params, mesh):
     tx = onebit_jax.sign_mean("data")
-    with closing(Checkpoints(folder, MODEL, "onebit_adam")) as checkpoints:
+    with closing(Checkpoints(folder, MODEL)) as checkpoints:
         return checkpoints.restore(tx, params, mesh)[0]
 
 
@@ -70,7 +63,7 @@ def restore(folder, params, mesh):
 def test_a_checkpoint_without_room_is_said_and_the_one_before_is_whole(
     tmp_path, mesh, no_room
 ):
-    with closing(Checkpoints(tmp_path, MODEL, "onebit_adam")) as checkpoints:
+    with closing(Checkpoints(tmp_path, MODEL)) as checkpoints:
         params = save(checkpoints, 1, mesh)
         no_room()
         with pytest.raises(InputError) as caught:
@@ -87,25 +80,25 @@ def test_a_checkpoint_without_room_is_said_and_the_one_before_is_whole(
     # In this process, which goes on, the other writes come to their ends meanwhile.
     time.sleep(1)
     restored = restore(tmp_path, params, mesh)
-    assert restored.progress.sent.steps == 1
+    assert restored.progress.totals.steps == 1
     assert jnp.array_equal(restored.params["w"], params["w"])
     # And what was half written is gone.
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
 
 
 def test_what_a_killed_process_left_half_written_is_cleared_away(tmp_path, mesh):
-    with closing(Checkpoints(tmp_path, MODEL, "onebit_adam")) as checkpoints:
+    with closing(Checkpoints(tmp_path, MODEL)) as checkpoints:
         params = save(checkpoints, 1, mesh)
     half = tmp_path / "checkpoints" / "2.orbax-checkpoint-tmp"
     (half / "arrays").mkdir(parents=True)
     assert latest_step(tmp_path) == 1
-    assert restore(tmp_path, params, mesh).progress.sent.steps == 1
+    assert restore(tmp_path, params, mesh).progress.totals.steps == 1
     assert not half.exists()
 
 
 def test_an_error_of_ones_own_is_not_taken_for_a_full_disk(tmp_path, mesh):
-    with closing(Checkpoints(tmp_path, MODEL, "onebit_adam")) as checkpoints:
-        progress = Progress(Sent(1), {"next_index": object()})
+    with closing(Checkpoints(tmp_path, MODEL)) as checkpoints:
+        progress = Progress(Totals(1), {"next_index": object()})
         wrong = Checkpoint({"w": jnp.ones(3)}, {}, progress)
         with pytest.raises(TypeError, match="object"):
             checkpoints.save(wrong, mesh)
@@ -113,7 +106,7 @@ def test_an_error_of_ones_own_is_not_taken_for_a_full_disk(tmp_path, mesh):
 
 WATCHED = """
 import sys, time
-from train.core.watchdog import Watchdog
+from train.core.processes.watchdog import Watchdog
 with Watchdog(float(sys.argv[1])) as watchdog:
     watchdog.expect("step 7")
     exec(sys.argv[2])
@@ -182,6 +175,7 @@ FLAGS = {
     "--freeze-step": 4,
     "--checkpoint-every": 10,
     "--eval-every": 40,
+    "--eval-sequences": 8,
     "--log-every": 1,
 }
 
@@ -201,14 +195,14 @@ def test_a_killed_worker_is_named_and_a_restart_goes_on_bit_by_bit(
     env = {"JAX_COMPILATION_CACHE_DIR": str(compiled)}
     with Launched("--restarts", "1", command=command, env=env) as launched:
         worker = launched.pids()[1]
-        launched.until(lambda: len(steps_written(tmp_path / "run")) >= 14)
+        launched.until(lambda: len(steps_of(tmp_path / "run")) >= 14)
         os.kill(worker, signal.SIGKILL)
         launched.until(lambda: any("restart 1 of 1" in x for x in launched.lines), 20)
-        before = steps_written(tmp_path / "run")
+        before = steps_of(tmp_path / "run")
         assert launched.end() == 0
         launched.assert_nothing_is_left()
     assert "[launch] process 1 failed first, killed by SIGKILL" in launched.said
-    after = steps_written(tmp_path / "run")
+    after = steps_of(tmp_path / "run")
     assert [line["step"] for line in after] == list(range(1, 41))
     # What was lost, the steps since the last checkpoint, came again.
     assert 14 <= len(before) < 40

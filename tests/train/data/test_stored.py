@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from train.bert.pairs import pack_spans, read_spans, write_spans
+from train.bert.masked_pairs import pack_spans, read_spans, write_spans
 from train.data.corpus import read_corpus, survey
 from train.data.stored import Growing, make, mapped
 from train.data.tokenized import held_out_documents, read_tokens, write_tokens

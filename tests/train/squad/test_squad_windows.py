@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from squad_files import EXCERPT
 
-from train.bert.examples import special_pieces
 from train.core.errors import InputError
+from train.data.pieces import special_pieces
 from train.data.vocabulary import (
     SPECIAL,
     read_vocabulary,

@@ -34,7 +34,7 @@ class Watchdog:
       expected: What is waited for; empty while nothing is.
 
     Example:
-      >>> from train.core.watchdog import Watchdog
+      >>> from train.core.processes.watchdog import Watchdog
       >>> with Watchdog(60) as watchdog:
       ...     watchdog.expect("step 1")
     """
@@ -63,7 +63,7 @@ class Watchdog:
         self._closed.set()
 
     def expect(self, what: str) -> None:
-        """What is to end next; nothing, by an empty string, may take any time."""
+        """Names what is to end next; nothing, by an empty string, may take any time."""
         self.expected = what
         self._changes += 1
 

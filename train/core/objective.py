@@ -1,16 +1,88 @@
-"""Gradients of a sum of losses, one part after another."""
+"""Parts that the losses of several tasks are made of."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from models.dropout import sequence_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from jaxtyping import Array, Float
+    from jaxtyping import Array, Float, Int, Key
+
+    from train.core.task import Params
+
+Model = TypeVar("Model", bound=nnx.Module)
+
+
+def init_params(build: Callable[..., nnx.Module], seed: int) -> Params:
+    """A model's first parameters, a function of the model and the seed.
+
+    Args:
+      build: From `rngs` to the model.
+      seed: Decides them.
+
+    Returns:
+      A tree of nested dictionaries of float32 arrays.
+    """
+    return nnx.to_pure_dict(nnx.state(build(rngs=nnx.Rngs(seed)), nnx.Param))
+
+
+def graph_of(build: Callable[..., Model]) -> nnx.GraphDef[Model]:
+    """The part of a model that is not parameters, for `flax.nnx.merge`."""
+    return nnx.graphdef(nnx.eval_shape(lambda: build(rngs=nnx.Rngs(0))))
+
+
+def dropout_keys(
+    rate: float, seed: int, step: Int[Array, ""], share: int, axes: str | Sequence[str]
+) -> Key[Array, " share"] | None:
+    """A key for each example of a worker's share, by which it drops activations.
+
+    Args:
+      rate: Share of the activations dropped.
+      seed: Decides the keys, together with the step and the place of an example in the
+        whole batch: the number of workers does not matter to them.
+      step: The number of earlier steps.
+      share: Examples of the worker.
+      axes: The mesh axes whose members are the workers.
+
+    Returns:
+      The keys; None where nothing is dropped.
+    """
+    if not rate:
+        return None
+    first = jax.lax.axis_index(axes) * share
+    key = jax.random.fold_in(jax.random.key(seed), step)
+    return sequence_keys(key, first + jnp.arange(share))
+
+
+def compile_mean(
+    loss_fn: Callable[[Params, Any], Float[Array, ""]],
+    params: Params,
+    batches: Sequence[Any],
+) -> Callable[[Params], float]:
+    """An evaluation: the mean loss of some batches.
+
+    Args:
+      loss_fn: From parameters and a batch to its loss.
+      params: Parameters on the mesh, for their shapes and places.
+      batches: Batches on the mesh, all of one shape.
+
+    Returns:
+      A compiled function of the parameters.
+    """
+    compiled = jax.jit(loss_fn).lower(params, batches[0]).compile()
+    # One at a time: on virtual devices, programs in flight together can each hold
+    # threads that another's collective waits for.
+    return lambda params: float(
+        np.mean([compiled(params, batch).item() for batch in batches])
+    )
 
 
 def accumulated(
@@ -33,7 +105,7 @@ def accumulated(
 
     Example:
       >>> import jax, jax.numpy as jnp
-      >>> from train.core.accumulation import accumulated
+      >>> from train.core.objective import accumulated
       >>> loss_fn = accumulated(lambda p, x, c: jnp.sum(p * x**2) / c, 3)
       >>> jax.value_and_grad(loss_fn)(jnp.float32(2), jnp.arange(6.0), 5.0)
       (Array(22., dtype=float32), Array(11., dtype=float32))

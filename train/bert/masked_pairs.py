@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from models import PreTrainingBatch
+from train.data.pieces import Pieces
 from train.data.stored import Growing, mapped
 
 if TYPE_CHECKING:
@@ -40,17 +41,6 @@ class Span(NamedTuple):
     document: int
     first: int
     last: int
-
-
-@dataclass(frozen=True)
-class Pieces:
-    """The ids that building sequences needs."""
-
-    vocab_size: int
-    pad: int
-    cls: int
-    sep: int
-    mask: int
 
 
 def num_predictions(length: int) -> int:
@@ -88,7 +78,7 @@ class Spans:
     rows: Int[np.ndarray, "spans 3"]
 
     def __len__(self) -> int:
-        """How many there are."""
+        """The number of spans."""
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Span:
@@ -235,7 +225,7 @@ def choose_words(
 
     Example:
       >>> import numpy as np
-      >>> from train.bert.pairs import choose_words
+      >>> from train.bert.masked_pairs import choose_words
       >>> begins = np.array([True, False, False, True, False])
       >>> choose_words(begins, 2, np.random.default_rng(0))
       array([3, 4])

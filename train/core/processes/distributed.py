@@ -15,7 +15,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from train.core.errors import InputError
-from train.core.watchdog import Watchdog
+from train.core.processes.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,13 +26,13 @@ ADDRESS, PROCESSES, PROCESS = (
     "JAX_NUM_PROCESSES",
     "JAX_PROCESS_ID",
 )
-"""What `train.launch` sets for each process, and a cluster's own script may set."""
+"""Variables that `train.launch` sets for each process; a cluster's script may too."""
 
 DEVICES = "JAX_LOCAL_DEVICE_IDS"
 """The GPUs of a process, by their numbers on its host; set by `train.launch`."""
 
 RESTART = "TRAIN_RESTART_COUNT"
-"""How often `train.launch` has started the processes again."""
+"""The number of times that `train.launch` has started the processes again."""
 
 SEEN_WITHIN = 60.0
 """Seconds in which what one host has written can be seen by others, as over NFS."""
@@ -64,7 +64,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class _Detected:
-    """What a cluster's environment says, before `jax.distributed` is asked.
+    """A cluster by its environment, before `jax.distributed` is asked.
 
     Attributes:
       name: The cluster's, for messages.
@@ -79,7 +79,7 @@ class _Detected:
     one_a_host: bool
 
 
-def start(cluster: Cluster) -> int | None:
+def initialize(cluster: Cluster) -> int | None:
     """Joins the other processes; does nothing for one that is alone.
 
     To be called before anything looks at the devices.
@@ -103,16 +103,29 @@ def start(cluster: Cluster) -> int | None:
         if devices := os.environ.get(DEVICES):
             jax.config.update("jax_cuda_visible_devices", devices)
         return 1
-    known = coordinator is not None and None not in (processes, process)
-    if coordinator is not None and not known and detected.name != "Kubernetes":
+    is_told = coordinator is not None and None not in (processes, process)
+    if coordinator is not None and not is_told and detected.name != "Kubernetes":
         raise InputError(
             f"--coordinator {coordinator} alone does not say which process this is; "
             "give --processes and --process as well."
         )
-    if coordinator is not None and known and process == 0:
+    if coordinator is not None and is_told and process == 0:
         _check_port(coordinator)
     # A SIGTERM shall end the process, not only be noted.
     jax.config.update("jax_enable_preemption_service", False)
+    _meet(cluster, detected, coordinator, processes, process if is_told else None)
+    return processes
+
+
+def _meet(
+    cluster: Cluster,
+    detected: _Detected,
+    coordinator: str | None,
+    processes: int | None,
+    process: int | None,
+) -> None:
+    """Calls `jax.distributed.initialize`, which finds by itself what it is not told."""
+    is_told = process is not None
     where = f"at {coordinator}" if coordinator else f"that {detected.name} names"
     who = f"the {processes or ''} processes".replace("  ", " ")
     advice = (
@@ -124,12 +137,12 @@ def start(cluster: Cluster) -> int | None:
         try:
             jax.distributed.initialize(
                 coordinator,
-                processes if known else None,
-                process if known else None,
+                processes if is_told else None,
+                process,
                 # JAX gives a process under Slurm or Open MPI the one GPU of its
                 # number; no number stands for all that are visible.
-                local_device_ids=[] if detected.one_a_host and not known else None,
-                cluster_detection_method="deactivate" if known else None,
+                local_device_ids=[] if detected.one_a_host and not is_told else None,
+                cluster_detection_method="deactivate" if is_told else None,
                 # Where it cannot connect it aborts the process, without a sentence.
                 initialization_timeout=2 * cluster.start_timeout + 10,
                 heartbeat_timeout_seconds=cluster.heartbeat_timeout,
@@ -139,11 +152,10 @@ def start(cluster: Cluster) -> int | None:
             raise InputError(
                 f"{who} did not meet {where} ({reason}); {advice}."
             ) from error
-    return processes
 
 
 def detect(environment: Mapping[str, str]) -> _Detected:
-    """What the environment says of a cluster.
+    """The cluster that the environment tells of.
 
     Args:
       environment: The variables.
@@ -153,7 +165,7 @@ def detect(environment: Mapping[str, str]) -> _Detected:
       its own in one (a Slurm allocation without `srun`, a pod without an index).
 
     Example:
-      >>> from train.core.distributed import detect
+      >>> from train.core.processes.distributed import detect
       >>> detect({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2"}).process
       2
     """
@@ -229,7 +241,7 @@ def check_shared(file: Path) -> None:
 
 
 def loss_in(error: BaseException) -> str | None:
-    """What an exception says of another process, or of the network between.
+    """The line of an exception that tells of the loss of another process.
 
     Args:
       error: What a step, or anything else with collectives, raised.
@@ -279,10 +291,10 @@ def _check(cluster: Cluster) -> None:
 def _check_port(coordinator: str) -> None:
     # Where it is taken, JAX's own server ends the process without a word.
     port = int(coordinator.rpartition(":")[2])
-    with socket.socket() as found:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            found.bind(("", port))
+            listener.bind(("", port))
         except OSError as error:
             raise InputError(
                 f"process 0 cannot listen on port {port} ({error.strerror}); give "

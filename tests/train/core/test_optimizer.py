@@ -1,0 +1,74 @@
+"""The optimizers of the command line, and their learning rate."""
+
+import jax
+import numpy as np
+import pytest
+
+import onebit_jax
+from models import SIZES
+from train.bert.objective import abstract_params
+from train.core.flags import TrainingFlags
+from train.core.optimizer import (
+    decays,
+    freeze_advice,
+    freeze_rule,
+    learning_rate_schedule,
+    make_optimizer,
+    warmup_and_freeze,
+)
+
+
+def test_freezing_before_the_warm_up_ends_is_warned_of():
+    with pytest.warns(UserWarning, match="while the learning rate still rises"):
+        make_optimizer(
+            "onebit_adam",
+            learning_rate_schedule(1e-3, 6, 8),
+            freeze_rule(4, 6, 8),
+            onebit_jax.sign_mean("data"),
+            weight_decay=0.0,
+            clip=0.0,
+        )
+
+
+def test_the_freeze_follows_the_warm_up_and_the_steps_by_default():
+    assert warmup_and_freeze(300, None, None, 0.2) == (30, 60)
+    assert warmup_and_freeze(200, None, None, 0.25) == (20, 50)
+    assert warmup_and_freeze(300, 100, None, 0.2) == (100, 100)
+    assert warmup_and_freeze(300, 100, 7, 0.2) == (100, 7)
+    assert warmup_and_freeze(300, 0, "auto", 0.2) == (0, "auto")
+    assert warmup_and_freeze(1, None, None, 0.2) == (0, 1)
+
+
+def test_a_freeze_that_comes_too_late_is_told_at_once(capsys):
+    onebit, adam = (TrainingFlags(optimizer=name) for name in ("onebit_adam", "adam"))
+    assert not freeze_advice(onebit, 7, 8, "--freeze-step")
+    assert not freeze_advice(adam, "auto", 8, "--freeze-step")
+    assert not capsys.readouterr().out
+    assert not freeze_advice(onebit, 8, 8, "--long-freeze-step")
+    said = capsys.readouterr().out
+    assert said.startswith("no step will be compressed: --long-freeze-step is 8 of 8 ")
+    advice = freeze_advice(onebit, "auto", 8, "--long-freeze-step")
+    assert advice.endswith("a number as --long-freeze-step")
+
+
+def test_an_exponential_fall_follows_the_warm_up():
+    schedule = learning_rate_schedule(
+        4e-4, 12_500, 152_000, decay_rate=0.99, decay_every=520
+    )
+    steps = np.array([0, 12_499, 12_500, 12_500 + 520, 12_500 + 52_000, 200_000])
+    expected = 4e-4 * np.where(
+        steps < 12_500, (steps + 1) / 12_500, 0.99 ** ((steps - 12_500) / 520)
+    )
+    np.testing.assert_allclose([schedule(s) for s in steps], expected, rtol=1e-3)
+
+
+def test_biases_and_norms_do_not_decay():
+    mask = decays(abstract_params(SIZES["tiny"]))
+    decaying = {
+        jax.tree_util.keystr(path, simple=True, separator=".")
+        for path, decay in jax.tree.leaves_with_path(mask)
+        if decay
+    }
+    assert {name.rpartition(".")[2] for name in decaying} == {"kernel", "embedding"}
+    assert "bert.layers.1.attention.qkv.kernel" in decaying
+    assert "bert.embeddings.word.embedding" in decaying

@@ -1,0 +1,114 @@
+"""Pre-training as a task of the training loop."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+from models import SIZES
+from train.bert.objective import evaluation_loss, init_params, training_loss
+from train.core.batches import element, place
+from train.core.objective import compile_mean
+from train.core.optimizer import freeze_advice, planned_optimizer
+from train.core.task import Phase, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from jax.sharding import Mesh
+
+    from models import BertConfig
+    from train.bert import phases
+    from train.bert.config import PretrainConfig
+    from train.bert.data import Data
+    from train.core.task import Params
+
+
+def make_task(
+    config: PretrainConfig,
+    data: Sequence[Data],
+    mesh: Mesh,
+    until: int,
+    size: BertConfig | None = None,
+) -> Task:
+    """The pre-training that the flags ask for.
+
+    Args:
+      config: The flags; their steps are those of the schedules.
+      data: What to train on in each phase.
+      mesh: The workers.
+      until: Steps to have trained at the end.
+      size: The model's; None for the one that the flags name.
+
+    Returns:
+      The task.
+    """
+    model = replace(
+        size or SIZES[config.model],
+        vocab_size=len(data[0].vocabulary),
+        **config.model_options,
+    )
+    return Task(
+        name=config.optimizer,
+        model={**asdict(model), "optimizer": config.optimizer},
+        init=lambda: init_params(model, config.seed),
+        phases=[
+            _phase(config, phase, model, of_phase, mesh, until)
+            for phase, of_phase in zip(config.phases, data, strict=True)
+        ],
+    )
+
+
+def _phase(
+    config: PretrainConfig,
+    phase: phases.Phase,
+    model: BertConfig,
+    data: Data,
+    mesh: Mesh,
+    until: int,
+) -> Phase:
+    last = phase.last if phase.last < config.total_steps else until
+    tx, schedule = planned_optimizer(config, phase, mesh, config.topology)
+    several = len(config.phases) > 1
+    return Phase(
+        loss=training_loss(model, config.seed, mesh.axis_names, phase.accumulate),
+        batches=data.training,
+        batch=phase.batch,
+        tx=tx,
+        schedule=schedule,
+        earlier_steps=phase.earlier_steps,
+        last=last,
+        evaluation=evaluation(model, data, mesh, config.eval_sequences),
+        eval_every=config.eval_every,
+        advice=freeze_advice(
+            config,
+            phase.freeze,
+            last - phase.earlier_steps,
+            f"{phase.flags}freeze-step",
+        ),
+        title=f"sequences of {phase.seq} tokens to step {last:,}" if several else "",
+    )
+
+
+def evaluation(
+    model: BertConfig, data: Data, mesh: Mesh, sequences: int
+) -> Callable[[Params], Callable[[Params], float]]:
+    """The evaluation on held-out text.
+
+    Args:
+      model: The model's sizes.
+      data: What holds the text.
+      mesh: The workers.
+      sequences: How many to evaluate on, to the next whole batch.
+
+    Returns:
+      For `train.core.task.Phase`.
+    """
+
+    def compiled(params: Params) -> Callable[[Params], float]:
+        first = place(element(data.held_out, 0), mesh)
+        count = -(-sequences // first.token_ids.shape[0])
+        rest = [place(element(data.held_out, i), mesh) for i in range(1, count)]
+        return compile_mean(evaluation_loss(model), params, [first, *rest])
+
+    return compiled

@@ -1,0 +1,294 @@
+"""The flags that tasks have in common, the ranges of flags, and flags as JSON."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    get_args,
+    get_type_hints,
+)
+
+from models.config import Attention, Remat
+from train.core.errors import InputError
+from train.core.exchange import ExchangeName
+from train.core.optimizer import OPTIMIZERS, OptimizerName
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+T = TypeVar("T")
+Flags = TypeVar("Flags", bound="TrainingFlags")
+
+MAX_SEED = 2**32 - 1
+"""The largest seed: JAX looks at its lowest 32 bits alone."""
+
+MAX_COUNT = 2**31 - 1
+"""The largest number of anything, which the counters of a state are made for."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Values that a number may have, as the metadata of a flag's type.
+
+    Attributes:
+      least: The smallest.
+      above: A bound that is too small itself.
+      below: A bound that is too large itself.
+      most: The largest; of whole numbers no more than `MAX_COUNT` by default.
+
+    Example:
+      >>> from train.core.flags import Range
+      >>> Range(least=1).refusal(0)
+      'at least 1'
+    """
+
+    least: float | None = None
+    above: float | None = None
+    below: float | None = None
+    most: float | None = None
+
+    def refusal(self, value: float) -> str | None:
+        """The range as words for a value outside; None for one in it."""
+        # Not `value < least`, which a NaN would pass.
+        if self.least is not None and not value >= self.least:
+            return f"at least {self.least}"
+        if self.above is not None and not value > self.above:
+            return f"more than {self.above}" if self.above else "positive"
+        if self.below is not None and not value < self.below:
+            return f"less than {self.below}"
+        most = self.most or MAX_COUNT
+        if isinstance(value, int) and value > most:
+            return f"at most {most}"
+        return None if math.isfinite(value) else "a finite number"
+
+
+_CHANGEABLE = "changeable"
+
+Changeable = Annotated[T, _CHANGEABLE]
+"""The type of a flag that a run may change when it goes on."""
+
+Count = Annotated[int, Range(least=1)]
+Natural = Annotated[int, Range(least=0)]
+Positive = Annotated[float, Range(above=0)]
+NotNegative = Annotated[float, Range(least=0)]
+Seed = Annotated[int, Range(least=0, most=MAX_SEED)]
+Freeze = Count | Literal["auto"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingFlags:
+    """Flags of every task."""
+
+    optimizer: OptimizerName = "onebit_adam"
+    """The optimizer; adam is plain Adam on the exact mean of the gradients."""
+    exchange: ExchangeName = "sign_mean"
+    """The exchange of an optimizer that compresses: sign_mean, signs there and back;
+    count_mean, counts of them in one all-reduce."""
+    freeze_step: Freeze | None = None
+    """Steps before 1-bit Adam freezes its variance and compresses; auto: once the
+    variance is stable."""
+    batch: Count = 32
+    """Examples a step, of all workers together."""
+    workers: Changeable[Count | None] = None
+    """Devices to train on, of all processes together; default: all, or 8 virtual ones
+    on the CPU of a process that is alone."""
+    seed: Seed = 0
+    """Decides the new parameters, the order of the examples and the dropout."""
+    learning_rate: Positive = 1e-3
+    """Peak of the learning rate; it falls to a tenth at the end."""
+    warmup_steps: Natural | None = None
+    """Steps in which the learning rate rises to its peak; default: a tenth of them."""
+    weight_decay: NotNegative = 0.01
+    """Decoupled weight decay, of all parameters but biases and LayerNorms."""
+    clip: NotNegative = 1.0
+    """Norm to which gradients are clipped; 0 for no clipping."""
+    checkpoint_every: Changeable[Count] = 100
+    """Steps between checkpoints; there is one at the end."""
+    log_every: Changeable[Count] = 5
+    """Steps between lines of metrics.jsonl."""
+    out: Changeable[Path] = Path("runs/train")
+    """Folder for all that the run leaves."""
+    resume: Changeable[bool] = False
+    """Go on with the run in --out, exactly, with its own settings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerFlags:
+    """Flags of every task that trains a transformer."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the computations; parameters and moments are float32."""
+    attention: Attention = "xla"
+    """Code of the attention; cudnn on NVIDIA's GPUs alone, with --dtype bfloat16."""
+    remat: Remat = "none"
+    """Activations that the backward pass computes again and does not keep."""
+    dropout: Annotated[float, Range(least=0, below=1)] = 0.1
+    """Share of the activations dropped while training."""
+
+    @property
+    def model_options(self) -> dict[str, Any]:
+        """Options of a model beside its size."""
+        return {f.name: getattr(self, f.name) for f in fields(TransformerFlags)}
+
+
+def spelling(name: str) -> str:
+    """A field's name as it is given on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def check_flags(config: TrainingFlags) -> None:
+    """Refuses values out of their range, and flags of another optimizer.
+
+    Args:
+      config: The flags.
+
+    Raises:
+      InputError: A flag's value cannot be trained with.
+    """
+    for name, hint in _hints(type(config)).items():
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        ranges = [x for x in _metadata(hint) if isinstance(x, Range)] or [Range()]
+        if refusal := ranges[0].refusal(value):
+            raise InputError(f"{spelling(name)} must be {refusal}, not {value}.")
+    allowed = with_optimizer(config, config.optimizer)
+    for field in fields(config):
+        if getattr(config, field.name) != getattr(allowed, field.name):
+            flag = spelling(field.name)
+            raise InputError(
+                f"{flag} is not one of {config.optimizer}'s; drop it, or --optimizer "
+                f"{config.optimizer}."
+            )
+
+
+def with_optimizer(config: Flags, optimizer: str) -> Flags:
+    """The flags for another optimizer.
+
+    Args:
+      config: The flags.
+      optimizer: Its name.
+
+    Returns:
+      The flags with that optimizer, those that it does not have at their defaults.
+    """
+    others = frozenset().union(*(o.flags for o in OPTIMIZERS.values()))
+    foreign = others - OPTIMIZERS[optimizer].flags
+    defaults = {
+        field.name: field.default
+        for field in fields(config)
+        if field.name.removeprefix("long_") in foreign
+    }
+    return replace(config, **{**defaults, "optimizer": optimizer})
+
+
+def to_json(config: Any) -> dict[str, Any]:
+    """Flags as JSON values, paths made absolute.
+
+    Args:
+      config: A dataclass of numbers, words, paths, None, and tuples of them.
+
+    Returns:
+      The value of each field by its name.
+    """
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return [plain(item) for item in value]
+        return str(value.resolve()) if isinstance(value, Path) else value
+
+    return {field.name: plain(getattr(config, field.name)) for field in fields(config)}
+
+
+def from_json(kind: type[Flags], values: dict[str, Any]) -> Flags:
+    """The inverse of `to_json`.
+
+    Args:
+      kind: The dataclass.
+      values: What `to_json` made of one.
+
+    Returns:
+      The flags.
+
+    Raises:
+      TypeError: A field is missing in the dataclass.
+    """
+    hints = _hints(kind)
+
+    def made(name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return tuple(made(name, item) for item in value)
+        is_path = isinstance(value, str) and Path in _parts(hints[name])
+        return Path(value) if is_path else value
+
+    return kind(**{n: made(n, v) if n in hints else v for n, v in values.items()})
+
+
+def differing(
+    one: TrainingFlags, other: TrainingFlags, fixed: Collection[str]
+) -> list[str]:
+    """The fields that decide what is trained and are not the same.
+
+    Args:
+      one: Flags.
+      other: Flags of the same task.
+      fixed: Fields that count although a run may change them otherwise.
+
+    Returns:
+      Their names, sorted.
+    """
+    first, second = to_json(one), to_json(other)
+    return sorted(
+        name
+        for name, hint in _hints(type(one)).items()
+        if first[name] != second[name]
+        and (name in fixed or _CHANGEABLE not in _metadata(hint))
+    )
+
+
+def check_resumable(
+    earlier: TrainingFlags, given: TrainingFlags, fixed: Collection[str] = ()
+) -> None:
+    """Refuses flags that a run cannot take on when it goes on.
+
+    Args:
+      earlier: The run's flags.
+      given: The flags it is to go on with.
+      fixed: Fields that must not change in this run, though they may in others.
+
+    Raises:
+      InputError: A flag differs that decides what is trained.
+    """
+    if names := differing(earlier, given, fixed):
+        flag = spelling(names[0])
+        before, now = (_spelled(to_json(x)[names[0]]) for x in (earlier, given))
+        raise InputError(
+            f"the run in {given.out} was started with {flag} {before}, not {now}; "
+            f"leave {flag} out to go on, or start a new run in another --out."
+        )
+
+
+def _spelled(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def _metadata(hint: Any) -> list[Any]:
+    """The metadata of a type and of the types that it is made of."""
+    outer = getattr(hint, "__metadata__", ())
+    return [*outer, *(x for part in get_args(hint) for x in _metadata(part))]
+
+
+def _parts(hint: Any) -> list[Any]:
+    """The types that a type is made of, itself included."""
+    return [hint, *(x for part in get_args(hint) for x in _parts(part))]

@@ -1,0 +1,70 @@
+"""A task: its parameters, its data, its loss, its evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import grain
+    import jax
+    import optax
+
+Params = Any
+"""A tree of arrays."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Phase:
+    """A stretch of steps with one kind of batches and one optimizer.
+
+    Attributes:
+      loss: From parameters, a worker's share of a batch and the number of earlier
+        steps to its mean loss.
+      batches: Element t is this process's part of the batch of the phase's step t.
+      batch: Examples of a whole batch.
+      tx: The optimizer, of each worker's own gradients.
+      schedule: The learning rate, by the phase's steps that were not skipped.
+      earlier_steps: Steps of the phases before.
+      last: Steps of the run at its end.
+      evaluation: From the parameters to start with to a compiled evaluation: a
+        function from parameters to the held-out loss. None for a phase without.
+      eval_every: Steps between evaluations; there is one at the end.
+      advice: Why the optimizer may never have left its first stage, and what to do;
+        nothing is said where it is empty.
+      title: What is said at its beginning.
+    """
+
+    loss: Callable[[Params, Any, jax.Array], jax.Array]
+    batches: grain.MapDataset[Any]
+    batch: int
+    tx: optax.GradientTransformationExtraArgs
+    schedule: optax.Schedule
+    earlier_steps: int = 0
+    last: int
+    evaluation: Callable[[Params], Callable[[Params], float]] | None = None
+    eval_every: int = 1
+    advice: str = ""
+    title: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """All that is a task's own in a training.
+
+    Attributes:
+      name: What the progress bar, the picture and messages call the training.
+      model: Names and values that a checkpoint must have been saved with.
+      init: The parameters that the first phase starts from.
+      phases: Stretches of steps; each after the first starts from the parameters that
+        the one before has left, and with a new state of its own optimizer.
+      finish: Called with the parameters after the last step, on all processes.
+    """
+
+    name: str
+    model: Mapping[str, Any]
+    init: Callable[[], Params]
+    phases: Sequence[Phase]
+    finish: Callable[[Params], None] = lambda params: None

@@ -1,0 +1,169 @@
+"""Answers after the training: written, scored, and left with the weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from models import huggingface
+from train.core.command import is_main_process, say
+from train.core.errors import InputError, writable
+from train.squad.initial_weights import MODEL_FOLDER, write_tokenizer
+from train.squad.objective import logits
+from train.squad.predict import answers, predict, write_predictions
+from train.squad.scores import best_threshold, evaluate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from jax.sharding import Mesh
+
+    from models import BertConfig
+    from train.core.task import Params
+    from train.data.pieces import Pieces
+    from train.squad.config import SquadConfig
+    from train.squad.dataset import Squad
+    from train.squad.initial_weights import InitialWeights
+    from train.squad.predict import Prediction
+    from train.squad.scores import Score
+    from train.squad.windows import Window
+
+SCORES = "scores.json"
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Questions to be answered.
+
+    Attributes:
+      squad: The questions.
+      windows: Their windows.
+      pieces: The vocabulary's special ids.
+    """
+
+    squad: Squad
+    windows: Sequence[Window]
+    pieces: Pieces
+
+
+def answer(
+    config: SquadConfig,
+    model: BertConfig,
+    params: Params,
+    questions: Questions,
+    mesh: Mesh,
+    expect: Callable[[str], None],
+) -> list[Prediction]:
+    """Answers questions.
+
+    Args:
+      config: The flags.
+      model: The model's sizes.
+      params: Its parameters, on the mesh.
+      questions: What to answer.
+      mesh: The workers.
+      expect: Told of each wait for the other processes.
+
+    Returns:
+      A prediction a question.
+
+    Raises:
+      InputError: The model has diverged.
+    """
+    starts, ends = logits(
+        model,
+        params,
+        questions.windows,
+        questions.pieces,
+        config.seq,
+        config.batch,
+        mesh,
+        expect,
+    )
+    if not (np.isfinite(starts).all() and np.isfinite(ends).all()):
+        raise InputError(
+            "the model's scores are not finite; start a new run in another --out "
+            "with a smaller --learning-rate."
+        )
+    return predict(
+        questions.squad.questions,
+        questions.windows,
+        starts,
+        ends,
+        num_best=config.num_best,
+        max_answer=min(config.max_answer, config.seq),
+    )
+
+
+def score(
+    config: SquadConfig, squad: Squad, predictions: Sequence[Prediction]
+) -> Mapping[str, Score]:
+    """Scores answers, and writes both into the run's folder.
+
+    Args:
+      config: The flags.
+      squad: The questions.
+      predictions: What is answered.
+
+    Returns:
+      The scores.
+
+    Raises:
+      InputError: The folder cannot be written to.
+    """
+    limit = config.null_threshold
+    scores = evaluate(squad, answers(squad, predictions, limit))
+    if is_main_process():
+        written = {name: score._asdict() for name, score in scores.items()}
+        if squad.has_null:
+            written["best"] = _best(squad, predictions)
+        with writable(config.out):
+            write_predictions(config.out, squad, predictions, limit)
+            text = json.dumps(written, indent=2) + "\n"
+            (config.out / SCORES).write_text(text, encoding="utf-8")
+    return scores
+
+
+def _best(squad: Squad, predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """The score at the null threshold that suits these questions best."""
+    threshold, score = best_threshold(
+        squad,
+        {p.question.id: p.text() for p in predictions},
+        {p.question.id: p.null_odds for p in predictions},
+    )
+    # JSON has no infinity: below all odds nothing is answered.
+    return {**score._asdict(), "null_threshold": max(threshold, -1e9)}
+
+
+def write_weights(
+    config: SquadConfig, model: BertConfig, params: Params, weights: InitialWeights
+) -> None:
+    """Leaves what was learnt in the run's folder, in Hugging Face's layout.
+
+    Args:
+      config: The flags.
+      model: The model's sizes.
+      params: Its parameters.
+      weights: Those that it started from, whose tokenizer it has.
+
+    Raises:
+      InputError: The folder cannot be written to.
+    """
+    if not is_main_process():
+        return
+    if model.pre_norm:
+        say(
+            "Hugging Face's BERT has no Pre-LayerNorm: the weights are in the "
+            f"checkpoints of {config.out} alone."
+        )
+        return
+    folder = config.out / MODEL_FOLDER
+    with writable(config.out):
+        huggingface.write(
+            folder, model, jax.device_get(params), "BertForQuestionAnswering"
+        )
+        write_tokenizer(folder, weights)
