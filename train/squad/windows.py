@@ -132,8 +132,8 @@ def windows(
 def _joining(tokenizer: Tokenizer) -> Tokenizer:
     """A tokenizer that makes sequences of pairs of encodings."""
     joining = Tokenizer(tokenizer.model)
-    sep, cls = ((token, tokenizer.token_to_id(token)) for token in (SEP, CLS))
-    joining.post_processor = BertProcessing(sep, cls)
+    ids = tokenizer.get_vocab()
+    joining.post_processor = BertProcessing((SEP, ids[SEP]), (CLS, ids[CLS]))
     return joining
 
 
