@@ -13,8 +13,8 @@ from train.bert.examples import batches, continues_word, examples, special_piece
 from train.bert.pairs import read_spans, write_spans
 from train.core.command import say_if_unknown
 from train.core.errors import InputError, writable
+from train.data.array_files import make_folder
 from train.data.corpus import read_corpus, survey
-from train.data.stored import make
 from train.data.tokenized import (
     EVALUATION,
     MAX_SENTENCE,
@@ -129,7 +129,7 @@ def load_phases(
     tokens = (config.tokens or folder / TOKENS_FOLDER) / key
     where = (config.tokens, "--tokens") if config.tokens else (folder, "--out")
     with writable(*where):
-        make(tokens, fill)
+        make_folder(tokens, fill)
     training, evaluation = read_tokens(tokens)
     pieces = special_pieces(vocabulary)
     inside = continues_word(vocabulary) if config.whole_words else None
@@ -139,7 +139,7 @@ def load_phases(
     ) -> grain.MapDataset[PreTrainingBatch]:
         packed = tokens / f"{part}-{phase.seq}"
         with writable(*where):
-            make(packed, lambda new: write_spans(new, text, phase.seq))
+            make_folder(packed, lambda new: write_spans(new, text, phase.seq))
         spans = read_spans(packed)
         if text.num_documents < 2 or not len(spans):
             raise InputError(

@@ -119,26 +119,26 @@ def _documents(lines: Iterable[str]) -> Iterator[Document]:
 
 def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
     """Lines up to a blank one, or to as many characters as a document has."""
-    held: list[str] = []
+    paragraph: list[str] = []
     characters = 0
     for line in lines:
         is_blank = not line.strip()
-        if held and (is_blank or characters >= DOCUMENT_CHARACTERS):
-            yield "\n".join(held)
-            held, characters = [], 0
+        if paragraph and (is_blank or characters >= DOCUMENT_CHARACTERS):
+            yield "\n".join(paragraph)
+            paragraph, characters = [], 0
         if not is_blank:
-            held.append(line)
+            paragraph.append(line)
             characters += len(line)
-    if held:
-        yield "\n".join(held)
+    if paragraph:
+        yield "\n".join(paragraph)
 
 
 class Survey(NamedTuple):
-    """What is known of a corpus when it has been read through.
+    """Name and sizes of a corpus that has been read through.
 
     Attributes:
       fingerprint: Its name by its contents: a SHA-256 in hexadecimal.
-      documents: How many there are.
+      documents: Number of documents.
       longest: Characters of the longest.
     """
 

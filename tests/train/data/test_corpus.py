@@ -48,10 +48,6 @@ def test_the_default_corpus_is_megabytes_of_english(reference):
     assert "****" not in text
 
 
-def test_the_default_corpus_is_the_same_every_time(reference):
-    assert survey(read_corpus([])) == survey(reference)
-
-
 def test_files_and_folders_are_read_in_order_without_hidden_ones(tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / ".git").mkdir()
@@ -63,8 +59,8 @@ def test_files_and_folders_are_read_in_order_without_hidden_ones(tmp_path):
         "first": "\ufeffFirst here.",
     }.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    found = read_corpus([tmp_path / "first", tmp_path])
-    assert [sentence for (sentence,) in found] == [
+    documents = read_corpus([tmp_path / "first", tmp_path])
+    assert [sentence for (sentence,) in documents] == [
         "First here.",
         "Second here.",
         "Third here.",
@@ -295,14 +291,14 @@ def test_unusable_vocabularies_are_refused(tmp_path):
         train_vocabulary([("word",)], 5)
 
 
-def test_long_stretches_are_cut_into_equal_ones(tmp_path):
+def test_long_stretches_are_cut_into_equal_ones_and_empty_ones_left_out(tmp_path):
     vocabulary = (*SPECIAL, "sun", "moon")
     words = ["sun", "moon", "moon"] * 100
-    documents = [[" ".join(words[:n])] for n in (1, 64, 65, 129, 300)]
+    documents = [["\u200b", " ".join(words[:n])] for n in (1, 64, 65, 0, 131, 300)]
     write_tokens(tmp_path, documents, (), tokenizer_of(vocabulary))
     corpus, _ = read_tokens(tmp_path)
     lengths = np.diff(corpus.sentences).tolist()
-    assert lengths == [1, 64, 32, 33, 43, 43, 43, 60, 60, 60, 60, 60]
+    assert lengths == [1, 64, 32, 33, 43, 44, 44, 60, 60, 60, 60, 60]
     assert np.diff(corpus.documents).tolist() == [1, 1, 2, 3, 5]
     whole = corpus.text(7, 12)
     assert [vocabulary[piece] for piece in whole] == words
