@@ -1,6 +1,8 @@
 """Answers survive the way through windows of word pieces and back to characters."""
 
 import dataclasses
+import json
+import pathlib
 import re
 import sys
 import unicodedata
@@ -32,6 +34,7 @@ from train.squad.windows import (
 MARKS = [c for c in map(chr, range(sys.maxunicode)) if unicodedata.category(c) == "Mn"]
 ACCENTS = re.compile(f"[{''.join(MARKS)}]*")
 WORDS = (*SPECIAL, "one", "bit", "##s", "a", "sign", "of", "##x", ".", ",", "é", "e")
+HUGGING_FACE = pathlib.Path(__file__).parents[2] / "golden" / "hf_squad_windows.json"
 
 
 def cut(question, length, words=WORDS, **options):
@@ -46,6 +49,23 @@ def learnt(window, question):
     """The text that the window says is the answer."""
     first, last = window.characters(*window.answer)
     return question.context[first:last]
+
+
+def test_windows_are_those_of_hugging_faces_run_squad():
+    golden = json.loads(HUGGING_FACE.read_text(encoding="utf-8"))
+    length, stride = golden["max_seq_length"], golden["doc_stride"]
+    for question in read_squad(EXCERPT).questions:
+        if question.id in golden["windows"]:
+            made = cut(question, length, golden["vocabulary"], stride=stride)
+            judged = [
+                "".join(str(int(x)) for x in pieces)
+                for pieces in has_most_context(made)
+            ]
+            assert [
+                [window.tokens.tolist(), window.text_place, *window.answer, here]
+                for window, here in zip(made, judged, strict=True)
+            ] == golden["windows"].pop(question.id)
+    assert not golden["windows"]
 
 
 def check_round_trip(squad, vocabulary, length):
