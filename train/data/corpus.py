@@ -53,7 +53,7 @@ def read_corpus(paths: Sequence[Path]) -> Iterator[Document]:
         texts = (text.split("\n") for text in reference_documentation())
     is_empty = True
     for lines in texts:
-        for document in _documents(lines):
+        for document in split_documents(lines):
             is_empty = False
             yield document
     if is_empty:
@@ -83,26 +83,22 @@ def reference_documentation() -> tuple[str, ...]:
     return tuple(_RULER.sub("", text) for text in texts)
 
 
-def split_documents(text: str) -> Iterator[Document]:
-    r"""Cuts a text into documents of whole paragraphs.
+def split_documents(lines: Iterable[str]) -> Iterator[Document]:
+    """Cuts a text into documents of whole paragraphs.
 
     Args:
-      text: Paragraphs separated by blank lines. A stretch without blank lines that is
-        longer than a document is taken for paragraphs of about a document, whole
-        lines each.
+      lines: Lines of paragraphs, which blank lines separate. A stretch without blank
+        lines that is longer than a document is taken for paragraphs of about a
+        document, whole lines each.
 
     Yields:
       Documents of about `DOCUMENT_CHARACTERS`, as sentences without line breaks.
 
     Example:
       >>> from train.data.corpus import split_documents
-      >>> list(split_documents("One is one. Two\nis two.\n\n***\n\nThree."))
+      >>> list(split_documents(["One is one. Two", "is two.", "", "***", "", "Three."]))
       [('One is one.', 'Two is two.', 'Three.')]
     """
-    yield from _documents(text.split("\n"))
-
-
-def _documents(lines: Iterable[str]) -> Iterator[Document]:
     sentences: list[str] = []
     characters = 0
     for paragraph in _paragraphs(lines):
