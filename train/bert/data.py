@@ -11,9 +11,9 @@ from train.core.batches import batches
 from train.core.command import say_if_unknown
 from train.core.errors import InputError, writable
 from train.core.run_folder import check_contents, contents_name
+from train.data.array_files import make_folder
 from train.data.corpus import read_corpus, survey
 from train.data.pieces import special_pieces
-from train.data.stored import make
 from train.data.tokenized import (
     EVALUATION,
     MAX_SENTENCE,
@@ -164,14 +164,14 @@ def _tokens(
         share = write_tokens(new, documents, held_out, tokenizer_of(vocabulary))
         say_if_unknown(share)
 
-    make(tokens, fill)
+    make_folder(tokens, fill)
     return tokens
 
 
 def _packed(tokens: Path, part: str, text: TokenizedCorpus, length: int) -> Spans:
     """The spans of a part of the corpus, packed once for each length."""
     folder = tokens / f"{part}-{length}"
-    make(folder, lambda new: write_spans(new, text, length))
+    make_folder(folder, lambda new: write_spans(new, text, length))
     spans = read_spans(folder)
     if text.num_documents < 2 or not len(spans):
         raise InputError(

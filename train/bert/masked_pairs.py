@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from models import PreTrainingBatch
+from train.data.array_files import growing_array, mapped_array
 from train.data.pieces import Pieces
-from train.data.stored import Growing, mapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,14 +89,14 @@ class Spans:
 def write_spans(folder: Path, corpus: TokenizedCorpus, length: int) -> None:
     """Writes what `pack_spans` yields, for `read_spans`."""
     spans = pack_spans(corpus, length)
-    with Growing(folder / _SPANS, np.int64, (3,)) as file:
+    with growing_array(folder / _SPANS, np.int64, (3,)) as append:
         while rows := list(itertools.islice(spans, _ROWS)):
-            file.append(np.array(rows))
+            append(rows)
 
 
 def read_spans(folder: Path) -> Spans:
     """Spans of which memory holds what is looked at."""
-    return Spans(mapped(folder / _SPANS))
+    return Spans(mapped_array(folder / _SPANS))
 
 
 @dataclass(frozen=True)

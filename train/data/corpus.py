@@ -53,7 +53,7 @@ def read_corpus(paths: Sequence[Path]) -> Iterator[Document]:
         texts = (text.split("\n") for text in reference_documentation())
     is_empty = True
     for lines in texts:
-        for document in _documents(lines):
+        for document in split_documents(lines):
             is_empty = False
             yield document
     if is_empty:
@@ -83,26 +83,22 @@ def reference_documentation() -> tuple[str, ...]:
     return tuple(_RULER.sub("", text) for text in texts)
 
 
-def split_documents(text: str) -> Iterator[Document]:
-    r"""Cuts a text into documents of whole paragraphs.
+def split_documents(lines: Iterable[str]) -> Iterator[Document]:
+    """Cuts a text into documents of whole paragraphs.
 
     Args:
-      text: Paragraphs separated by blank lines. A stretch without blank lines that is
-        longer than a document is taken for paragraphs of about a document, whole
-        lines each.
+      lines: Lines of paragraphs, which blank lines separate. A stretch without blank
+        lines that is longer than a document is taken for paragraphs of about a
+        document, whole lines each.
 
     Yields:
       Documents of about `DOCUMENT_CHARACTERS`, as sentences without line breaks.
 
     Example:
       >>> from train.data.corpus import split_documents
-      >>> list(split_documents("One is one. Two\nis two.\n\n***\n\nThree."))
+      >>> list(split_documents(["One is one. Two", "is two.", "", "***", "", "Three."]))
       [('One is one.', 'Two is two.', 'Three.')]
     """
-    yield from _documents(text.split("\n"))
-
-
-def _documents(lines: Iterable[str]) -> Iterator[Document]:
     sentences: list[str] = []
     characters = 0
     for paragraph in _paragraphs(lines):
@@ -119,26 +115,26 @@ def _documents(lines: Iterable[str]) -> Iterator[Document]:
 
 def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
     """Lines up to a blank one, or to as many characters as a document has."""
-    held: list[str] = []
+    paragraph: list[str] = []
     characters = 0
     for line in lines:
         is_blank = not line.strip()
-        if held and (is_blank or characters >= DOCUMENT_CHARACTERS):
-            yield "\n".join(held)
-            held, characters = [], 0
+        if paragraph and (is_blank or characters >= DOCUMENT_CHARACTERS):
+            yield "\n".join(paragraph)
+            paragraph, characters = [], 0
         if not is_blank:
-            held.append(line)
+            paragraph.append(line)
             characters += len(line)
-    if held:
-        yield "\n".join(held)
+    if paragraph:
+        yield "\n".join(paragraph)
 
 
 class Survey(NamedTuple):
-    """What is known of a corpus when it has been read through.
+    """Name and sizes of a corpus that has been read through.
 
     Attributes:
       fingerprint: Its name by its contents: a SHA-256 in hexadecimal.
-      documents: How many there are.
+      documents: Number of documents.
       longest: Characters of the longest.
     """
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from train.core.errors import InputError
+from train.data.array_files import growing_array, mapped_array
 from train.data.corpus import DOCUMENT_CHARACTERS
-from train.data.stored import Growing, mapped
 from train.data.vocabulary import UNK
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from jaxtyping import Int
@@ -39,8 +39,8 @@ class TokenizedCorpus:
 
     Attributes:
       pieces: Word-piece ids of all sentences, (P,).
-      sentences: Where each sentence starts in `pieces`, and the end, (S + 1,).
-      documents: Where each document starts in `sentences`, and the end, (D + 1,).
+      sentences: Start of each sentence in `pieces`, and the end, (S + 1,).
+      documents: Start of each document in `sentences`, and the end, (D + 1,).
     """
 
     pieces: Int[np.ndarray, " pieces"]
@@ -61,8 +61,8 @@ def held_out_documents(corpus: Survey, seed: int) -> frozenset[int]:
     """Chooses documents that are kept for evaluation.
 
     Args:
-      corpus: What is known of all documents.
-      seed: Decides which.
+      corpus: Sizes of all documents together.
+      seed: Decides the choice.
 
     Returns:
       Their numbers.
@@ -100,28 +100,27 @@ def write_tokens(
     sequence has no room for would hardly be trained on.
 
     Args:
-      folder: Where to write.
+      folder: Takes the files.
       documents: All documents.
       held_out: The numbers of those that are not trained on.
-      tokenizer: What cuts them.
+      tokenizer: Cuts them.
 
     Returns:
       The share of the pieces that are [UNK].
     """
     unknown = total = 0
     unk = tokenizer.get_vocab()[UNK]
-    with contextlib.ExitStack() as stack:
-        training, evaluation = (
-            stack.enter_context(_Writer(folder / name))
-            for name in (TRAINING, EVALUATION)
-        )
+    with (
+        _growing_corpus(folder / TRAINING) as append_training,
+        _growing_corpus(folder / EVALUATION) as append_held_out,
+    ):
         for number, document in enumerate(documents):
             encoded = tokenizer.encode_batch(list(document), add_special_tokens=False)
             ids = [part for e in encoded for part in _stretches(e.ids)]
             total += sum(map(len, ids))
             unknown += sum(part.count(unk) for part in ids)
             if ids:
-                (evaluation if number in held_out else training).append(ids)
+                (append_held_out if number in held_out else append_training)(ids)
     return unknown / max(1, total)
 
 
@@ -132,34 +131,35 @@ def _stretches(ids: list[int]) -> Iterator[list[int]]:
 
 
 def read_tokens(folder: Path) -> tuple[TokenizedCorpus, TokenizedCorpus]:
-    """Training and held-out text, of which memory holds what is looked at."""
+    """Training and held-out text, of which memory holds the parts that are read."""
     training, held_out = (
-        TokenizedCorpus(*(mapped(folder / name / f"{array}.npy") for array in _ARRAYS))
+        TokenizedCorpus(
+            *(mapped_array(folder / name / f"{array}.npy") for array in _ARRAYS)
+        )
         for name in (TRAINING, EVALUATION)
     )
     return training, held_out
 
 
-class _Writer(contextlib.ExitStack):
-    """The files of a corpus that grows by documents."""
-
-    def __init__(self, folder: Path):
-        super().__init__()
-        folder.mkdir()
-        self._pieces, self._sentences, self._documents = (
-            self.enter_context(Growing(folder / f"{name}.npy", dtype))
+@contextlib.contextmanager
+def _growing_corpus(folder: Path) -> Iterator[Callable[[Sequence[list[int]]], None]]:
+    """The files of a corpus, and a function that appends a document's sentences."""
+    folder.mkdir()
+    num_pieces = num_sentences = 0
+    with contextlib.ExitStack() as stack:
+        append_pieces, append_sentences, append_document = (
+            stack.enter_context(growing_array(folder / f"{name}.npy", dtype))
             for name, dtype in _ARRAYS.items()
         )
-        self._ends = (0, 0)  # of the last sentence, of the last document
-        self._sentences.append(np.zeros(1, np.int64))
-        self._documents.append(np.zeros(1, np.int64))
+        append_sentences(0)
+        append_document(0)
 
-    def append(self, sentences: Sequence[Sequence[int]]) -> None:
-        """Adds a document."""
-        piece, sentence = self._ends
-        ends = piece + np.cumsum([len(ids) for ids in sentences])
-        sentence += len(sentences)
-        self._pieces.append(np.concatenate(sentences))
-        self._sentences.append(ends)
-        self._documents.append(np.array([sentence]))
-        self._ends = (int(ends[-1]), sentence)
+        def append(sentences: Sequence[list[int]]) -> None:
+            nonlocal num_pieces, num_sentences
+            append_pieces(np.concatenate(sentences))
+            append_sentences(num_pieces + np.cumsum([len(ids) for ids in sentences]))
+            num_pieces += sum(map(len, sentences))
+            num_sentences += len(sentences)
+            append_document(num_sentences)
+
+        yield append

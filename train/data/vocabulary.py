@@ -129,7 +129,7 @@ def write_vocabulary(path: Path, vocabulary: Vocabulary) -> None:
 
 
 def is_cased(vocabulary: Sequence[str]) -> bool:
-    """Whether word pieces have capitals, but for special ones: [MASK], <S>.
+    """True if word pieces have capitals, but for special ones: [MASK], <S>.
 
     Args:
       vocabulary: The word pieces.
@@ -146,7 +146,7 @@ def tokenizer_of(vocabulary: Sequence[str], *, cased: bool | None = None) -> Tok
 
     Args:
       vocabulary: The word pieces.
-      cased: Whether capitals and accents stay; None for `is_cased`.
+      cased: True to keep capitals and accents; None for `is_cased`.
 
     Returns:
       A tokenizer that adds no special tokens.

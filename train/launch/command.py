@@ -1,14 +1,15 @@
 """`python -m train.launch --processes 4 -- -m train.pretrain …`: several processes.
 
 Starts the same Python command several times on this machine, each process told by its
-environment (`JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID`) where it
-stands, and by `TRAIN_RESTART_COUNT` how often all were started again. When one fails,
-the others are ended and the first failure is named. None of them outlives the
-launcher, however that ends.
+environment (`JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID`) its place
+among them, and by `TRAIN_RESTART_COUNT` the number of times that all were started
+again. When one fails, the others are ended and the first failure is named. None of
+them outlives the launcher, however that ends.
 """
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import socket
 import sys
@@ -19,14 +20,13 @@ from typing import TYPE_CHECKING
 import tyro
 
 from train.core.errors import InputError
-from train.launch.output import Output
-from train.launch.processes import run_group
+from train.launch.processes import run_together
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 CONFIG_FILE = "config.json"
-"""What a run's folder holds as soon as `--resume` can go on with it."""
+"""A file of a run's folder: where it is, `--resume` can go on."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Launch:
     devices_per_process: int = 1
     """Devices of each: GPUs of its own, or virtual devices on a CPU."""
     restarts: int = 0
-    """How often to start all again after a failure, but for one that says in a
-    sentence what to mend."""
+    """Times to start all again after a failure, but for one that says in a sentence
+    what to mend."""
     log_dir: Path | None = None
     """Folder for a file of output for each process; default: all is printed, each
     line after the number of its process."""
@@ -56,7 +56,7 @@ def launch(flags: Launch, command: Sequence[str]) -> int:
 
     Args:
       flags: The flags.
-      command: What Python is to run: `-m module` or a script, and its flags.
+      command: Arguments of Python: `-m module` or a script, and its flags.
 
     Returns:
       0, or the exit status of the process that failed first in the last attempt,
@@ -66,44 +66,37 @@ def launch(flags: Launch, command: Sequence[str]) -> int:
       InputError: The flags cannot be used.
     """
     check(flags, command)
-    status = 0
-    for attempt in range(flags.restarts + 1):
-        arguments = list(command)
-        if attempt:
-            folder = run_folder_of(command)
-            begun = folder is not None and (folder / CONFIG_FILE).exists()
-            if begun and "--resume" not in arguments:
-                arguments.append("--resume")
-            say(
-                f"restart {attempt} of {flags.restarts}: python {shlex.join(arguments)}"
-            )
-        with Output(flags.log_dir, append=attempt > 0) as output:
-            failure = run_group(
-                [sys.executable, *arguments],
-                environments(
-                    flags.processes, flags.devices_per_process, free_port(), attempt
-                ),
-                output,
-                flags.grace,
-            )
+    arguments, attempt = list(command), 0
+    while True:
+        failure = run_together(
+            [sys.executable, *arguments],
+            environments(
+                flags.processes, flags.devices_per_process, free_port(), attempt
+            ),
+            grace=flags.grace,
+            log_dir=flags.log_dir,
+            append=attempt > 0,
+        )
         if failure is None:
             return 0
-        status = failure.status
         say(f"{failure.reason}.")
-        if failure.lasting:
-            break
-    return status
+        if failure.is_final or attempt == flags.restarts:
+            return failure.status
+        folder = run_folder_of(command)
+        if folder and (folder / CONFIG_FILE).exists() and "--resume" not in arguments:
+            arguments.append("--resume")
+        attempt += 1
+        say(f"restart {attempt} of {flags.restarts}: python {shlex.join(arguments)}")
 
 
 def check(flags: Launch, command: Sequence[str]) -> None:
     """Refuses flags that cannot be used.
 
     Raises:
-      InputError: What is wrong with them.
+      InputError: One cannot be used.
     """
-    for name in ("processes", "devices_per_process"):
-        if getattr(flags, name) < 1:
-            raise InputError(f"--{name.replace('_', '-')} must be at least 1.")
+    if flags.processes < 1 or flags.devices_per_process < 1:
+        raise InputError("--processes and --devices-per-process must be at least 1.")
     if flags.restarts < 0 or not flags.grace >= 0:
         raise InputError("--restarts and --grace must not be negative.")
     if not command:
@@ -125,24 +118,21 @@ def run_folder_of(command: Sequence[str]) -> Path | None:
       >>> run_folder_of(["-m", "train.pretrain", "--out=runs/a"]).name
       'a'
     """
-    for argument, following in zip(command, [*command[1:], None], strict=True):
-        if argument == "--out" and following is not None:
-            return Path(following)
-        if argument.startswith("--out="):
-            return Path(argument.removeprefix("--out="))
-    return None
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--out", nargs="?", type=Path)
+    return parser.parse_known_args(command)[0].out
 
 
 def environments(
     processes: int, devices: int, port: int, restarts: int = 0
 ) -> list[dict[str, str]]:
-    """What each process's environment has beside the launcher's own.
+    """Variables of each process's environment, beside the launcher's own.
 
     Args:
       processes: Their number.
       devices: Devices of each.
-      port: Where process 0 is to listen.
-      restarts: How often they have been started again.
+      port: The port on which process 0 is to listen.
+      restarts: Times that they have been started again.
 
     Returns:
       The variables of each process.
@@ -165,9 +155,9 @@ def environments(
 
 def free_port() -> int:
     """A port that nothing listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 def say(text: str) -> None:
@@ -177,15 +167,10 @@ def say(text: str) -> None:
 
 def main() -> None:
     """Runs the command line; a mistake in it ends in one sentence."""
-    own, command = _split(sys.argv[1:])
-    flags = tyro.cli(Launch, args=own, prog="python -m train.launch")
+    arguments = sys.argv[1:]
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    flags = tyro.cli(Launch, args=arguments[:end], prog="python -m train.launch")
     try:
-        raise SystemExit(launch(flags, command))
+        raise SystemExit(launch(flags, arguments[end + 1 :]))
     except InputError as error:
         raise SystemExit(f"error: {error}") from error
-
-
-def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """The launcher's own flags, and the command after --."""
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    return arguments[:end], arguments[end + 1 :]

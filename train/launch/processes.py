@@ -4,172 +4,183 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from train.core.errors import LOST_EXIT
+from train.launch.output import Relay, open_sinks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from train.launch.output import Output
+    from pathlib import Path
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_RANK = {-signal.SIGABRT: 1, LOST_EXIT: 2}
+"""Exit statuses of processes that end when another one is lost, by JAX's client or by
+this application; of failures at about the same time a lower rank is the first."""
 _SETTLE = 1.0
 """Seconds in which further processes may fail before one is named the first."""
+_DRAIN = 5.0
+"""Seconds that the last of the output may take."""
 _POLL = 0.05
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a group ended.
+    """The end of processes of which not all succeeded.
 
     Attributes:
       reason: A sentence without its full stop.
       status: The exit status that a shell would tell.
-      lasting: Whether another attempt would end the same: it was ended from outside,
-        or by a mistake that a sentence was said about.
+      is_final: True where another attempt would end the same: after a signal to end,
+        or a mistake that a sentence was said about.
     """
 
     reason: str
     status: int
-    lasting: bool = False
+    is_final: bool = False
 
 
-def run_group(
+def run_together(
     command: Sequence[str],
     environments: Sequence[Mapping[str, str]],
-    output: Output,
+    *,
     grace: float,
+    log_dir: Path | None = None,
+    append: bool = False,
 ) -> Failure | None:
     """Runs a command in several processes until all are done or one fails.
 
-    A signal that asks this process to end is passed on. None of the processes, nor of
+    A signal that asks this process to end ends them all. None of the processes, nor of
     those in their sessions, is left when this returns; if this process is killed, the
-    kernel kills the processes, though not what they have started (on Linux).
+    kernel kills the processes, though not those that they have started (on Linux).
 
     Args:
       command: The command.
-      environments: What each process's environment has beside this one's.
-      output: What takes their output.
+      environments: Variables of each process, beside this one's.
       grace: Seconds between SIGTERM and SIGKILL.
+      log_dir: Folder for the output, `0.log` and so on; None to print it.
+      append: True to go on in files that are there.
 
     Returns:
       The failure; None if all ended with exit status 0.
+
+    Raises:
+      InputError: The output's files cannot be made.
     """
-    started: list[subprocess.Popen[bytes]] = []
-    with _signals_noted() as noted:
+    processes: list[subprocess.Popen[bytes]] = []
+    relays: list[list[Relay]] = []
+    with (
+        open_sinks(len(environments), log_dir, append=append) as sinks,
+        _noted_signals() as signals,
+    ):
         try:
-            for process, environment in enumerate(environments):
-                with output.targets(process) as (stdout, stderr):
-                    started.append(_start(command, environment, stdout, stderr))
-                output.relay(process, started[-1])
-            return _wait(started, output, noted)
+            for environment in environments:
+                processes.append(_start(command, environment, merged=bool(log_dir)))
+            # Threads come last: a process that has some cannot be forked safely.
+            for number, process in enumerate(processes):
+                pipes = filter(None, (process.stdout, process.stderr))
+                prefix = "" if log_dir else f"[{number}] "
+                both = zip(pipes, sinks[number], strict=True)
+                relays.append([Relay(pipe, sink, prefix) for pipe, sink in both])
+            failed = _wait(processes, signals)
+            running = [i for i, p in enumerate(processes) if p.poll() is None]
         finally:
-            _end(started, output, grace)
+            _end(processes, grace)
+            for relay in itertools.chain(*relays):
+                relay.join(_DRAIN)
+    if signals:
+        name = signal.Signals(signals[0]).name
+        return Failure(f"ended by {name}", 128 + signals[0], is_final=True)
+    if not failed:
+        return None
+    first = min(failed, key=lambda number: _RANK.get(processes[number].returncode, 0))
+    status, said = processes[first].returncode, relays[first][-1].last_line
+    return _failure(first, status, said, running)
 
 
-def _start(command, environment, stdout, stderr) -> subprocess.Popen[bytes]:
+def _start(
+    command: Sequence[str], environment: Mapping[str, str], *, merged: bool
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command,
         env={"PYTHONUNBUFFERED": "1", **os.environ, **environment},
         stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=stderr,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if merged else subprocess.PIPE,
         start_new_session=True,
         preexec_fn=_die_with_parent(),
     )
 
 
 def _wait(
-    started: Sequence[subprocess.Popen[bytes]], output: Output, noted: list[int]
-) -> Failure | None:
+    processes: Sequence[subprocess.Popen[bytes]], signals: Sequence[int]
+) -> list[int]:
+    """Waits for the end of all, a signal, or a failure and those that follow it.
+
+    Returns:
+      Numbers of the processes that failed, in the order in which they were seen.
+    """
     failed: list[int] = []
     deadline = None
-    while deadline is None or time.monotonic() < deadline:
-        output.pump(_POLL)
-        if noted:
-            name = signal.Signals(noted[0]).name
-            return Failure(f"ended by {name}", 128 + noted[0], lasting=True)
-        states = [process.poll() for process in started]
-        failed += [i for i, s in enumerate(states) if s and i not in failed]
+    while not signals and (deadline is None or time.monotonic() < deadline):
+        statuses = [process.poll() for process in processes]
+        failed += [i for i, s in enumerate(statuses) if s and i not in failed]
+        if None not in statuses:
+            break
         if failed and deadline is None:
             deadline = time.monotonic() + _SETTLE
-        if None not in states:
-            break
-    if not failed:
-        return None
-    output.pump(0)
-    return _failure(started, failed, output)
+        time.sleep(_POLL)
+    return failed
 
 
-def _failure(
-    started: Sequence[subprocess.Popen[bytes]], failed: Sequence[int], output: Output
-) -> Failure:
-    # Those that end because another is lost are seen as soon as that one.
-    consequences = [
-        i
-        for i in failed
-        if started[i].returncode == LOST_EXIT
-        or (started[i].returncode == -signal.SIGABRT and output.tells_of_loss(i))
-    ]
-    first = min(failed, key=lambda i: i in consequences)
-    status = started[first].returncode
-    verb = "gave up waiting" if first in consequences else "failed first"
-    reason = f"process {first} {verb}, {_spell(status)}"
-    cause = output.cause(first)
-    if status != -signal.SIGKILL and cause:
-        reason += f": {cause.rstrip('.')}"
-    left = [i for i, process in enumerate(started) if process.returncode is None]
-    if left:
-        states = [f"process {i}{_state(started[i].pid)}" for i in left]
-        reason += f"; still running then: {', '.join(states)}"
-    mistaken = first not in consequences and cause.startswith("error: ")
-    return Failure(reason, 128 - status if status < 0 else status, lasting=mistaken)
+def _failure(first: int, status: int, said: str, running: Sequence[int]) -> Failure:
+    """The failure of a process.
+
+    Args:
+      first: Its number.
+      status: Its exit status, or a signal's number less than nothing.
+      said: The last line of its standard error.
+      running: Numbers of the processes that ran on.
+    """
+    if status < 0:
+        reason = (
+            f"process {first} failed first, killed by {signal.Signals(-status).name}"
+        )
+        if status == -signal.SIGKILL:
+            reason += ", as a system sends when memory runs out"
+    else:
+        reason = f"process {first} failed first, with exit status {status}"
+        if said:
+            reason += f": {said.rstrip('.')}"
+    if running:
+        reason += f"; still running then: process {', '.join(map(str, running))}"
+    is_mistake = status != LOST_EXIT and said.startswith("error: ")
+    return Failure(reason, 128 - status if status < 0 else status, is_mistake)
 
 
-def _spell(status: int) -> str:
-    if status >= 0:
-        return f"with exit status {status}"
-    hint = ", as a system sends when memory runs out" if status == -9 else ""
-    return f"killed by {signal.Signals(-status).name}{hint}"
-
-
-def _state(pid: int) -> str:
-    """Whether a process is stopped, on Linux."""
-    with contextlib.suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        if fields[0] in "Tt":
-            return " (stopped)"
-    return ""
-
-
-def _end(
-    started: Sequence[subprocess.Popen[bytes]], output: Output, grace: float
-) -> None:
-    """Ends all processes and what they have started."""
+def _end(processes: Sequence[subprocess.Popen[bytes]], grace: float) -> None:
+    """Ends all processes and those that they have started."""
     for signals in ((signal.SIGTERM, signal.SIGCONT), (signal.SIGKILL,)):
-        for process in started:
-            for number in signals:
-                # Its session may be gone.
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, number)
+        for process, number in itertools.product(processes, signals):
+            # Its session may be gone.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
         deadline = time.monotonic() + grace
-        while any(map(_is_left, started)) and time.monotonic() < deadline:
-            output.pump(_POLL)
-    for process in started:
+        while any(map(_is_alive, processes)) and time.monotonic() < deadline:
+            time.sleep(_POLL)
+    for process in processes:
         process.wait()
-    output.pump(0)
 
 
-def _is_left(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a process, or one of its session, still runs."""
+def _is_alive(process: subprocess.Popen[bytes]) -> bool:
+    """True while a process, or one of its session, runs."""
     if process.poll() is None:
         return True
     try:
@@ -180,8 +191,8 @@ def _is_left(process: subprocess.Popen[bytes]) -> bool:
 
 
 @contextlib.contextmanager
-def _signals_noted() -> Iterator[list[int]]:
-    """Notes signals that ask to end, instead of ending."""
+def _noted_signals() -> Iterator[list[int]]:
+    """A list that notes signals that ask to end, instead of ending."""
     noted: list[int] = []
     before = {
         number: signal.signal(number, lambda number, _: noted.append(number))
@@ -195,7 +206,7 @@ def _signals_noted() -> Iterator[list[int]]:
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """What a child runs first, so that it does not outlive a parent that is killed."""
+    """A child's first act: on Linux, to be killed when its parent is."""
     if not sys.platform.startswith("linux"):
         return None
     libc, parent, set_death_signal = ctypes.CDLL(None), os.getpid(), 1

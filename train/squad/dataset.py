@@ -29,10 +29,10 @@ class Question:
     """A question about a text.
 
     Attributes:
-      id: What predictions are filed under.
+      id: The name that predictions are filed under.
       text: The question.
       context: The text that it is about.
-      answers: What people marked as the answer; none where there is no answer.
+      answers: Spans that people marked; none where there is no answer.
     """
 
     id: str
@@ -47,7 +47,7 @@ class Squad:
 
     Attributes:
       questions: In the file's order.
-      has_null: Whether questions may have no answer, as in v2.0.
+      has_null: True if questions may have no answer, as in v2.0.
     """
 
     questions: tuple[Question, ...]
@@ -90,7 +90,7 @@ def parse_squad(content: Any) -> Squad:
     """Makes questions of the contents of a SQuAD file.
 
     Args:
-      content: What JSON made of it.
+      content: The file, parsed as JSON.
 
     Returns:
       The questions.
@@ -158,11 +158,11 @@ def _question(context: str, qa: dict[str, Any], where: str) -> Question:
         if not answer.text.strip():
             raise InputError(f"question {name!r} has an empty answer; remove it.")
         end = answer.start + len(answer.text)
-        found = context[answer.start : end] if answer.start >= 0 else ""
-        if found != answer.text:
+        there = context[answer.start : end] if answer.start >= 0 else ""
+        if there != answer.text:
             raise InputError(
                 f"question {name!r}: its answer {answer.text!r} is said to start at "
-                f"character {answer.start}, where the text has {found!r}; correct "
+                f"character {answer.start}, where the text has {there!r}; correct "
                 "answer_start."
             )
         answers.append(answer)

@@ -35,7 +35,7 @@ class Span(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """What a model answers.
+    """A model's answer to a question.
 
     Attributes:
       question: The question.
@@ -77,7 +77,7 @@ def predict(
     num_best: int = NUM_BEST,
     max_answer: int = MAX_ANSWER,
 ) -> list[Prediction]:
-    """Finds the best answers.
+    """Finds the best answers to questions.
 
     A span counts in the window in which its first word piece has most text about it,
     with the sum of its logits, as in Devlin et al., 2018.
@@ -95,11 +95,11 @@ def predict(
     """
     predictions = []
     row = 0
-    for own in by_question(windows):
-        question = questions[own[0].question]
+    for same in by_question(windows):
+        question = questions[same[0].question]
         spans: list[Span] = []
         null = math.inf
-        for window, judged in zip(own, has_most_context(own), strict=True):
+        for window, judged in zip(same, has_most_context(same), strict=True):
             start, end = (
                 np.asarray(logits[row], np.float64) for logits in (starts, ends)
             )
@@ -118,7 +118,7 @@ def answers(
 
     Args:
       squad: The questions.
-      predictions: What is answered.
+      predictions: The answers to them.
       threshold: Null odds above which there is no answer, in v2.0; in v1.1 there is
         one always.
 
@@ -135,10 +135,10 @@ def write_predictions(
     """Writes the files that the official scripts read, and the answers behind them.
 
     Args:
-      folder: Where `predictions.json` and `nbest_predictions.json` go, and in v2.0
+      folder: Takes `predictions.json` and `nbest_predictions.json`, and in v2.0
         `null_odds.json`.
       squad: The questions.
-      predictions: What is answered.
+      predictions: The answers to them.
       threshold: Null odds above which there is no answer, in v2.0.
     """
     contents: dict[str, dict[str, Any]] = {
@@ -163,8 +163,8 @@ def n_best(prediction: Prediction, *, with_null: bool) -> list[dict[str, Any]]:
     """The likeliest answers with their probabilities among themselves.
 
     Args:
-      prediction: What is answered.
-      with_null: Whether no answer is one of them.
+      prediction: The answer.
+      with_null: True to count no answer as one of them.
 
     Returns:
       Text, probability, score, and first and past the last character of each.
@@ -195,10 +195,9 @@ def _spans(
     num_best: int,
     max_answer: int,
 ) -> Iterator[Span]:
-    size = window.last - window.first
-    if not size:
+    if not len(judged):
         return
-    inside = slice(window.start, window.start + size)
+    inside = slice(window.text_place, window.text_place + len(judged))
     ends = np.concatenate([ends[inside], np.full(max_answer - 1, -np.inf)])
     scores = np.where(judged, starts[inside], -np.inf)[:, None] + (
         np.lib.stride_tricks.sliding_window_view(ends, max_answer)
@@ -206,7 +205,7 @@ def _spans(
     for place in np.argsort(-scores, axis=None, kind="stable")[:num_best]:
         first, more = divmod(int(place), max_answer)
         if scores[first, more] > -np.inf:
-            start = window.start + first
+            start = window.text_place + first
             yield Span(
                 float(scores[first, more]), *window.characters(start, start + more)
             )

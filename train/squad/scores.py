@@ -24,7 +24,7 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class Score(NamedTuple):
-    """How well questions are answered.
+    """Exact match and F1 of the answers to several questions.
 
     Attributes:
       exact: Per cent of them answered exactly.
@@ -44,7 +44,7 @@ def normalize(text: str) -> str:
       text: An answer.
 
     Returns:
-      What is compared of it.
+      The words that are compared.
 
     Example:
       >>> from train.squad.scores import normalize
@@ -66,7 +66,7 @@ def f1(prediction: str, reference: str, *, has_null: bool = False) -> float:
     Args:
       prediction: The answer given.
       reference: The right one.
-      has_null: Whether to count as v2.0 does: answers without words agree with each
+      has_null: True to count as v2.0 does: answers without words agree with each
         other.
 
     Returns:
@@ -95,7 +95,7 @@ def question_scores(
     Args:
       question: The question.
       prediction: The answer given; empty for none.
-      has_null: Whether to count as v2.0 does.
+      has_null: True to count as v2.0 does.
 
     Returns:
       The two, from 0 to 1.
@@ -135,12 +135,12 @@ def evaluate(squad: Squad, predictions: Mapping[str, str]) -> dict[str, Score]:
     }
     if not squad.has_null:
         return {"all": _mean(scores, squad.questions)}
-    groups = {
+    parts = {
         "all": known,
         "answerable": [q for q in known if q.answers],
         "unanswerable": [q for q in known if not q.answers],
     }
-    return {name: _mean(scores, group) for name, group in groups.items() if group}
+    return {name: _mean(scores, part) for name, part in parts.items() if part}
 
 
 def best_threshold(
@@ -151,7 +151,7 @@ def best_threshold(
     Args:
       squad: The questions.
       predictions: An answer to each, by its id, as if all had one.
-      null_odds: How much likelier it is that there is none.
+      null_odds: Score of no answer less that of the answer, by the id.
 
     Returns:
       The highest odds with which an answer is still given, and the score with it.
@@ -159,9 +159,9 @@ def best_threshold(
     ordered = sorted(squad.questions, key=lambda q: null_odds[q.id])
     changes = []
     for q in ordered:
-        own = question_scores(q, predictions[q.id], has_null=True)[1]
+        answered = question_scores(q, predictions[q.id], has_null=True)[1]
         none = question_scores(q, "", has_null=True)[1]
-        changes.append(own - none)
+        changes.append(answered - none)
     best, threshold, total = 0.0, -float("inf"), 0.0
     for number, (q, change) in enumerate(zip(ordered, changes, strict=True), start=1):
         total += change

@@ -11,16 +11,19 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.processors import BertProcessing
 
 from models import SpanBatch
 from train.core.command import say
 from train.core.errors import InputError
+from train.data.vocabulary import CLS, SEP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from jaxtyping import Bool, Int
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding
 
     from train.data.pieces import Pieces
     from train.squad.dataset import Question
@@ -32,71 +35,43 @@ MAX_QUESTION = 64
 """Word pieces of a question; what follows is cut off."""
 
 NOWHERE = (0, 0)
-"""The places of what is not in a window: those of [CLS]."""
+"""The places of an answer that is not in a window: those of [CLS]."""
 
 _NUM_SPECIAL = 3  # [CLS] question [SEP] window [SEP]
 
 
-class Context(NamedTuple):
-    """A text in word pieces.
-
-    Attributes:
-      pieces: Their ids, (P,).
-      spans: The characters that each is made of, first and past the last, (P, 2).
-    """
-
-    pieces: Int[np.ndarray, " P"]
-    spans: Int[np.ndarray, "P 2"]
-
-
 class Window(NamedTuple):
-    """A question beside a part of its text.
+    """A question beside a stretch of its text.
 
     Attributes:
-      question: The question's number.
-      asked: Its word pieces, (Q,).
-      context: The whole text.
-      first: The window's first piece of it.
-      last: The piece after its last.
-      answer: First and last piece of the answer in the whole text, if there is one.
+      question: Number of the question.
+      tokens: Ids of the sequence without padding, (T,).
+      text_place: Place in the sequence of the text's first word piece here.
+      first: Number of that piece in the whole text.
+      spans: Characters of each piece here, first and past the last, (P, 2).
+      answer: Places of the answer's first and last piece; `NOWHERE` if it is not
+        whole here.
     """
 
     question: int
-    asked: Int[np.ndarray, " Q"]
-    context: Context
+    tokens: Int[np.ndarray, " T"]
+    text_place: int
     first: int
-    last: int
-    answer: tuple[int, int] | None
-
-    @property
-    def start(self) -> int:
-        """The place of the window's first piece in the sequence."""
-        return len(self.asked) + 2
-
-    @property
-    def places(self) -> tuple[int, int]:
-        """The places of the answer's first and last piece; `NOWHERE` if not here."""
-        if self.answer is None:
-            return NOWHERE
-        first, last = self.answer
-        if first < self.first or last >= self.last:
-            return NOWHERE
-        shift = self.start - self.first
-        return first + shift, last + shift
+    spans: Int[np.ndarray, "P 2"]
+    answer: tuple[int, int]
 
     def characters(self, start: int, end: int) -> tuple[int, int]:
-        """The characters between two places of the sequence, inclusive.
+        """Characters between two places of the sequence, inclusive.
 
         Args:
-          start: The place of the first piece.
-          end: The place of the last.
+          start: Place of the first piece.
+          end: Place of the last.
 
         Returns:
           The first character in the text, and the one after the last.
         """
-        shift = self.first - self.start
-        spans = self.context.spans
-        return int(spans[start + shift, 0]), int(spans[end + shift, 1])
+        first, last = start - self.text_place, end - self.text_place
+        return int(self.spans[first, 0]), int(self.spans[last, 1])
 
 
 def windows(
@@ -110,7 +85,7 @@ def windows(
 
     Args:
       questions: The questions; the first answer of each is the one to be learnt.
-      tokenizer: Cuts text into word pieces.
+      tokenizer: Cuts text into word pieces, without special tokens.
       length: Tokens of a sequence, special tokens included.
       stride: Word pieces between the starts of two windows; at most half a window's,
         so that an answer across the end of one is whole in the next.
@@ -124,48 +99,58 @@ def windows(
     """
     texts = list(dict.fromkeys(question.context for question in questions))
     contexts = {
-        text: Context(
-            np.asarray(encoding.ids, np.int32),
-            _with_marks(text, encoding.offsets),
-        )
+        text: (encoding, _with_marks(text, encoding.offsets))
         for text, encoding in zip(texts, tokenizer.encode_batch(texts), strict=True)
     }
-    asked = tokenizer.encode_batch([question.text for question in questions])
+    joining = _joining(tokenizer)
     cut = []
-    for number, (question, encoding) in enumerate(zip(questions, asked, strict=True)):
-        pieces = np.asarray(encoding.ids[:MAX_QUESTION], np.int32)
-        capacity = length - _NUM_SPECIAL - len(pieces)
+    for number, question in enumerate(questions):
+        asked = _asked(question, tokenizer)
+        capacity = length - _NUM_SPECIAL - len(asked)
         if capacity < 1:
             raise InputError(
                 f"a sequence of {length} tokens has no room for text beside a question "
-                f"of {len(pieces)} word pieces; give longer ones, 384 for SQuAD."
+                f"of {len(asked)} word pieces; give longer ones, 384 for SQuAD."
             )
-        context = contexts[question.context]
-        answer = answer_pieces(context, question)
-        for first, last in _cuts(len(context.pieces), capacity, stride):
-            cut.append(Window(number, pieces, context, first, last, answer))
+        context, spans = contexts[question.context]
+        step = max(1, min(stride, capacity // 2))
+        # To tokenizers a stride is what two windows share.
+        joining.enable_truncation(
+            max_length=length, stride=capacity - step, strategy="only_second"
+        )
+        joined = joining.post_process(asked, context)
+        place = len(asked) + 2
+        for index, encoding in enumerate([joined, *joined.overflowing]):
+            first = step * index
+            answer = _answer(spans, first, first + capacity, question, place)
+            tokens = np.asarray(encoding.ids, np.int32)
+            text = spans[first : first + capacity]
+            cut.append(Window(number, tokens, place, first, text, answer))
     return cut
 
 
-def unknown_share(windows: Sequence[Window], unk: int) -> float:
-    """The share of the texts' word pieces that are [UNK], by window.
+def _joining(tokenizer: Tokenizer) -> Tokenizer:
+    """A tokenizer that makes sequences of pairs of encodings."""
+    joining = Tokenizer(tokenizer.model)
+    ids = tokenizer.get_vocab()
+    joining.post_processor = BertProcessing((SEP, ids[SEP]), (CLS, ids[CLS]))
+    return joining
 
-    Args:
-      windows: The windows.
-      unk: The id of [UNK].
 
-    Returns:
-      The share; 0 of no pieces.
-    """
-    parts = [w.context.pieces[w.first : w.last] for w in windows]
-    unknown = sum(np.count_nonzero(part == unk) for part in parts)
-    return unknown / max(1, sum(map(len, parts)))
+def _asked(question: Question, tokenizer: Tokenizer) -> Encoding:
+    """Word pieces of a question, at most `MAX_QUESTION`."""
+    encoding = tokenizer.encode(question.text)
+    if len(encoding) > MAX_QUESTION:
+        # `Encoding.truncate` keeps what it cuts off for windows of their own.
+        end = encoding.offsets[MAX_QUESTION][0]
+        encoding = tokenizer.encode(question.text[:end])
+    return encoding
 
 
 def _with_marks(
     text: str, offsets: Sequence[tuple[int, int]]
 ) -> Int[np.ndarray, "P 2"]:
-    """Where pieces are in a text, with the combining marks that follow them.
+    """Characters of pieces in a text, with the combining marks that follow them.
 
     The tokenizer drops a letter's accents where they are characters of their own.
     """
@@ -179,28 +164,51 @@ def _with_marks(
     return spans
 
 
-def answer_pieces(context: Context, question: Question) -> tuple[int, int] | None:
-    """The fewest word pieces that hold a question's first answer.
+def _answer(
+    spans: Int[np.ndarray, "P 2"], first: int, last: int, question: Question, place: int
+) -> tuple[int, int]:
+    """Places of the fewest word pieces that hold a question's first answer.
 
     Args:
-      context: The question's text.
+      spans: Characters of the pieces of the whole text.
+      first: The window's first piece.
+      last: The piece after its last.
       question: The question.
+      place: Place of the window's first piece in the sequence.
 
     Returns:
-      The first and the last piece; None if there is no answer, or none that has word
-      pieces.
+      The places; `NOWHERE` if there is no answer, none that has word pieces, or not
+      all of them are in the window.
     """
     if not question.answers:
-        return None
-    answer = question.answers[0]
-    before = context.spans[:, 1] <= answer.start
-    after = context.spans[:, 0] >= answer.start + len(answer.text)
-    inside = np.flatnonzero(~before & ~after)
-    return (int(inside[0]), int(inside[-1])) if len(inside) else None
+        return NOWHERE
+    text, start = question.answers[0]
+    pieces = np.flatnonzero((spans[:, 1] > start) & (spans[:, 0] < start + len(text)))
+    if not len(pieces) or pieces[0] < first or pieces[-1] >= last:
+        return NOWHERE
+    return int(pieces[0]) - first + place, int(pieces[-1]) - first + place
+
+
+def unknown_share(windows: Sequence[Window], unk: int) -> float:
+    """The share of the texts' word pieces that are [UNK], by window.
+
+    Args:
+      windows: The windows.
+      unk: The id of [UNK].
+
+    Returns:
+      The share; 0 of no pieces.
+    """
+    unknown = total = 0
+    for window in windows:
+        text = window.tokens[window.text_place : -1]
+        unknown += np.count_nonzero(text == unk)
+        total += len(text)
+    return unknown / max(1, total)
 
 
 def check_answers(questions: Sequence[Question], windows: Sequence[Window]) -> None:
-    """Tells of answers that cannot be learnt.
+    """Warns of answers that cannot be learnt.
 
     Args:
       questions: The questions.
@@ -210,7 +218,7 @@ def check_answers(questions: Sequence[Question], windows: Sequence[Window]) -> N
       InputError: None can be.
     """
     answered = sum(bool(question.answers) for question in questions)
-    lost = answered - len({w.question for w in windows if w.places != NOWHERE})
+    lost = answered - len({w.question for w in windows if w.answer != NOWHERE})
     advice = "they are longer than half a window, or invisible; give a longer --seq"
     if answered and lost == answered:
         raise InputError(f"no answer is whole in a window: {advice}.")
@@ -232,31 +240,23 @@ def sequence(window: Window, pieces: Pieces, length: int) -> SpanBatch:
     Returns:
       A batch of one sequence, without the batch's axis.
     """
+    used = len(window.tokens)
     tokens = np.full(length, pieces.pad, np.int32)
-    text = window.context.pieces[window.first : window.last]
-    sep = [pieces.sep]
-    used = window.start + len(text) + 1
-    tokens[:used] = np.concatenate([[pieces.cls], window.asked, sep, text, sep])
+    tokens[:used] = window.tokens
     types = np.zeros(length, np.int32)
-    types[window.start : used] = 1
-    start, end = window.places
-    return SpanBatch(
-        token_ids=tokens,
-        token_types=types,
-        lengths=np.asarray(used, np.int32),
-        starts=np.asarray(start, np.int32),
-        ends=np.asarray(end, np.int32),
-    )
+    types[window.text_place : used] = 1
+    used, start, end = (np.asarray(x, np.int32) for x in (used, *window.answer))
+    return SpanBatch(tokens, types, used, start, end)
 
 
 def by_question(windows: Sequence[Window]) -> Iterator[list[Window]]:
     """The windows of each question, in order."""
-    for _, group in groupby(windows, key=lambda window: window.question):
-        yield list(group)
+    for _, same in groupby(windows, key=lambda window: window.question):
+        yield list(same)
 
 
 def has_most_context(windows: Sequence[Window]) -> list[Bool[np.ndarray, " pieces"]]:
-    """Where each piece of a text has most text about it: in one of its windows.
+    """The pieces that have most text about them in one window of all.
 
     The text about a piece is the lesser of what is before and after it, and a
     hundredth of the window's length more, as in BERT's published code; an earlier
@@ -266,22 +266,15 @@ def has_most_context(windows: Sequence[Window]) -> list[Bool[np.ndarray, " piece
       windows: The windows of one question.
 
     Returns:
-      For each window, which of its pieces are judged by it.
+      For each window, True for those of its pieces that are judged by it.
     """
-    scores = np.full((len(windows), len(windows[0].context.pieces)), -np.inf)
-    for row, (*_, first, last, _) in zip(scores, windows, strict=True):
-        place = np.arange(last - first)
-        row[first:last] = np.minimum(place, place[::-1]) + 0.01 * (last - first)
+    ends = [window.first + len(window.spans) for window in windows]
+    scores = np.full((len(windows), ends[-1]), -np.inf)
+    for row, window, end in zip(scores, windows, ends, strict=True):
+        place = np.arange(end - window.first)
+        row[window.first : end] = np.minimum(place, place[::-1]) + 0.01 * len(place)
     best = np.argmax(scores, axis=0)
     return [
-        best[window.first : window.last] == number
-        for number, window in enumerate(windows)
+        best[window.first : end] == number
+        for number, (window, end) in enumerate(zip(windows, ends, strict=True))
     ]
-
-
-def _cuts(size: int, capacity: int, stride: int) -> Iterator[tuple[int, int]]:
-    first, step = 0, max(1, min(stride, capacity // 2))
-    while size - first > capacity:
-        yield first, first + capacity
-        first += step
-    yield first, size

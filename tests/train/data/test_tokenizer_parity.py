@@ -15,16 +15,11 @@ from train.data.vocabulary import read_vocabulary, tokenizer_of
 GOLDEN = pathlib.Path(__file__).parents[2] / "golden" / "hf_tokenizer.json"
 
 
-def recorded():
-    return json.loads(GOLDEN.read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize("number", range(len(recorded()["lines"])))
-def test_recorded_lines_are_cut_as_hugging_face_cut_them(number):
-    golden = recorded()
-    line = golden["lines"][number]
-    tokenizer = tokenizer_of(golden["vocabulary"])
-    assert tokenizer.encode(line["text"]).tokens == line["pieces"]
+def test_recorded_lines_are_cut_as_hugging_face_cut_them():
+    recorded = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    tokenizer = tokenizer_of(recorded["vocabulary"])
+    for line in recorded["lines"]:
+        assert tokenizer.encode(line["text"]).tokens == line["pieces"]
 
 
 def slow_tokenizer(vocabulary):
@@ -56,6 +51,6 @@ def test_every_line_of_a_real_text_is_cut_as_hugging_face_cuts_it(request):
     ]
     assert lines
     encoded = ours.encode_batch([line for *_, line in lines])
-    for (name, number, line), own in zip(lines, encoded, strict=True):
-        assert own.tokens == theirs.tokenize(line), f"{name}, line {number}"
-        assert own.ids == theirs.convert_tokens_to_ids(own.tokens)
+    for (name, number, line), cut in zip(lines, encoded, strict=True):
+        assert cut.tokens == theirs.tokenize(line), f"{name}, line {number}"
+        assert cut.ids == theirs.convert_tokens_to_ids(cut.tokens)

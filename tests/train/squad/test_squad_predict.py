@@ -32,14 +32,14 @@ def brute_force(questions, cut, starts, ends, max_answer):
     """The best score of each text of each question, by trying all spans."""
     found = [{} for _ in questions]
     row = 0
-    for own in by_question(cut):
-        for window, judged in zip(own, has_most_context(own), strict=True):
-            size = window.last - window.first
+    for same in by_question(cut):
+        for window, judged in zip(same, has_most_context(same), strict=True):
+            size = len(judged)
             for i in range(size):
                 for j in range(i, min(i + max_answer, size)):
                     if not judged[i]:
                         continue
-                    places = window.start + i, window.start + j
+                    places = window.text_place + i, window.text_place + j
                     score = float(starts[row, places[0]]) + float(ends[row, places[1]])
                     first, last = window.characters(*places)
                     text = questions[window.question].context[first:last]
@@ -102,8 +102,8 @@ def test_right_logits_give_right_answers_in_the_original_letters():
     (asked,) = [Question("q", "one", text, ())]
     (window,) = windows([asked], tokenizer_of(WORDS), 16)
     starts, ends = np.zeros((2, 1, 16), np.float32)
-    starts[0, window.start + 1] = 5  # "bit" of "BITS"
-    ends[0, window.start + 5] = 5  # "Sign"
+    starts[0, window.text_place + 1] = 5  # "bit" of "BITS"
+    ends[0, window.text_place + 5] = 5  # "Sign"
     starts[0, 1] = ends[0, 2] = 9  # the question is no place for answers
     (prediction,) = predict([asked], [window], starts, ends)
     assert prediction.text() == "BITS.  One  Sign"

@@ -1,10 +1,11 @@
 """Answers survive the way through windows of word pieces and back to characters."""
 
 import dataclasses
+import json
+import pathlib
 import re
 import sys
 import unicodedata
-from functools import cache
 
 import numpy as np
 import pytest
@@ -21,61 +22,84 @@ from train.data.vocabulary import (
     train_vocabulary,
 )
 from train.squad.dataset import Answer, Question, read_squad
-from train.squad.scores import exact_match
 from train.squad.windows import (
+    NOWHERE,
     by_question,
     has_most_context,
     sequence,
+    unknown_share,
     windows,
 )
 
 MARKS = [c for c in map(chr, range(sys.maxunicode)) if unicodedata.category(c) == "Mn"]
 ACCENTS = re.compile(f"[{''.join(MARKS)}]*")
 WORDS = (*SPECIAL, "one", "bit", "##s", "a", "sign", "of", "##x", ".", ",", "é", "e")
+HUGGING_FACE = pathlib.Path(__file__).parents[2] / "golden" / "hf_squad_windows.json"
 
 
-@cache
-def excerpt_vocabulary():
-    texts = dict.fromkeys(q.context for q in read_squad(EXCERPT).questions)
-    return train_vocabulary([[text] for text in texts], 1500)
+def cut(question, length, words=WORDS, **options):
+    return windows([question], tokenizer_of(words), length, **options)
 
 
-def starts_and_ends(context, tokenizer):
-    """The characters that word pieces start and end at."""
-    offsets = tokenizer.encode(context).offsets
-    # Accents that are characters of their own belong to the letter before them.
-    ends = {end + len(ACCENTS.match(context, end)[0]) for _, end in offsets}
-    return {start for start, _ in offsets}, ends
+def answered(text, answer, asked="one"):
+    return Question("q", asked, text, (Answer(answer, text.index(answer)),))
+
+
+def learnt(window, question):
+    """The text that the window says is the answer."""
+    first, last = window.characters(*window.answer)
+    return question.context[first:last]
+
+
+def test_windows_are_those_of_hugging_faces_run_squad():
+    golden = json.loads(HUGGING_FACE.read_text(encoding="utf-8"))
+    length, stride = golden["max_seq_length"], golden["doc_stride"]
+    for question in read_squad(EXCERPT).questions:
+        if question.id in golden["windows"]:
+            made = cut(question, length, golden["vocabulary"], stride=stride)
+            judged = [
+                "".join(str(int(x)) for x in pieces)
+                for pieces in has_most_context(made)
+            ]
+            assert [
+                [window.tokens.tolist(), window.text_place, *window.answer, here]
+                for window, here in zip(made, judged, strict=True)
+            ] == golden["windows"].pop(question.id)
+    assert not golden["windows"]
 
 
 def check_round_trip(squad, vocabulary, length):
-    """Returns how many answers are not of whole word pieces."""
+    """Returns the number of answers that are not of whole word pieces."""
     tokenizer = tokenizer_of(vocabulary)
     torn = 0
-    cut = windows(squad.questions, tokenizer, length)
-    for question, own in zip(squad.questions, by_question(cut), strict=True):
-        assert {squad.questions[window.question].id for window in own} == {question.id}
-        found = {
-            window.characters(*window.places) for window in own if any(window.places)
-        }
-        (answer, *_) = question.answers
+    made = by_question(windows(squad.questions, tokenizer, length))
+    for question, of_question in zip(squad.questions, made, strict=True):
+        assert {squad.questions[w.question].id for w in of_question} == {question.id}
+        answer = question.answers[0]
         end = answer.start + len(answer.text)
-        starts, ends = starts_and_ends(question.context, tokenizer)
-        ((first, last),) = found  # one and the same, however many windows hold it
-        assert first == max(s for s in starts if s <= answer.start)
-        assert last == min(e for e in ends if e >= end)
-        if answer.start in starts and end in ends:
-            assert question.context[first:last] == answer.text
-        else:
-            torn += 1
-            assert answer.text in question.context[first:last]
+        offsets = tokenizer.encode(question.context).offsets
+        # Accents that are characters of their own belong to the letter before them.
+        ends = {last + len(ACCENTS.match(question.context, last)[0])
+                for _, last in offsets}  # fmt: skip
+        starts = {first for first, _ in offsets}
+        whole = (
+            max(s for s in starts if s <= answer.start),
+            min(e for e in ends if e >= end),
+        )
+        # One and the same, however many windows hold it.
+        assert {w.characters(*w.answer) for w in of_question if any(w.answer)} == {
+            whole
+        }
+        torn += whole != (answer.start, end)
     return torn
 
 
-@pytest.mark.parametrize("length", [96, 384])
-def test_every_answer_of_squad_survives(length):
+def test_every_answer_of_squad_survives():
     squad = read_squad(EXCERPT)
-    assert check_round_trip(squad, excerpt_vocabulary(), length) <= 1
+    texts = dict.fromkeys(q.context for q in squad.questions)
+    vocabulary = train_vocabulary([[text] for text in texts], 1500)
+    for length in (96, 384):
+        assert check_round_trip(squad, vocabulary, length) <= 1
 
 
 @pytest.mark.parametrize("length", [192, 384, 512])
@@ -88,21 +112,19 @@ def test_every_answer_of_given_files_survives(request, length):
     assert files
     for file in files:
         squad = read_squad(file)
-        answered = [q for q in squad.questions if q.answers]
-        squad = dataclasses.replace(squad, questions=tuple(answered))
+        with_answers = tuple(q for q in squad.questions if q.answers)
+        squad = dataclasses.replace(squad, questions=with_answers)
         torn = check_round_trip(squad, vocabulary, length)
-        print(f"{file.name}: {torn} of {len(answered)} answers are of torn words")
+        print(f"{file.name}: {torn} of {len(with_answers)} answers are of torn words")
 
 
-def test_accents_that_are_characters_stay_with_their_letters():
-    words = (*SPECIAL, "one", "cafe", "e", "of", ",")
-    text = "one cafe\u0301 of e\u0301\u0323, e"
-    for written in ("cafe\u0301", "e\u0301\u0323", "one", "e\u0301\u0323, e"):
-        start = text.index(written)
-        asked = Question("q", "of", text, (Answer(written, start),))
-        (window,) = windows([asked], tokenizer_of(words), 16)
-        first, last = window.characters(*window.places)
-        assert text[first:last] == written
+@pytest.mark.parametrize(
+    "answer", ["cafe\u0301", "e\u0301\u0323", "one", "e\u0301\u0323, e"]
+)
+def test_accents_that_are_characters_stay_with_their_letters(answer):
+    question = answered("one cafe\u0301 of e\u0301\u0323, e", answer)
+    (window,) = cut(question, 16, (*SPECIAL, "one", "cafe", "e", "of", ","))
+    assert learnt(window, question) == answer
 
 
 @st.composite
@@ -123,92 +145,87 @@ def cases(draw):
 @given(
     st.lists(cases(), min_size=1, max_size=3), st.integers(12, 30), st.integers(1, 20)
 )
-def test_windows_hold_their_texts_and_spans(questions, length, stride):
-    tokenizer = tokenizer_of(WORDS)
-    pieces = special_pieces(WORDS)
-    cut = windows(questions, tokenizer, length, stride=stride)
-    groups = list(by_question(cut))
-    assert [own[0].question for own in groups] == list(range(len(questions)))
-    for question, own in zip(questions, groups, strict=True):
-        encoding = tokenizer.encode(question.context)
+def test_windows_hold_their_texts_and_answers(questions, length, stride):
+    tokenizer, pieces = tokenizer_of(WORDS), special_pieces(WORDS)
+    made = list(by_question(windows(questions, tokenizer, length, stride=stride)))
+    assert [same[0].question for same in made] == list(range(len(questions)))
+    for question, same in zip(questions, made, strict=True):
+        text = tokenizer.encode(question.context)
         asked = tokenizer.encode(question.text).ids
-        covered = np.zeros(len(encoding.ids), int)
-        judged = np.zeros(len(encoding.ids), int)
-        for window, mask in zip(own, has_most_context(own), strict=True):
-            covered[window.first : window.last] += 1
-            judged[window.first : window.last] += mask
-            text = encoding.ids[window.first : window.last]
-            expected = [pieces.cls, *asked, pieces.sep, *text, pieces.sep]
+        capacity = length - 3 - len(asked)
+        step = max(1, min(stride, capacity // 2))
+        judged = np.zeros(len(text.ids), int)
+        for number, (window, mask) in enumerate(
+            zip(same, has_most_context(same), strict=True)
+        ):
+            part = slice(number * step, number * step + capacity)
+            assert window.first == part.start
+            judged[part] += mask
+            assert window.spans.tolist() == [list(x) for x in text.offsets[part]]
+            expected = [pieces.cls, *asked, pieces.sep, *text.ids[part], pieces.sep]
+            used, place = len(expected), 2 + len(asked)
             row = sequence(window, pieces, length)
-            used = len(expected)
             assert row.token_ids.tolist() == expected + [pieces.pad] * (length - used)
             assert row.lengths == used
-            second = used - 2 - len(asked)
-            assert row.token_types[:used].tolist() == [0] * (used - second) + (
-                [1] * second
-            )
-            assert not np.any(row.token_types[used:])
-            assert (row.starts, row.ends) == window.places
-            for i, piece in enumerate(text):
-                span = window.characters(window.start + i, window.start + i)
-                assert span == encoding.offsets[window.first + i]
-                assert row.token_ids[window.start + i] == piece
-            if any(window.places):
-                (answer,) = question.answers
-                end = answer.start + len(answer.text)
-                held = [
-                    (max(s, answer.start) < min(e, end)) for s, e in encoding.offsets
-                ]
-                shift = window.first - window.start
-                start, last = (place + shift for place in window.places)
-                assert all(held[start : last + 1])
-                assert sum(held) == last + 1 - start
-        assert np.all(covered >= 1)
+            types = [0] * place + [1] * (used - place) + [0] * (length - used)
+            assert row.token_types.tolist() == types
+            assert (row.starts, row.ends) == window.answer
+            holding = [
+                number
+                for answer in question.answers
+                for number, (start, end) in enumerate(text.offsets)
+                if start < answer.start + len(answer.text) and end > answer.start
+            ]
+            here = [
+                i - part.start + place
+                for i in holding
+                if i in range(*part.indices(10**9))
+            ]
+            is_whole = holding and len(here) == len(holding)
+            assert window.answer == ((here[0], here[-1]) if is_whole else NOWHERE)
+        assert part.stop >= len(text.ids)
         assert np.all(judged == 1)
-        steps = np.diff([window.first for window in own])
-        assert np.all((steps >= 1) & (steps <= stride))
 
 
-def test_windows_start_a_stride_apart():
+def test_a_piece_is_judged_where_it_has_most_text_about_it():
     question = Question("q", "one", "bit " * 30, ())
-    own = windows([question], tokenizer_of(WORDS), 14, stride=4)  # 10 pieces each
-    assert [(w.first, w.last) for w in own] == [
-        (0, 10), (4, 14), (8, 18), (12, 22), (16, 26), (20, 30)
-    ]  # fmt: skip
-    judged = has_most_context(own)
+    same = cut(question, 14, stride=4)  # 10 pieces each
+    assert [w.first for w in same] == [0, 4, 8, 12, 16, 20]
+    judged = has_most_context(same)
     # Piece 7 has 2 pieces after it in the first window, 3 before it in the second.
     assert not judged[0][7]
     assert judged[1][3]
     assert judged[0][:7].all()
+    # A hundredth of 300 pieces more counts for more than one piece of text about it.
+    _, short = has_most_context(cut(Question("q", "one", "bit " * 301, ()), 304))
+    assert short.nonzero()[0].tolist() == [300 - 128]
 
 
-def test_answers_out_of_a_window_are_not_in_it():
-    question = Question("q", "one", "bit " * 9 + "sign", (Answer("sign", 36),))
-    *others, last = windows([question], tokenizer_of(WORDS), 10, stride=2)
-    assert [window.places for window in others] == [(0, 0), (0, 0)]
-    assert last.places == (3 + 5, 3 + 5)
-    assert last.characters(*last.places) == (36, 40)
-    across = Question("q", "one", "bit " * 5 + "sign bit", (Answer("bit sign", 16),))
-    (whole, *_) = windows([across], tokenizer_of(WORDS), 10)
-    assert (whole.first, whole.last) == (0, 6)
-    assert whole.places == (3 + 4, 3 + 5)
-    (torn, *_) = windows([across], tokenizer_of(WORDS), 9)
-    assert (torn.first, torn.last) == (0, 5)
-    assert torn.places == (0, 0)
+def test_an_answer_across_the_end_of_a_window_is_not_in_it():
+    question = answered("bit bit bit bit bit sign bit", "bit sign")
+    whole, *_ = cut(question, 10)
+    assert whole.answer == (3 + 4, 3 + 5)
+    torn, *_ = cut(question, 9)
+    assert torn.answer == NOWHERE
 
 
 def test_long_questions_are_cut_and_no_room_is_refused():
-    question = Question("q", "one " * 100, "bit", ())
-    (window,) = windows([question], tokenizer_of(WORDS), 80)
-    assert len(window.asked) == 64
+    question = Question("q", "one bits " * 33, "bit", ())
+    (window,) = cut(question, 80)
+    one, bit, s = (WORDS.index(piece) for piece in ("one", "bit", "##s"))
+    assert window.tokens[1:65].tolist() == [one, bit, s] * 21 + [one]
+    assert window.text_place == 66
     with pytest.raises(InputError, match=r"67 tokens has no room .* of 64 word"):
-        windows([question], tokenizer_of(WORDS), 67)
+        cut(question, 67)
 
 
-def test_pieces_of_words_are_whole_answers():
-    """An answer inside a word is given with what belongs to its word pieces."""
-    question = Question("q", "a", "a bits of", (Answer("it", 3),))
-    (window,) = windows([question], tokenizer_of(WORDS), 16)
-    first, last = window.characters(*window.places)
-    assert question.context[first:last] == "bit"
-    assert exact_match("bit", question.answers[0].text) == 0
+def test_an_answer_inside_a_word_is_learnt_with_its_word_pieces():
+    question = answered("a bits of", "it")
+    (window,) = cut(question, 16)
+    assert learnt(window, question) == "bit"
+
+
+def test_unknown_pieces_are_counted_in_texts_alone():
+    made = cut(Question("q", "what?", "one strange bit bit", ()), 16)
+    assert unknown_share(made, WORDS.index("[UNK]")) == 1 / 4
+    assert unknown_share([], 1) == 0

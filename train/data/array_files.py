@@ -1,0 +1,110 @@
+"""Arrays larger than memory: files that grow, read at random, in folders made whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from train.core.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import ArrayLike, DTypeLike
+
+
+@contextlib.contextmanager
+def growing_array(
+    path: Path, dtype: DTypeLike, row: tuple[int, ...] = ()
+) -> Iterator[Callable[[ArrayLike], None]]:
+    """A `.npy` file that rows are appended to.
+
+    Args:
+      path: The file.
+      dtype: Type of its values.
+      row: Shape of a row.
+
+    Yields:
+      A function that appends rows.
+    """
+    rows = 0
+
+    def append(values: ArrayLike) -> None:
+        nonlocal rows
+        array = np.asarray(values, dtype).reshape(-1, *row)
+        file.write(array.tobytes())
+        rows += len(array)
+
+    with path.open("wb") as file:
+        _write_header(file, dtype, (0, *row))
+        yield append
+        file.seek(0)
+        _write_header(file, dtype, (rows, *row))
+        # A folder is renamed when it is whole, also where the power fails.
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_header(file, dtype: DTypeLike, shape: tuple[int, ...]) -> None:
+    # NumPy leaves room in it for the first axis to grow.
+    descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
+    header = {"descr": descr, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+
+
+def mapped_array(path: Path) -> np.ndarray:
+    """An array of a `.npy` file, of which memory holds the parts that are read.
+
+    Args:
+      path: The file, in a folder of the folder of one tokenised corpus.
+
+    Returns:
+      The array.
+
+    Raises:
+      InputError: It is cut short or gone, or cannot be read.
+    """
+    try:
+        return np.asarray(np.load(path, mmap_mode="r"))
+    except (FileNotFoundError, ValueError, EOFError) as error:
+        raise InputError(
+            f"{path} is damaged; delete the folder {path.parent.parent}, which is made "
+            "again."
+        ) from error
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}); mend that and start again."
+        ) from error
+
+
+def make_folder(path: Path, fill: Callable[[Path], None]) -> None:
+    """Makes a folder all at once, unless it is there.
+
+    A folder that a killed process has left unfinished is made anew, and removed.
+    Processes that make the same one at the same time do not disturb each other: the
+    first that is ready wins.
+
+    Args:
+      path: The folder.
+      fill: Writes into a new folder, which then becomes this one.
+    """
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = Path(tempfile.mkdtemp(".new", f"{path.name}.", path.parent))
+    try:
+        fill(new)
+        new.rename(path)
+    except OSError:
+        if not path.exists():
+            raise
+    finally:
+        unfinished = path.parent.glob(f"{path.name}.*.new") if path.exists() else [new]
+        for folder in unfinished:
+            shutil.rmtree(folder, ignore_errors=True)
