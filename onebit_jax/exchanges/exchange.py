@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,18 @@ if TYPE_CHECKING:
     from jax.typing import ArrayLike
 
 
-class Exchange(abc.ABC):
+if TYPE_CHECKING:
+
+    class _Transformation(optax.GradientTransformationExtraArgs):
+        # What Optax's functions take, to a type checker; when they run, `init` and
+        # `update` are enough.
+        def __new__(cls, *args: Any, **options: Any) -> Self: ...
+
+else:
+    _Transformation = abc.ABC
+
+
+class Exchange(_Transformation):
     """A gradient transformation from each worker's own tree to an agreed tree.
 
     A subclass is a frozen dataclass, a plain value. As it has `init` and `update`, it
@@ -39,7 +50,9 @@ class Exchange(abc.ABC):
     delay: float = 0.0
 
     @abc.abstractmethod
-    def init(self, params: optax.Params) -> Any:
+    def init(  # pyright: ignore[reportIncompatibleVariableOverride]
+        self, params: optax.Params
+    ) -> Any:
         """Makes the state, of which whatever differs from worker to worker is declared.
 
         Args:
@@ -50,7 +63,7 @@ class Exchange(abc.ABC):
         """
 
     @abc.abstractmethod
-    def update(
+    def update(  # pyright: ignore[reportIncompatibleVariableOverride]
         self, updates: optax.Updates, state: Any, params: optax.Params | None = None
     ) -> tuple[optax.Updates, Any]:
         """Exchanges, inside `jax.shard_map` over the axes.
