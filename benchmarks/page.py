@@ -7,9 +7,9 @@ def fill(page: str, name: str, text: str) -> str:
     """Puts text between two marks of a page.
 
     Args:
-      page: What has the lines `<!-- name -->` and `<!-- end of name -->`.
-      name: Of the part.
-      text: What goes between.
+      page: Text with the lines `<!-- name -->` and `<!-- end of name -->`.
+      name: Name of the part.
+      text: The new text between them.
 
     Returns:
       The new page.

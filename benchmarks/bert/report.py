@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.bert.rows import Results
+from benchmarks.bert.results import Compiled, PassTiming, ProductRate, Results
 from benchmarks.page import fill
+from train.plan.targets import GPUS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    from benchmarks.bert.compile import Compiled
-    from benchmarks.bert.rows import Peak, Row
 
 HEADS = (
     "pass",
@@ -30,20 +28,31 @@ HEADS = (
     "GB held",
 )
 
+COMPILED_HEADS = (
+    "model",
+    "sequences",
+    "attention",
+    "remat",
+    "GB of arguments",
+    "GB of temporaries",
+    "GB together",
+    "GB kept by the layers",
+    "TFLOP",
+    "compiled in",
+)
+
 
 def text(results: Results | Compiled) -> str:
-    """What was measured, or compiled, as Markdown.
+    """Results as Markdown.
 
     Args:
-      results: Of either.
+      results: The measurements, or the compiled steps.
 
     Returns:
       The lines.
     """
-    if not isinstance(results, Results):
-        from benchmarks.bert.compile import table
-
-        return table(results)
+    if isinstance(results, Compiled):
+        return _compiled_text(results)
     parts = [_heading(results)]
     for peak in results.peaks:
         rows = [
@@ -67,7 +76,7 @@ def _heading(results: Results) -> str:
     )
 
 
-def _about(peak: Peak, row: Row) -> str:
+def _about(peak: ProductRate, row: PassTiming) -> str:
     first, median, third = peak.tflops_per_second
     return (
         f"\n**{peak.model}, {row.batch} x {peak.length} tokens, {peak.dtype}.** "
@@ -76,12 +85,12 @@ def _about(peak: Peak, row: Row) -> str:
     )
 
 
-def _table(rows: Sequence[Row]) -> str:
+def _table(rows: Sequence[PassTiming]) -> str:
     lines = ["", f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
     return "\n".join([*lines, *map(_line, rows)])
 
 
-def _line(row: Row) -> str:
+def _line(row: PassTiming) -> str:
     first, median, third = row.milliseconds
     slow, middle, fast = row.speed_up
     cells = (
@@ -100,15 +109,57 @@ def _line(row: Row) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def _compiled_text(compiled: Compiled) -> str:
+    """A table of memory and one of kernels."""
+    lines = [
+        f"jax {compiled.jax}, for {GPUS[compiled.platform].label}, which holds "
+        f"{GPUS[compiled.platform].memory / 1e9:.0f} GB",
+        "",
+        f"| {' | '.join(COMPILED_HEADS)} |",
+        "|---" * len(COMPILED_HEADS) + "|",
+    ]
+    kinds: list[str] = []
+    for case in compiled.cases:
+        kinds += [kind for kind in case["kernels"] if kind not in kinds]
+        memory = case["memory"]
+        kept = ", ".join(f"{n / 1e9:.1f} {k}" for k, n in sorted(case["kept"].items()))
+        cells = (
+            *_variant(case),
+            *(
+                f"{memory[name] / 1e9:.1f}"
+                for name in ("arguments", "temporaries", "together")
+            ),
+            kept,
+            f"{case['flops'] / 1e12:.1f}",
+            f"{case['seconds']:.0f} s",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    heads = (*COMPILED_HEADS[:4], *kinds)
+    lines += ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for case in compiled.cases:
+        cells = (
+            *_variant(case),
+            *(str(case["kernels"].get(kind, 0)) for kind in kinds),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    skipped = [f"- {line}" for line in compiled.skipped]
+    return "\n".join([*lines, "", *skipped]).rstrip()
+
+
+def _variant(case: dict[str, Any]) -> tuple[str, ...]:
+    sequences = f"{case['batch']} x {case['length']}"
+    return case["model"], sequences, case["attention"], case["remat"]
+
+
 def write(
     results: Results | Compiled, file: Path | None, page: Path | None, old: str | None
 ) -> None:
     """Writes the files that are asked for.
 
     Args:
-      results: What was measured or compiled so far.
-      file: Where all of it goes, a JSON.
-      page: Where the tables go, between the marks of its platform.
+      results: The results so far.
+      file: The JSON for all of it.
+      page: The page for the tables, which go between the marks of their platform.
       old: The page before.
     """
     if file:

@@ -34,7 +34,7 @@ from train.core import loop, program, run_folder
 from train.core import metrics_log as record
 from train.core.errors import InputError
 from train.core.metrics_log import EvalMetrics, StepMetrics
-from train.plan.wire import lines_of
+from train.plan.wire_formulas import line_count
 
 # The last checkpoint before each is in the warm-up, at the freeze, after it.
 KILLED_AFTER = {"warm-up": 3, "freeze": 5, "compressed": 7}
@@ -143,7 +143,7 @@ def test_the_stage_and_the_bytes_change_at_the_freeze(finished):
     params = last_arrays(finished, STEPS)["params"]
     size = sum(x.size for x in jax.tree.leaves(params))
     # In so small a model rows and columns are many.
-    rows_and_columns = sum(lines_of(x.shape) for x in jax.tree.leaves(params))
+    rows_and_columns = sum(map(line_count, jax.tree.leaves(params)))
     size += rows_and_columns
     assert warmup == pytest.approx(2 * 7 / 8 * 4 * size, rel=0.01)
     assert warmup > 25 * compressed
