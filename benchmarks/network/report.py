@@ -12,7 +12,7 @@ from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 
 from benchmarks.network.hosts import bits_per_second
-from benchmarks.network.rows import BASELINES, Results, Row, speed_up
+from benchmarks.network.results import BASELINES, Measurement, Results, speed_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ def tables(results: Results) -> str:
     """Two tables as Markdown: training steps, and exchanges by themselves.
 
     Args:
-      results: Of the measurement.
+      results: The measurements.
 
     Returns:
       The lines.
@@ -60,7 +60,7 @@ def tables(results: Results) -> str:
     return "\n\n".join(parts)
 
 
-def _line(row: Row, rows: Sequence[Row], names: int) -> str:
+def _line(row: Measurement, rows: Sequence[Measurement], names: int) -> str:
     # Exchanges by themselves: pmean computes nothing of its own.
     forms = (False, True) if row.kind == "step" else (False,)
     ratios = [speed_up(row, rows, equal_computation=form) for form in forms]
@@ -83,15 +83,15 @@ def _line(row: Row, rows: Sequence[Row], names: int) -> str:
 
 
 def write_json(file: Path, results: Results) -> None:
-    """Writes everything that was measured, and what follows from it.
+    """Writes all measurements, and the numbers that follow from them.
 
     Args:
-      file: Where to.
-      results: Of the measurement.
+      file: The JSON.
+      results: The measurements.
     """
     stored = dataclasses.asdict(results)
-    for held, row in zip(stored["rows"], results.rows, strict=True):
-        held |= {
+    for written, row in zip(stored["rows"], results.rows, strict=True):
+        written |= {
             "median": row.median,
             "quartiles": row.quartiles,
             "wire_seconds": row.wire_seconds,
@@ -104,18 +104,18 @@ def write_json(file: Path, results: Results) -> None:
     file.write_text(text + "\n", encoding="utf-8")
 
 
-def read_rows(file: Path, results: Results) -> list[Row]:
-    """Reads the rows of an earlier run.
+def read_measurements(file: Path, results: Results) -> list[Measurement]:
+    """Reads the measurements of an earlier run.
 
     Args:
-      file: Where `write_json` wrote them.
+      file: The JSON, by `write_json`.
       results: Of this run, with the same settings on the same machine.
 
     Returns:
-      The rows.
+      The measurements.
 
     Raises:
-      SystemExit: If they are of other settings or another machine.
+      SystemExit: They are of other settings or another machine.
     """
     stored = json.loads(file.read_text(encoding="utf-8"))
     for name in ("settings", "network", "processor", "jax"):
@@ -124,16 +124,18 @@ def read_rows(file: Path, results: Results) -> list[Row]:
                 f"{file} has rows with {name} {stored[name]}, not "
                 f"{getattr(results, name)}: remove it, or choose another --json."
             )
-    names = [each.name for each in dataclasses.fields(Row)]
-    return [Row(**{name: row[name] for name in names}) for row in stored["rows"]]
+    names = [each.name for each in dataclasses.fields(Measurement)]
+    return [
+        Measurement(**{name: row[name] for name in names}) for row in stored["rows"]
+    ]
 
 
 def write_picture(file: Path, results: Results) -> None:
     """Draws seconds and their bounds, a panel a host count and kind.
 
     Args:
-      file: Where to, a PNG.
-      results: Of the measurement.
+      file: The PNG.
+      results: The measurements.
     """
     mpl.use("Agg")
     places = sorted({(row.hosts, row.devices) for row in results.rows})
@@ -169,7 +171,7 @@ def write_picture(file: Path, results: Results) -> None:
     plt.close(figure)
 
 
-def _points(axes: Axes, rows: Sequence[Row], colours: dict[str, str]) -> None:
+def _points(axes: Axes, rows: Sequence[Measurement], colours: dict[str, str]) -> None:
     for place, row in enumerate(rows):
         first, third = row.quartiles
         colour = colours[row.rate]
