@@ -1,4 +1,4 @@
-"""What a block size costs and saves: error and bytes of one compression.
+"""Error and bytes of one compression, by block size.
 
 The gradients of a small BERT, after some steps of Adam on its default text, are
 compressed once with each block size.

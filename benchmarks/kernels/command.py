@@ -1,4 +1,4 @@
-"""What compression costs: its operations beside the bytes that must move.
+"""The cost of compression: its operations beside the bytes that must move.
 
     python -m benchmarks.kernels --json kernels.json --picture kernels.png
 
@@ -39,7 +39,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Config:
-    """What is measured."""
+    """Times the operations of compression beside their baselines."""
 
     sizes: tuple[float, ...] = ()
     """Values of a buffer; default: 1e6 1.1e7 1.1e8, on a GPU up to 4e8."""

@@ -13,7 +13,7 @@ from matplotlib import ticker
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from benchmarks.kernels.measure import Results, Row
+    from benchmarks.kernels.measure import Results, Timing
 
 HEADS = (
     "operation",
@@ -33,7 +33,7 @@ def table(results: Results) -> str:
     """The rows as Markdown, under what they were measured on.
 
     Args:
-      results: of the measurement.
+      results: The measurements.
 
     Returns:
       The lines.
@@ -55,7 +55,7 @@ def table(results: Results) -> str:
     return "\n".join([*lines, *map(_line, results.rows)])
 
 
-def _line(row: Row) -> str:
+def _line(row: Timing) -> str:
     cells = (
         row.operation,
         row.buffers,
@@ -75,8 +75,8 @@ def write_json(file: Path, results: Results) -> None:
     """Writes everything that was measured.
 
     Args:
-      file: Where to.
-      results: of the measurement.
+      file: The JSON.
+      results: The measurements.
     """
     text = json.dumps(dataclasses.asdict(results), indent=1, ensure_ascii=False)
     file.write_text(text + "\n", encoding="utf-8")
@@ -86,8 +86,8 @@ def write_picture(file: Path, results: Results) -> None:
     """Draws bytes a second against size, an operation a panel, under the copy's.
 
     Args:
-      file: Where to, a PNG.
-      results: of the measurement.
+      file: The PNG.
+      results: The measurements.
     """
     mpl.use("Agg")
     operations = list(dict.fromkeys(row.operation for row in results.rows))
