@@ -7,11 +7,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.bert.results import Compiled, PassTiming, ProductRate, Results
-from benchmarks.page import fill
+from benchmarks.page import fill, table
 from train.plan.targets import GPUS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
 HEADS = (
@@ -60,7 +59,7 @@ def text(results: Results | Compiled) -> str:
             for row in results.rows
             if (row.model, row.length) == (peak.model, peak.length)
         ]
-        parts += [_about(peak, rows[0]), _table(rows)]
+        parts += [_about(peak, rows[0]), "", table(HEADS, map(_cells, rows))]
     parts += ["", *(f"- {line}" for line in results.skipped)]
     return "\n".join(parts).rstrip()
 
@@ -85,15 +84,10 @@ def _about(peak: ProductRate, row: PassTiming) -> str:
     )
 
 
-def _table(rows: Sequence[PassTiming]) -> str:
-    lines = ["", f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
-    return "\n".join([*lines, *map(_line, rows)])
-
-
-def _line(row: PassTiming) -> str:
+def _cells(row: PassTiming) -> tuple[str, ...]:
     first, median, third = row.milliseconds
     slow, middle, fast = row.speed_up
-    cells = (
+    return (
         row.name,
         row.implementation,
         row.attention,
@@ -106,44 +100,38 @@ def _line(row: PassTiming) -> str:
         f"{middle:.2f} ({slow:.2f}, {fast:.2f})",
         "" if row.held_bytes is None else f"{row.held_bytes / 1e9:.2f}",
     )
-    return f"| {' | '.join(cells)} |"
 
 
 def _compiled_text(compiled: Compiled) -> str:
     """A table of memory and one of kernels."""
-    lines = [
-        f"jax {compiled.jax}, for {GPUS[compiled.platform].label}, which holds "
-        f"{GPUS[compiled.platform].memory / 1e9:.0f} GB",
-        "",
-        f"| {' | '.join(COMPILED_HEADS)} |",
-        "|---" * len(COMPILED_HEADS) + "|",
-    ]
-    kinds: list[str] = []
-    for case in compiled.cases:
-        kinds += [kind for kind in case["kernels"] if kind not in kinds]
-        memory = case["memory"]
-        kept = ", ".join(f"{n / 1e9:.1f} {k}" for k, n in sorted(case["kept"].items()))
-        cells = (
-            *_variant(case),
-            *(
-                f"{memory[name] / 1e9:.1f}"
-                for name in ("arguments", "temporaries", "together")
-            ),
-            kept,
-            f"{case['flops'] / 1e12:.1f}",
-            f"{case['seconds']:.0f} s",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    heads = (*COMPILED_HEADS[:4], *kinds)
-    lines += ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for case in compiled.cases:
-        cells = (
-            *_variant(case),
-            *(str(case["kernels"].get(kind, 0)) for kind in kinds),
-        )
-        lines.append(f"| {' | '.join(cells)} |")
+    gpu = GPUS[compiled.platform]
+    kinds = list(dict.fromkeys(k for case in compiled.cases for k in case["kernels"]))
+    memory = table(COMPILED_HEADS, map(_memory_cells, compiled.cases))
+    kernels = table(
+        (*COMPILED_HEADS[:4], *kinds),
+        [
+            (*_variant(case), *(str(case["kernels"].get(kind, 0)) for kind in kinds))
+            for case in compiled.cases
+        ],
+    )
+    heading = (
+        f"jax {compiled.jax}, for {gpu.label}, which holds {gpu.memory / 1e9:.0f} GB"
+    )
     skipped = [f"- {line}" for line in compiled.skipped]
-    return "\n".join([*lines, "", *skipped]).rstrip()
+    return "\n".join([heading, "", memory, "", kernels, "", *skipped]).rstrip()
+
+
+def _memory_cells(case: dict[str, Any]) -> tuple[str, ...]:
+    memory = case["memory"]
+    kept = ", ".join(f"{n / 1e9:.1f} {k}" for k, n in sorted(case["kept"].items()))
+    parts = "arguments", "temporaries", "together"
+    return (
+        *_variant(case),
+        *(f"{memory[part] / 1e9:.1f}" for part in parts),
+        kept,
+        f"{case['flops'] / 1e12:.1f}",
+        f"{case['seconds']:.0f} s",
+    )
 
 
 def _variant(case: dict[str, Any]) -> tuple[str, ...]:

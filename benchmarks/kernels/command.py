@@ -90,7 +90,7 @@ def main(config: Config) -> None:
         repeats=config.repeats,
         calls=config.calls or (10 if gpu else 1),
     )
-    print(kernels_report.table(results))
+    print(kernels_report.text(results))
     if config.json:
         kernels_report.write_json(config.json, results)
     if config.picture:

@@ -10,6 +10,8 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib import ticker
 
+from benchmarks.page import table
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -29,8 +31,8 @@ HEADS = (
 )
 
 
-def table(results: Results) -> str:
-    """The rows as Markdown, under what they were measured on.
+def text(results: Results) -> str:
+    """The measurements as Markdown, under the machine that they were taken on.
 
     Args:
       results: The measurements.
@@ -44,19 +46,21 @@ def table(results: Results) -> str:
         f"{where}; JAX {results.jax}; {results.block_size} values a scale; medians of "
         f"{results.repeats}, {results.calls} calls timed together",
         "",
-        "| a copy's buffers | size | GB/s |",
-        "|---|---|---|",
+        table(
+            ("a copy's buffers", "size", "GB/s"),
+            [
+                (copy["buffers"], f"{copy['size']:,}", f"{copy['gb_per_s']:.1f}")
+                for copy in results.copies
+            ],
+        ),
+        "",
+        table(HEADS, map(_cells, results.rows)),
     ]
-    lines += [
-        f"| {copy['buffers']} | {copy['size']:,} | {copy['gb_per_s']:.1f} |"
-        for copy in results.copies
-    ]
-    lines += ["", f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
-    return "\n".join([*lines, *map(_line, results.rows)])
+    return "\n".join(lines)
 
 
-def _line(row: Timing) -> str:
-    cells = (
+def _cells(row: Timing) -> tuple[str, ...]:
+    return (
         row.operation,
         row.buffers,
         f"{row.size:,}",
@@ -68,7 +72,6 @@ def _line(row: Timing) -> str:
         "" if row.ratio is None else f"{row.ratio:.2f}",
         row.baseline or "",
     )
-    return f"| {' | '.join(cells)} |"
 
 
 def write_json(file: Path, results: Results) -> None:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import jax
 
+from benchmarks.page import table
 from models import SIZES
 from train.bert.objective import abstract_params
 from train.plan.cluster import GIGABIT, GpuCluster
@@ -83,6 +84,20 @@ PROFILE = (
     ProfiledStep("InfiniBand", 4, 8, 16, 1, 33.45, 297.28, 56.81, 57.98),
     ProfiledStep("InfiniBand", 2, 8, 16, 1, 32.86, 183.74, 56.49, 58.60),
     ProfiledStep("InfiniBand", 1, 8, 16, 1, 32.74, 28.18, 59.73, 57.29),
+)
+
+
+HEADS = (
+    "network",
+    "hosts x V100",
+    "batch x accumulation",
+    "all-reduce, ms: measured",
+    "predicted",
+    "ratio",
+    "Gbit/s it takes",
+    "step, ms: measured",
+    "predicted",
+    "ratio",
 )
 
 
@@ -192,35 +207,38 @@ def main() -> None:
     """Prints the tables."""
     model = bert_large()
     rates = {"Ethernet": ETHERNET_RATE, "InfiniBand": INFINIBAND_RATE}
-    print(
-        "| network | hosts x V100 | batch x accumulation | all-reduce, ms: measured | "
-        "predicted | ratio | Gbit/s it takes | step, ms: measured | predicted | "
-        "ratio |\n"
-        "|---|---|---|---|---|---|---|---|---|---|"
+    rows = [_cells(each, model, rates[each.network]) for each in PROFILE]
+    print(table(HEADS, rows))
+    published = [
+        (
+            each.name,
+            f"{each.published:g}",
+            f"{each.predicted:.3g}",
+            f"{each.predicted / each.published:.2f}",
+            each.assumptions,
+        )
+        for each in headlines(model)
+    ]
+    print()
+    print(table(("", "published", "predicted", "ratio", "given"), published))
+
+
+def _cells(profiled: ProfiledStep, model: Model, rate: float) -> tuple[str, ...]:
+    step = predicted(profiled, model, rate).compressed
+    exchange, whole = 1e3 * step.exchange, 1e3 * step.seconds
+    sent, measured = step.host_bytes or step.gpu_bytes, profiled.allreduce
+    return (
+        profiled.network,
+        f"{profiled.hosts} x {profiled.gpus}",
+        f"{profiled.batch} x {profiled.accumulate}",
+        f"{measured:,.0f}",
+        f"{exchange:,.0f}",
+        f"{exchange / measured:.2f}",
+        f"{sent / measured * 1e3 / GIGABIT:.3g}",
+        f"{profiled.step:,.0f}",
+        f"{whole:,.0f}",
+        f"{whole / profiled.step:.2f}",
     )
-    for profiled in PROFILE:
-        step = predicted(profiled, model, rates[profiled.network]).compressed
-        exchange, whole = 1e3 * step.exchange, 1e3 * step.seconds
-        sent, measured = step.host_bytes or step.gpu_bytes, profiled.allreduce
-        cells = (
-            profiled.network,
-            f"{profiled.hosts} x {profiled.gpus}",
-            f"{profiled.batch} x {profiled.accumulate}",
-            f"{measured:,.0f}",
-            f"{exchange:,.0f}",
-            f"{exchange / measured:.2f}",
-            f"{sent / measured * 1e3 / GIGABIT:.3g}",
-            f"{profiled.step:,.0f}",
-            f"{whole:,.0f}",
-            f"{whole / profiled.step:.2f}",
-        )
-        print(f"| {' | '.join(cells)} |")
-    print("\n| | published | predicted | ratio | given |\n|---|---|---|---|---|")
-    for line in headlines(model):
-        print(
-            f"| {line.name} | {line.published:g} | {line.predicted:.3g} | "
-            f"{line.predicted / line.published:.2f} | {line.assumptions} |"
-        )
 
 
 if __name__ == "__main__":

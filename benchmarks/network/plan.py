@@ -21,7 +21,7 @@ import tyro
 
 from benchmarks.network.hosts import bits_per_second
 from benchmarks.network.report import MARK
-from benchmarks.page import fill
+from benchmarks.page import fill, table
 from models import SIZES
 from train.bert.objective import abstract_params
 from train.plan.cluster import GpuCluster
@@ -36,6 +36,20 @@ INSIDE_RATE = float("inf")
 """The exchange between devices of a host counts as computation in the testbed."""
 COMPRESSED = "sign_mean", "count_mean"
 """Exchanges by themselves, and how they begin."""
+
+
+HEADS = (
+    "hosts",
+    "rate",
+    "",
+    "stage",
+    "MB a host, compiled",
+    "predicted",
+    "seconds, measured",
+    "predicted",
+    "ratio",
+    "with its own computation",
+)
 
 
 @dataclass(frozen=True)
@@ -121,31 +135,27 @@ def _where(row: dict[str, Any]) -> tuple[int, int, str]:
     return row["hosts"], row["devices"], row["rate"]
 
 
-def table(compared: list[Compared]) -> str:
+def text(compared: list[Compared]) -> str:
     """The comparison as a Markdown table."""
-    lines = [
-        "| hosts | rate | | stage | MB a host, compiled | predicted | seconds, "
-        "measured | predicted | ratio | with its own computation |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for each in compared:
-        row = each.row
-        cells = (
-            str(row["hosts"])
-            if row["devices"] == 1
-            else f"{row['hosts']} of {row['devices']} devices",
-            row["rate"],
-            row["name"],
-            row["stage"] or "",
-            f"{row['sent_bytes'] / 1e6:.2f}",
-            f"{each.host_bytes / 1e6:.2f}",
-            f"{row['median']:.3f}",
-            f"{each.seconds:.3f}",
-            f"{each.seconds / row['median']:.2f}",
-            f"{each.seconds_with_computation / row['median']:.2f}",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return table(HEADS, map(_cells, compared))
+
+
+def _cells(each: Compared) -> tuple[str, ...]:
+    row = each.row
+    return (
+        str(row["hosts"])
+        if row["devices"] == 1
+        else f"{row['hosts']} of {row['devices']} devices",
+        row["rate"],
+        row["name"],
+        row["stage"] or "",
+        f"{row['sent_bytes'] / 1e6:.2f}",
+        f"{each.host_bytes / 1e6:.2f}",
+        f"{row['median']:.3f}",
+        f"{each.seconds:.3f}",
+        f"{each.seconds / row['median']:.2f}",
+        f"{each.seconds_with_computation / row['median']:.2f}",
+    )
 
 
 def main(file: Annotated[Path, tyro.conf.Positional], page: Path | None = None) -> None:
@@ -155,10 +165,10 @@ def main(file: Annotated[Path, tyro.conf.Positional], page: Path | None = None) 
       file: The JSON that `python -m benchmarks.network --json FILE` wrote.
       page: The page whose marks the table goes between.
     """
-    text = table(compare(json.loads(file.read_text("utf-8"))))
-    print(text)
+    lines = text(compare(json.loads(file.read_text("utf-8"))))
+    print(lines)
     if page is not None:
-        page.write_text(fill(page.read_text("utf-8"), MARK, text), "utf-8")
+        page.write_text(fill(page.read_text("utf-8"), MARK, lines), "utf-8")
 
 
 if __name__ == "__main__":

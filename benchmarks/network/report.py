@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 
 from benchmarks.network.hosts import bits_per_second
 from benchmarks.network.results import BASELINES, Measurement, Results, speed_up
+from benchmarks.page import table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,18 +55,19 @@ def tables(results: Results) -> str:
             "sent / counted",
             "with headers",
         ]
-        lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-        lines += [_line(row, results.rows, len(names)) for row in rows]
-        parts.append("\n".join(lines))
+        lines = [_cells(row, results.rows, len(names)) for row in rows]
+        parts.append(table(columns, lines))
     return "\n\n".join(parts)
 
 
-def _line(row: Measurement, rows: Sequence[Measurement], names: int) -> str:
+def _cells(
+    row: Measurement, rows: Sequence[Measurement], names: int
+) -> tuple[str, ...]:
     # Exchanges by themselves: pmean computes nothing of its own.
     forms = (False, True) if row.kind == "step" else (False,)
     ratios = [speed_up(row, rows, equal_computation=form) for form in forms]
     first, third = row.quartiles
-    cells = (
+    return (
         str(row.hosts) if row.devices == 1 else f"{row.hosts} of {row.devices} devices",
         row.rate,
         *(row.name, row.stage or "")[:names],
@@ -79,7 +81,6 @@ def _line(row: Measurement, rows: Sequence[Measurement], names: int) -> str:
         f"{row.overhead:.3f}",
         f"{row.packet_overhead:.3f}",
     )
-    return f"| {' | '.join(cells)} |"
 
 
 def write_json(file: Path, results: Results) -> None:
