@@ -142,7 +142,7 @@ def _measure_in_turn(
         for implementation, taken in zip(implementations, times, strict=True):
             for name, call in implementation.calls.items():
                 taken[name].append(_seconds(call, implementation.wait, calls))
-    baseline = _baseline(implementations)
+    baseline = baseline_of(implementations)
     rate = [2 * size**3 / seconds / 1e12 for seconds in peak]
     results.peaks.append(
         ProductRate(
@@ -155,10 +155,10 @@ def _measure_in_turn(
         )
     )
     for name in config.passes:
-        beside = _of_pass(name, times[baseline])
+        beside = seconds_of_pass(name, times[baseline])
         for implementation, taken in zip(implementations, times, strict=True):
-            seconds = _of_pass(name, taken)
-            row = _row(
+            seconds = seconds_of_pass(name, taken)
+            row = timing(
                 shape, implementation, name, seconds, beside, float(np.median(rate))
             )
             results.rows.append(row)
@@ -172,14 +172,23 @@ def _seconds(call: Callable[[], Any], wait: Callable[[Any], Any], calls: int) ->
     return (time.perf_counter() - start) / calls
 
 
-def _of_pass(name: str, taken: dict[str, list[float]]) -> list[float]:
+def seconds_of_pass(name: str, taken: dict[str, list[float]]) -> list[float]:
+    """The seconds of a pass, round by round.
+
+    Args:
+      name: 'forward', 'backward' or 'step'.
+      taken: Seconds of each program, by its name.
+
+    Returns:
+      Of the backward pass the gradients' less the forward pass's of the same round.
+    """
     if name == "backward":
         both = zip(taken["gradients"], taken["forward"], strict=True)
         return [gradients - forward for gradients, forward in both]
     return taken[name]
 
 
-def _row(
+def timing(
     shape: Shape,
     implementation: Implementation,
     name: str,
@@ -187,6 +196,19 @@ def _row(
     beside: list[float],
     peak: float,
 ) -> PassTiming:
+    """The numbers that follow from a pass's seconds.
+
+    Args:
+      shape: The size of the computation.
+      implementation: The implementation.
+      name: 'forward', 'backward' or 'step'.
+      seconds: Seconds of a call, in each round.
+      beside: The baseline's.
+      peak: TFLOP/s of the matrix product.
+
+    Returns:
+      The timing.
+    """
     median = float(np.median(seconds))
     size = SIZES[shape.model]
     flops = OF_FORWARD[name] * shape.batch
@@ -210,8 +232,8 @@ def _row(
     )
 
 
-def _baseline(implementations: Sequence[Implementation]) -> int:
-    """The place of what ratios are taken to: PyTorch's best form, or our first."""
+def baseline_of(implementations: Sequence[Implementation]) -> int:
+    """The index of the baseline: PyTorch's best form, or our first."""
     names = [implementation.name for implementation in implementations]
     for name in (COMPILED, EAGER):
         if name in names:

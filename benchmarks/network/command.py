@@ -44,7 +44,8 @@ from benchmarks.network.config import host_counts
 from benchmarks.network.measure import measure
 from benchmarks.network.report import (
     MARK,
-    read_measurements,
+    check_same,
+    read_results,
     tables,
     write_json,
     write_picture,
@@ -83,7 +84,9 @@ def main(config: Config) -> None:
         jax=metadata.version("jax"),
     )
     if config.json and config.json.exists():
-        results.rows += read_measurements(config.json, results)
+        earlier = read_results(config.json)
+        check_same(config.json, earlier, results)
+        results.rows += earlier.rows
     if config.page:  # Its faults are said before anything is measured.
         fill(config.page.read_text("utf-8"), MARK, "")
     for count in counts:

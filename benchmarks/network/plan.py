@@ -69,26 +69,42 @@ class Compared:
     seconds_with_computation: float
 
 
+def leaves_by_kind(
+    settings: dict[str, Any],
+) -> dict[str, list[jax.ShapeDtypeStruct]]:
+    """The leaves that are exchanged, by the kind of the row.
+
+    Args:
+      settings: The testbed's flags.
+
+    Returns:
+      The model's of a step, one of an exchange by itself.
+    """
+    params = abstract_params(SIZES[settings["model"]])
+    sizes = {
+        # Flat, as docs/network.json is from before the power of rows and columns.
+        "step": [leaf.size for leaf in jax.tree.leaves(params)],
+        "exchange": [int(settings["size"])],
+    }
+    return {
+        kind: [jax.ShapeDtypeStruct((size,), jnp.float32) for size in each]
+        for kind, each in sizes.items()
+    }
+
+
 def transfers_of(
-    row: dict[str, Any], settings: dict[str, Any], cluster: GpuCluster
+    row: dict[str, Any], leaves: list[jax.ShapeDtypeStruct], cluster: GpuCluster
 ) -> tuple[Transfer, ...]:
     """The collectives of a row, by the planner.
 
     Args:
       row: A measurement of the testbed.
-      settings: Its flags.
+      leaves: The leaves that it exchanges.
       cluster: Its hosts.
 
     Returns:
       The collectives.
     """
-    if row["kind"] == "exchange":
-        shapes = [(int(settings["size"]),)]
-    else:
-        params = abstract_params(SIZES[settings["model"]])
-        # Flat, as docs/network.json is from before the power of rows and columns.
-        shapes = [(leaf.size,) for leaf in jax.tree.leaves(params)]
-    leaves = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     exchange: ExchangeName = "exact_mean"
     if row["stage"] == "compressed" or row["name"].startswith(COMPRESSED):
         exchange = "count_mean" if "count_mean" in row["name"] else "sign_mean"
@@ -113,7 +129,7 @@ def compare(measured: dict[str, Any]) -> list[Compared]:
     Returns:
       The rows, in their order.
     """
-    settings, rows = measured["settings"], measured["rows"]
+    leaves, rows = leaves_by_kind(measured["settings"]), measured["rows"]
     adams = {
         _where(row): row["computation_seconds"] for row in rows if row["name"] == "adam"
     }
@@ -121,7 +137,7 @@ def compare(measured: dict[str, Any]) -> list[Compared]:
     for row in rows:
         rate = bits_per_second(row["rate"]) / 8 * PAYLOAD
         hosts = GpuCluster(row["hosts"], row["devices"], rate, INSIDE_RATE, LATENCY)
-        loads = hosts.loads(transfers_of(row, settings, hosts))
+        loads = hosts.loads(transfers_of(row, leaves[row["kind"]], hosts))
         wire = sum(map(hosts.seconds, loads))
         computation = given = row["computation_seconds"]
         if row["kind"] == "step":

@@ -105,30 +105,41 @@ def write_json(file: Path, results: Results) -> None:
     file.write_text(text + "\n", encoding="utf-8")
 
 
-def read_measurements(file: Path, results: Results) -> list[Measurement]:
-    """Reads the measurements of an earlier run.
+def read_results(file: Path) -> Results:
+    """Reads the results of an earlier run.
 
     Args:
       file: The JSON, by `write_json`.
-      results: Of this run, with the same settings on the same machine.
 
     Returns:
-      The measurements.
-
-    Raises:
-      SystemExit: They are of other settings or another machine.
+      The results.
     """
     stored = json.loads(file.read_text(encoding="utf-8"))
-    for name in ("settings", "network", "processor", "jax"):
-        if stored[name] != getattr(results, name):
-            raise SystemExit(
-                f"{file} has rows with {name} {stored[name]}, not "
-                f"{getattr(results, name)}: remove it, or choose another --json."
-            )
     names = [each.name for each in dataclasses.fields(Measurement)]
-    return [
+    rows = [
         Measurement(**{name: row[name] for name in names}) for row in stored["rows"]
     ]
+    return Results(**(stored | {"rows": rows}))
+
+
+def check_same(file: Path, earlier: Results, results: Results) -> None:
+    """Refuses to add to the results of other settings or of another machine.
+
+    Args:
+      file: The JSON of the earlier run.
+      earlier: Its results.
+      results: Those of this run.
+
+    Raises:
+      SystemExit: They differ.
+    """
+    for name in ("settings", "network", "processor", "jax"):
+        old, new = getattr(earlier, name), getattr(results, name)
+        if old != new:
+            raise SystemExit(
+                f"{file} has rows with {name} {old}, not {new}: remove it, or choose "
+                "another --json."
+            )
 
 
 def write_picture(file: Path, results: Results) -> None:
