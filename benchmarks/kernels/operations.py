@@ -105,11 +105,11 @@ def operations(
         plain = functools.partial(compiled, _add_one, arguments, carried)
         yield Operation(ADAM, buffers, "optax", adam, plain)
         for implementation in implementations:
-            for operation, function, arguments, carried in _compression(
+            for operation, function, arguments, carried in compression(
                 inputs, block_size, implementation
             ):
                 kept = carried if donated else {}
-                plain = _elementwise(operation, inputs.value.size, block_size)
+                plain = elementwise(operation, inputs.value.size, block_size)
                 yield Operation(
                     operation,
                     buffers,
@@ -135,10 +135,20 @@ def operations(
         )
 
 
-def _compression(
+def compression(
     inputs: Inputs, block_size: int, implementation: Any
 ) -> list[tuple[str, Callable[..., Any], tuple[Array, ...], dict[int, int]]]:
-    """Name, function, arguments, and which of them may be updated in place."""
+    """The operations of compression.
+
+    Args:
+      inputs: The buffers of a worker.
+      block_size: Values a scale.
+      implementation: Name of what computes.
+
+    Returns:
+      Of each operation its name, its function, its arguments, and from those that may
+      be updated in place the result that replaces them.
+    """
     size = inputs.value.size
 
     def compress(value: Array, error: Array, momentum: Array | None = None) -> Any:
@@ -184,7 +194,7 @@ def _step(
     one_jit = form == "one jit"
     parts = {
         name: function if one_jit else _jit(function, carried if donated else ())
-        for name, function, _, carried in _compression(
+        for name, function, _, carried in compression(
             inputs, block_size, implementation
         )
     }
@@ -198,7 +208,7 @@ def _step_with_parameters(inputs: Inputs, block_size: int, implementation: str) 
     """A step's work, the parameters updated too, all of it in place."""
     parts = {
         name: function
-        for name, function, _, _ in _compression(inputs, block_size, implementation)
+        for name, function, _, _ in compression(inputs, block_size, implementation)
     }
     in_order = _in_order(parts, _depending)
 
@@ -264,8 +274,17 @@ def _adam(inputs: Inputs, donated: bool) -> Call:
     return compiled(update, arguments, {0: 0} if donated else {})
 
 
-def _elementwise(operation: str, size: int, block_size: int) -> Callable[..., Any]:
-    """Takes the arguments of an operation to results of the same sizes."""
+def elementwise(operation: str, size: int, block_size: int) -> Callable[..., Any]:
+    """The baseline of an operation: as many bytes by elementwise arithmetic.
+
+    Args:
+      operation: Its name.
+      size: Values of the buffer.
+      block_size: Values a scale.
+
+    Returns:
+      A function from the operation's arguments to results of the same sizes.
+    """
     blocks, _ = block_counts(size, block_size)
     shape = blocks, 32, block_size // 32
 
@@ -279,7 +298,7 @@ def _elementwise(operation: str, size: int, block_size: int) -> Callable[..., An
     ) -> tuple[Array, ...]:
         words = functools.reduce(operator.add, list(received))
         scales = functools.reduce(operator.add, list(received_scales))
-        return words, scales + counts, error + 1
+        return words, scales + counts.astype(jnp.float32), error + 1
 
     def decompress(words: Array, scales: Array, old: Array) -> tuple[Array, ...]:
         # No elementwise operation writes more than it reads, so that the result is
