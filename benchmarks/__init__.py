@@ -1,1 +1,1 @@
-"""What measures."""
+"""Measurements: of kernels, of BERT, of networks, of convergence."""

@@ -1,15 +1,41 @@
-"""Pages that a benchmark writes a part of."""
+"""Markdown: tables, and the part of a page that a benchmark writes."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table.
+
+    Args:
+      heads: Names of the columns.
+      rows: Cells, as many in each row.
+
+    Returns:
+      Its lines.
+
+    Example:
+      >>> from benchmarks.page import table
+      >>> print(table(["a", "b"], [["1", "2"]]))
+      | a | b |
+      |---|---|
+      | 1 | 2 |
+    """
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
+    return "\n".join([lines[0], "|---" * len(heads) + "|", *lines[1:]])
 
 
 def fill(page: str, name: str, text: str) -> str:
     """Puts text between two marks of a page.
 
     Args:
-      page: What has the lines `<!-- name -->` and `<!-- end of name -->`.
-      name: Of the part.
-      text: What goes between.
+      page: Text with the lines `<!-- name -->` and `<!-- end of name -->`.
+      name: Name of the part.
+      text: The new text between them.
 
     Returns:
       The new page.

@@ -2,7 +2,8 @@
 
 import tyro
 
-from benchmarks.bert.command import Config, main
+from benchmarks.bert.command import main
+from benchmarks.bert.config import Config
 
 if __name__ == "__main__":
     main(tyro.cli(Config, prog="python -m benchmarks.bert"))

@@ -14,20 +14,26 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.bert import peers as bert_peers
-from benchmarks.bert.cases import shapes, variants
+from benchmarks.bert import hugging_face
 from benchmarks.bert.flops import OF_FORWARD, forward_flops
-from benchmarks.bert.rows import Peak, Results, Row
-from benchmarks.bert.runners import COMPILED, EAGER, Training, peers, product
-from benchmarks.network.hosts import processor
+from benchmarks.bert.implementations import (
+    COMPILED,
+    EAGER,
+    Training,
+    of_hugging_face,
+    product,
+)
+from benchmarks.bert.programs import shapes, variants
+from benchmarks.bert.results import PassTiming, ProductRate, Results
+from benchmarks.machine import processor
 from models import SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from benchmarks.bert.cases import Shape
-    from benchmarks.bert.command import Config
-    from benchmarks.bert.runners import Runner
+    from benchmarks.bert.config import Config
+    from benchmarks.bert.implementations import Implementation
+    from benchmarks.bert.programs import Shape
 
 UNTIMED = 2
 """Calls before the clock runs: the first compiles, the second may tune."""
@@ -62,13 +68,13 @@ def measure(config: Config) -> Iterator[Results]:
         versions=_versions(),
         settings=_settings(config),
     )
-    why = "PyTorch: not asked for" if not config.peers else bert_peers.why_no_torch()
+    why = "PyTorch: not asked for" if not config.peers else hugging_face.why_no_torch()
     if why:
         _skip(results, why)
     for shape in shapes(config, device.platform):
         _measure_shape(results, config, shape, compare=not why)
         if not why:
-            bert_peers.free()
+            hugging_face.free()
         yield results
 
 
@@ -78,77 +84,83 @@ def _measure_shape(
     where = f"{shape.model}, {shape.batch} x {shape.length}"
     names = tuple(sorted(set().union(*(NEEDED[name] for name in config.passes))))
     platform = results.platform
-    runners: list[Runner] = []
+    implementations: list[Implementation] = []
     if compare:
         # Whatever goes wrong there: it is somebody else's code, and is said.
         try:
-            made = peers(shape, platform, names)
+            made = of_hugging_face(shape, platform, names)
         except Exception as error:
             made = []
             _skip(results, f"{where}, transformers: {_first_line(error)}")
-        for runner in made:
+        for implementation in made:
             try:
-                _warm_up(runner)
+                _warm_up(implementation)
             except Exception as error:
-                what = f"{where}, {runner.implementation}"
+                what = f"{where}, {implementation.name}"
                 _skip(results, f"{what}: {_first_line(error)}")
             else:
-                runners.append(runner)
+                implementations.append(implementation)
     training = Training(config, shape, names)
     for attention, remat in variants(config, platform):
         try:
-            runner = training.runner(attention, remat)
-            _warm_up(runner)
+            implementation = training.implementation(attention, remat)
+            _warm_up(implementation)
         # Not for these sizes, not on this device, or too large for it.
         except (ValueError, RuntimeError) as error:
             what = f"{where}, attention {attention}, remat {remat}"
             _skip(results, f"{what}: {_first_line(error)}")
         else:
-            runners.append(runner)
-    if runners:
-        _measure_runners(results, config, shape, runners)
+            implementations.append(implementation)
+    if implementations:
+        _measure_in_turn(results, config, shape, implementations)
 
 
-def _warm_up(runner: Runner) -> None:
-    for call in runner.calls.values():
+def _warm_up(implementation: Implementation) -> None:
+    for call in implementation.calls.values():
         for _ in range(UNTIMED):
-            runner.wait(call())
+            implementation.wait(call())
 
 
-def _measure_runners(
-    results: Results, config: Config, shape: Shape, runners: Sequence[Runner]
+def _measure_in_turn(
+    results: Results,
+    config: Config,
+    shape: Shape,
+    implementations: Sequence[Implementation],
 ) -> None:
     calls = config.calls or CALLS.get(results.platform, CALLS["gpu"])
     size, multiply = product(shape.dtype, results.platform)
     for _ in range(UNTIMED):
         jax.block_until_ready(multiply())
     times: list[dict[str, list[float]]] = [
-        {name: [] for name in runner.calls} for runner in runners
+        {name: [] for name in implementation.calls}
+        for implementation in implementations
     ]
     peak: list[float] = []
     label = f"{shape.model} {shape.batch} x {shape.length}"
     for _ in tqdm(range(config.repeats), desc=label, disable=None):
         peak.append(_seconds(multiply, jax.block_until_ready, calls))
-        for runner, taken in zip(runners, times, strict=True):
-            for name, call in runner.calls.items():
-                taken[name].append(_seconds(call, runner.wait, calls))
-    baseline = _baseline(runners)
+        for implementation, taken in zip(implementations, times, strict=True):
+            for name, call in implementation.calls.items():
+                taken[name].append(_seconds(call, implementation.wait, calls))
+    baseline = baseline_of(implementations)
     rate = [2 * size**3 / seconds / 1e12 for seconds in peak]
     results.peaks.append(
-        Peak(
+        ProductRate(
             shape.model,
             shape.length,
             shape.dtype,
             size,
-            _label(runners[baseline]),
+            _label(implementations[baseline]),
             _quartiles(rate),
         )
     )
     for name in config.passes:
-        beside = _of_pass(name, times[baseline])
-        for runner, taken in zip(runners, times, strict=True):
-            seconds = _of_pass(name, taken)
-            row = _row(shape, runner, name, seconds, beside, float(np.median(rate)))
+        beside = seconds_of_pass(name, times[baseline])
+        for implementation, taken in zip(implementations, times, strict=True):
+            seconds = seconds_of_pass(name, taken)
+            row = timing(
+                shape, implementation, name, seconds, beside, float(np.median(rate))
+            )
             results.rows.append(row)
 
 
@@ -160,32 +172,54 @@ def _seconds(call: Callable[[], Any], wait: Callable[[Any], Any], calls: int) ->
     return (time.perf_counter() - start) / calls
 
 
-def _of_pass(name: str, taken: dict[str, list[float]]) -> list[float]:
+def seconds_of_pass(name: str, taken: dict[str, list[float]]) -> list[float]:
+    """The seconds of a pass, round by round.
+
+    Args:
+      name: 'forward', 'backward' or 'step'.
+      taken: Seconds of each program, by its name.
+
+    Returns:
+      Of the backward pass the gradients' less the forward pass's of the same round.
+    """
     if name == "backward":
         both = zip(taken["gradients"], taken["forward"], strict=True)
         return [gradients - forward for gradients, forward in both]
     return taken[name]
 
 
-def _row(
+def timing(
     shape: Shape,
-    runner: Runner,
+    implementation: Implementation,
     name: str,
     seconds: list[float],
     beside: list[float],
     peak: float,
-) -> Row:
+) -> PassTiming:
+    """The numbers that follow from a pass's seconds.
+
+    Args:
+      shape: The size of the computation.
+      implementation: The implementation.
+      name: 'forward', 'backward' or 'step'.
+      seconds: Seconds of a call, in each round.
+      beside: The baseline's.
+      peak: TFLOP/s of the matrix product.
+
+    Returns:
+      The timing.
+    """
     median = float(np.median(seconds))
     size = SIZES[shape.model]
     flops = OF_FORWARD[name] * shape.batch
-    flops *= forward_flops(size, shape.length, runner.predictions)
+    flops *= forward_flops(size, shape.length, implementation.predictions)
     program = "gradients" if name == "backward" else name
-    return Row(
+    return PassTiming(
         **shape._asdict(),
-        implementation=runner.implementation,
-        attention=runner.attention,
-        remat=runner.remat,
-        predictions=runner.predictions,
+        implementation=implementation.name,
+        attention=implementation.attention,
+        remat=implementation.remat,
+        predictions=implementation.predictions,
         name=name,
         seconds=seconds,
         milliseconds=[1e3 * t for t in _quartiles(seconds)],
@@ -194,21 +228,22 @@ def _row(
         tflops_per_second=flops / median / 1e12,
         of_peak=flops / median / 1e12 / peak,
         speed_up=_quartiles([b / s for b, s in zip(beside, seconds, strict=True)]),
-        held_bytes=runner.held_bytes.get(program),
+        held_bytes=implementation.held_bytes.get(program),
     )
 
 
-def _baseline(runners: Sequence[Runner]) -> int:
-    """The place of what ratios are taken to: PyTorch's best form, or our first."""
-    names = [runner.implementation for runner in runners]
+def baseline_of(implementations: Sequence[Implementation]) -> int:
+    """The index of the baseline: PyTorch's best form, or our first."""
+    names = [implementation.name for implementation in implementations]
     for name in (COMPILED, EAGER):
         if name in names:
             return names.index(name)
     return 0
 
 
-def _label(runner: Runner) -> str:
-    return f"{runner.implementation} ({runner.attention}, remat {runner.remat})"
+def _label(implementation: Implementation) -> str:
+    attention, remat = implementation.attention, implementation.remat
+    return f"{implementation.name} ({attention}, remat {remat})"
 
 
 def _quartiles(values: Sequence[float]) -> list[float]:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.bert.rows import Results
-from benchmarks.page import fill
+from benchmarks.bert.results import Compiled, PassTiming, ProductRate, Results
+from benchmarks.page import fill, table
+from train.plan.targets import GPUS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
-
-    from benchmarks.bert.compile import Compiled
-    from benchmarks.bert.rows import Peak, Row
 
 HEADS = (
     "pass",
@@ -30,20 +27,31 @@ HEADS = (
     "GB held",
 )
 
+COMPILED_HEADS = (
+    "model",
+    "sequences",
+    "attention",
+    "remat",
+    "GB of arguments",
+    "GB of temporaries",
+    "GB together",
+    "GB kept by the layers",
+    "TFLOP",
+    "compiled in",
+)
+
 
 def text(results: Results | Compiled) -> str:
-    """What was measured, or compiled, as Markdown.
+    """Results as Markdown.
 
     Args:
-      results: Of either.
+      results: The measurements, or the compiled steps.
 
     Returns:
       The lines.
     """
-    if not isinstance(results, Results):
-        from benchmarks.bert.compile import table
-
-        return table(results)
+    if isinstance(results, Compiled):
+        return _compiled_text(results)
     parts = [_heading(results)]
     for peak in results.peaks:
         rows = [
@@ -51,7 +59,7 @@ def text(results: Results | Compiled) -> str:
             for row in results.rows
             if (row.model, row.length) == (peak.model, peak.length)
         ]
-        parts += [_about(peak, rows[0]), _table(rows)]
+        parts += [_about(peak, rows[0]), "", table(HEADS, map(_cells, rows))]
     parts += ["", *(f"- {line}" for line in results.skipped)]
     return "\n".join(parts).rstrip()
 
@@ -67,7 +75,7 @@ def _heading(results: Results) -> str:
     )
 
 
-def _about(peak: Peak, row: Row) -> str:
+def _about(peak: ProductRate, row: PassTiming) -> str:
     first, median, third = peak.tflops_per_second
     return (
         f"\n**{peak.model}, {row.batch} x {peak.length} tokens, {peak.dtype}.** "
@@ -76,15 +84,10 @@ def _about(peak: Peak, row: Row) -> str:
     )
 
 
-def _table(rows: Sequence[Row]) -> str:
-    lines = ["", f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
-    return "\n".join([*lines, *map(_line, rows)])
-
-
-def _line(row: Row) -> str:
+def _cells(row: PassTiming) -> tuple[str, ...]:
     first, median, third = row.milliseconds
     slow, middle, fast = row.speed_up
-    cells = (
+    return (
         row.name,
         row.implementation,
         row.attention,
@@ -97,7 +100,43 @@ def _line(row: Row) -> str:
         f"{middle:.2f} ({slow:.2f}, {fast:.2f})",
         "" if row.held_bytes is None else f"{row.held_bytes / 1e9:.2f}",
     )
-    return f"| {' | '.join(cells)} |"
+
+
+def _compiled_text(compiled: Compiled) -> str:
+    """A table of memory and one of kernels."""
+    gpu = GPUS[compiled.platform]
+    kinds = list(dict.fromkeys(k for case in compiled.cases for k in case["kernels"]))
+    memory = table(COMPILED_HEADS, map(_memory_cells, compiled.cases))
+    kernels = table(
+        (*COMPILED_HEADS[:4], *kinds),
+        [
+            (*_variant(case), *(str(case["kernels"].get(kind, 0)) for kind in kinds))
+            for case in compiled.cases
+        ],
+    )
+    heading = (
+        f"jax {compiled.jax}, for {gpu.label}, which holds {gpu.memory / 1e9:.0f} GB"
+    )
+    skipped = [f"- {line}" for line in compiled.skipped]
+    return "\n".join([heading, "", memory, "", kernels, "", *skipped]).rstrip()
+
+
+def _memory_cells(case: dict[str, Any]) -> tuple[str, ...]:
+    memory = case["memory"]
+    kept = ", ".join(f"{n / 1e9:.1f} {k}" for k, n in sorted(case["kept"].items()))
+    parts = "arguments", "temporaries", "together"
+    return (
+        *_variant(case),
+        *(f"{memory[part] / 1e9:.1f}" for part in parts),
+        kept,
+        f"{case['flops'] / 1e12:.1f}",
+        f"{case['seconds']:.0f} s",
+    )
+
+
+def _variant(case: dict[str, Any]) -> tuple[str, ...]:
+    sequences = f"{case['batch']} x {case['length']}"
+    return case["model"], sequences, case["attention"], case["remat"]
 
 
 def write(
@@ -106,9 +145,9 @@ def write(
     """Writes the files that are asked for.
 
     Args:
-      results: What was measured or compiled so far.
-      file: Where all of it goes, a JSON.
-      page: Where the tables go, between the marks of its platform.
+      results: The results so far.
+      file: The JSON for all of it.
+      page: The page for the tables, which go between the marks of their platform.
       old: The page before.
     """
     if file:

@@ -1,4 +1,4 @@
-"""What a block size costs and saves: error and bytes of one compression.
+"""Error and bytes of one compression, by block size.
 
 The gradients of a small BERT, after some steps of Adam on its default text, are
 compressed once with each block size.
@@ -18,6 +18,7 @@ import numpy as np
 import optax
 
 import onebit_jax
+from benchmarks.page import table
 from models import SIZES
 from pallas_kernels import compress
 from train.bert.config import PretrainConfig
@@ -47,28 +48,33 @@ def gradients() -> list[jax.Array]:
     return jax.tree.leaves(jax.jit(jax.grad(loss))(params, batch, np.uint32(STEPS)))
 
 
+def row_of(leaves: list[jax.Array], block_size: int | None) -> tuple[str, ...]:
+    """The cells of a block size; None for one scale a leaf."""
+    size = sum(x.size for x in leaves)
+    total = sum(float(jnp.sum(x * x)) for x in leaves)
+    error = bits = 0.0
+    for x in leaves:
+        whole = max(32, 1 << (x.size - 1).bit_length())
+        words, scales, rest = compress(
+            x.reshape(-1), jnp.zeros(x.size), block_size=block_size or whole
+        )
+        error += float(jnp.sum(rest * rest))
+        # One scale a tensor needs no padding to a power of two.
+        bits += 32 * (words.size + scales.size) if block_size else x.size + 32
+    return (
+        str(block_size or "the whole leaf"),
+        f"{error / total:.3f}",
+        f"{bits / size:.3f}",
+        f"1/{32 * size / bits:.1f}",
+    )
+
+
 def main() -> None:
     """Prints a row a block size."""
     leaves = gradients()
-    size = sum(x.size for x in leaves)
-    total = sum(float(jnp.sum(x * x)) for x in leaves)
-    print(f"{size:,} values in {len(leaves)} leaves")
-    print("| values a scale | error ‖C[x] - x‖² / ‖x‖² | bits a value | of float32 |")
-    print("|---|---|---|---|")
-    for block_size in BLOCK_SIZES:
-        error = bits = 0.0
-        for x in leaves:
-            whole = max(32, 1 << (x.size - 1).bit_length())
-            words, scales, rest = compress(
-                x.reshape(-1), jnp.zeros(x.size), block_size=block_size or whole
-            )
-            error += float(jnp.sum(rest * rest))
-            # One scale a tensor needs no padding to a power of two.
-            bits += 32 * (words.size + scales.size) if block_size else x.size + 32
-        print(
-            f"| {block_size or 'the whole leaf'} | {error / total:.3f} | "
-            f"{bits / size:.3f} | 1/{32 * size / bits:.1f} |"
-        )
+    print(f"{sum(x.size for x in leaves):,} values in {len(leaves)} leaves")
+    heads = "values a scale", "error ‖C[x] - x‖² / ‖x‖²", "bits a value", "of float32"
+    print(table(heads, [row_of(leaves, size) for size in BLOCK_SIZES]))
 
 
 if __name__ == "__main__":

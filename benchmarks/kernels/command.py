@@ -1,4 +1,4 @@
-"""What compression costs: its operations beside the bytes that must move.
+"""The cost of compression: its operations beside the bytes that must move.
 
     python -m benchmarks.kernels --json kernels.json --picture kernels.png
 
@@ -39,7 +39,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Config:
-    """What is measured."""
+    """Times the operations of compression beside their baselines."""
 
     sizes: tuple[float, ...] = ()
     """Values of a buffer; default: 1e6 1.1e7 1.1e8, on a GPU up to 4e8."""
@@ -90,7 +90,7 @@ def main(config: Config) -> None:
         repeats=config.repeats,
         calls=config.calls or (10 if gpu else 1),
     )
-    print(kernels_report.table(results))
+    print(kernels_report.text(results))
     if config.json:
         kernels_report.write_json(config.json, results)
     if config.picture:

@@ -1,9 +1,8 @@
-"""Times each case of `benchmarks.kernels` beside its baseline."""
+"""Times each operation beside its baseline."""
 
 from __future__ import annotations
 
 import os
-import platform
 import statistics
 import sys
 import time
@@ -15,13 +14,15 @@ import jax
 from tqdm import tqdm
 
 import pallas_kernels
-from benchmarks.kernels import peers as kernels_peers
-from benchmarks.kernels.cases import ADAM, Case, bytes_moved, cases, copy, make_inputs
+from benchmarks.kernels import numpy_and_torch
+from benchmarks.kernels.inputs import ADAM, bytes_moved, make_inputs
+from benchmarks.kernels.operations import Operation, copy, operations
+from benchmarks.machine import processor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from benchmarks.kernels.cases import Call
+    from benchmarks.kernels.operations import Call
 
 SIZES = {
     "cpu": (1_000_000, 11_000_000, 110_000_000),
@@ -33,21 +34,21 @@ HOPPER = 9
 
 
 @dataclass(frozen=True)
-class Row:
+class Timing:
     """One operation on one size.
 
     Attributes:
-      operation: what is done.
+      operation: Its name.
       buffers: 'fresh' or 'donated'.
-      size: values of the buffer.
-      implementation: what does it.
-      milliseconds: median time of a call.
-      bytes: that it must read and write.
-      gb_per_s: these bytes over that time.
-      of_copy: share of the copy's bytes a second.
-      baseline: what it is measured beside: an elementwise operation, or Adam's update.
-      baseline_milliseconds: median time of the baseline.
-      ratio: median ratio to the baseline's time.
+      size: Values of the buffer.
+      implementation: Name of its implementation.
+      milliseconds: Median time of a call.
+      bytes: Bytes that it must read and write.
+      gb_per_s: GB/s, these bytes over that time.
+      of_copy: Share of the copy's bytes a second.
+      baseline: Name of its baseline: elementwise, or Adam's update.
+      baseline_milliseconds: Median time of the baseline.
+      ratio: Median ratio to the baseline's time.
     """
 
     operation: str
@@ -65,20 +66,20 @@ class Row:
 
 @dataclass
 class Results:
-    """What was measured, and where.
+    """All that was measured, and on which machine.
 
     Attributes:
       platform: JAX's.
       device_kind: JAX's.
-      processor: name of the CPU.
-      jax: version.
-      threads: cores that the program may use.
-      block_size: values a scale.
-      repeats: timed pairs of calls.
-      calls: calls timed together.
-      copies: from size and buffers to the copy's GB/s.
-      rows: the measurements.
-      skipped: what was not measured, and why.
+      processor: Name of the CPU.
+      jax: Version.
+      threads: Cores that the program may use.
+      block_size: Values a scale.
+      repeats: Timed pairs of calls.
+      calls: Calls timed together.
+      copies: A dictionary each of size, buffers and the copy's GB/s.
+      rows: The measurements.
+      skipped: Sentences on what was not measured, and why.
     """
 
     platform: str
@@ -90,7 +91,7 @@ class Results:
     repeats: int
     calls: int
     copies: list[dict[str, Any]] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Timing] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
 
@@ -104,11 +105,11 @@ def measure(
     """Measures every operation.
 
     Args:
-      sizes: values of a buffer; none for the default ones.
-      implementations: names; none for those that run here.
-      block_size: values a scale.
-      repeats: timed pairs of calls.
-      calls: calls timed together.
+      sizes: Values of a buffer; none for the default ones.
+      implementations: Names; none for those that run here.
+      block_size: Values a scale.
+      repeats: Timed pairs of calls.
+      calls: Calls timed together.
 
     Returns:
       The results.
@@ -121,14 +122,14 @@ def measure(
     results = Results(
         platform=device.platform,
         device_kind=device.device_kind,
-        processor=_processor(),
+        processor=processor(),
         jax=jax.__version__,
         threads=len(os.sched_getaffinity(0)),
         block_size=block_size,
         repeats=repeats,
         calls=calls,
     )
-    why = kernels_peers.why_no_torch()
+    why = numpy_and_torch.why_no_torch()
     if why:
         _skip(results, why)
     for size in sizes:
@@ -148,10 +149,12 @@ def _measure_size(
     results: Results, size: int, implementations: Sequence[str], compare_torch: bool
 ) -> None:
     inputs = jax.block_until_ready(make_inputs(size, results.block_size))
-    ours = list(cases(inputs, results.block_size, implementations))
-    peers = list(kernels_peers.numpy_cases(size)) if results.platform == "cpu" else []
+    ours = list(operations(inputs, results.block_size, implementations))
+    others: list[Operation] = []
+    if results.platform == "cpu":
+        others += numpy_and_torch.numpy_operations(size)
     if compare_torch:
-        peers += kernels_peers.torch_cases(ours, size)
+        others += numpy_and_torch.torch_operations(ours, size)
     copied = {}
     for buffers in ("fresh", "donated"):
         run = copy(inputs.value, donated=buffers == "donated")
@@ -161,23 +164,25 @@ def _measure_size(
             {"size": size, "buffers": buffers, "gb_per_s": copied[buffers]}
         )
     moved = bytes_moved(size, results.block_size)
-    for case in tqdm([*ours, *peers], desc=f"{size:,}", disable=None):
-        row = _row(results, case, size, moved[case.operation], copied[case.buffers])
-        results.rows.append(row)
+    for each in tqdm([*ours, *others], desc=f"{size:,}", disable=None):
+        rate = copied[each.buffers]
+        results.rows.append(_timing(results, each, size, moved[each.name], rate))
 
 
-def _row(results: Results, case: Case, size: int, moved: int, copied: float) -> Row:
-    baseline = None if case.baseline is None else case.baseline()
-    times, beside = _times(results, case.prepare(), baseline, case.wait)
+def _timing(
+    results: Results, operation: Operation, size: int, moved: int, copied: float
+) -> Timing:
+    baseline = None if operation.baseline is None else operation.baseline()
+    times, beside = _times(results, operation.prepare(), baseline, operation.wait)
     seconds = statistics.median(times)
     rate = moved / seconds / 1e9
-    name = ADAM if case.operation.startswith("step") else "elementwise"
+    name = ADAM if operation.name.startswith("step") else "elementwise"
     ratios = [a / b for a, b in zip(times, beside, strict=True)] if beside else []
-    return Row(
-        operation=case.operation,
-        buffers=case.buffers,
+    return Timing(
+        operation=operation.name,
+        buffers=operation.buffers,
         size=size,
-        implementation=case.implementation,
+        implementation=operation.implementation,
         milliseconds=1e3 * seconds,
         bytes=moved,
         gb_per_s=rate,
@@ -230,16 +235,6 @@ def _free_bytes(device: Any) -> int:
     if device.platform != "cpu":
         stats = device.memory_stats()
         return stats["bytes_limit"] - stats["bytes_in_use"]
-    return 1024 * int(_field("/proc/meminfo", "MemAvailable").split()[0])
-
-
-def _processor() -> str:
-    return _field("/proc/cpuinfo", "model name") or platform.machine()
-
-
-def _field(file: str, name: str) -> str:
-    for line in Path(file).read_text(encoding="utf-8").splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == name:
-            return value.strip()
-    return ""
+    lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
+    available = next(line for line in lines if line.startswith("MemAvailable:"))
+    return 1024 * int(available.split()[1])

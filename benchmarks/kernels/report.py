@@ -10,10 +10,12 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib import ticker
 
+from benchmarks.page import table
+
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from benchmarks.kernels.measure import Results, Row
+    from benchmarks.kernels.measure import Results, Timing
 
 HEADS = (
     "operation",
@@ -29,11 +31,11 @@ HEADS = (
 )
 
 
-def table(results: Results) -> str:
-    """The rows as Markdown, under what they were measured on.
+def text(results: Results) -> str:
+    """The measurements as Markdown, under the machine that they were taken on.
 
     Args:
-      results: of the measurement.
+      results: The measurements.
 
     Returns:
       The lines.
@@ -44,19 +46,21 @@ def table(results: Results) -> str:
         f"{where}; JAX {results.jax}; {results.block_size} values a scale; medians of "
         f"{results.repeats}, {results.calls} calls timed together",
         "",
-        "| a copy's buffers | size | GB/s |",
-        "|---|---|---|",
+        table(
+            ("a copy's buffers", "size", "GB/s"),
+            [
+                (copy["buffers"], f"{copy['size']:,}", f"{copy['gb_per_s']:.1f}")
+                for copy in results.copies
+            ],
+        ),
+        "",
+        table(HEADS, map(_cells, results.rows)),
     ]
-    lines += [
-        f"| {copy['buffers']} | {copy['size']:,} | {copy['gb_per_s']:.1f} |"
-        for copy in results.copies
-    ]
-    lines += ["", f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
-    return "\n".join([*lines, *map(_line, results.rows)])
+    return "\n".join(lines)
 
 
-def _line(row: Row) -> str:
-    cells = (
+def _cells(row: Timing) -> tuple[str, ...]:
+    return (
         row.operation,
         row.buffers,
         f"{row.size:,}",
@@ -68,15 +72,14 @@ def _line(row: Row) -> str:
         "" if row.ratio is None else f"{row.ratio:.2f}",
         row.baseline or "",
     )
-    return f"| {' | '.join(cells)} |"
 
 
 def write_json(file: Path, results: Results) -> None:
     """Writes everything that was measured.
 
     Args:
-      file: Where to.
-      results: of the measurement.
+      file: The JSON.
+      results: The measurements.
     """
     text = json.dumps(dataclasses.asdict(results), indent=1, ensure_ascii=False)
     file.write_text(text + "\n", encoding="utf-8")
@@ -86,8 +89,8 @@ def write_picture(file: Path, results: Results) -> None:
     """Draws bytes a second against size, an operation a panel, under the copy's.
 
     Args:
-      file: Where to, a PNG.
-      results: of the measurement.
+      file: The PNG.
+      results: The measurements.
     """
     mpl.use("Agg")
     operations = list(dict.fromkeys(row.operation for row in results.rows))

@@ -2,7 +2,8 @@
 
 import tyro
 
-from benchmarks.network.command import Config, main
+from benchmarks.network.command import main
+from benchmarks.network.config import Config
 
 if __name__ == "__main__":
     main(tyro.cli(Config, prog="python -m benchmarks.network"))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import re
 import shutil
 import signal
@@ -46,8 +45,8 @@ class Host(NamedTuple):
     """One host.
 
     Attributes:
-      name: of its namespace, and what it calls itself.
-      address: its IPv4 address on the bridge.
+      name: Name of its namespace and of itself.
+      address: Its IPv4 address on the bridge.
     """
 
     name: str
@@ -87,7 +86,7 @@ def bits_per_second(rate: str) -> float:
 
 
 def missing() -> str | None:
-    """What keeps this machine from having hosts, in one sentence; None if nothing."""
+    """The sentence on why this machine cannot have hosts; None where it can."""
     if os.geteuid():
         return "Network namespaces are made by root: run it as root."
     programs = {"ip": "iproute2", "tc": "iproute2"}
@@ -112,7 +111,7 @@ def joined(count: int) -> Iterator[tuple[Host, ...]]:
     """Hosts on a bridge, their links not limited yet; taken down at the end.
 
     Args:
-      count: How many.
+      count: Their number.
 
     Yields:
       The hosts.
@@ -152,8 +151,8 @@ def limit(hosts: Sequence[Host], rate: str) -> None:
     """Sets the rate at which each host sends.
 
     Args:
-      hosts: Which.
-      rate: As `bits_per_second` reads it.
+      hosts: The hosts.
+      rate: A rate for `bits_per_second`.
 
     Raises:
       ValueError: If it is not a rate.
@@ -169,10 +168,10 @@ def limit(hosts: Sequence[Host], rate: str) -> None:
 
 
 def sent(hosts: Sequence[Host]) -> list[tuple[int, int]]:
-    """What each host has sent since its link was limited.
+    """The bytes that each host has sent since its link was limited.
 
     Args:
-      hosts: Which.
+      hosts: The hosts.
 
     Returns:
       Of each the interface's `tx_bytes`, which counts the headers of a large segment
@@ -193,20 +192,12 @@ def sent(hosts: Sequence[Host]) -> list[tuple[int, int]]:
 
 
 def described() -> dict[str, Any]:
-    """How hosts and links are set up."""
+    """The settings of hosts and links."""
     return {
         "queue": f"tbf, burst {BURST}, limit {LIMIT}",
         "settings": SYSCTLS,
         "cores": len(os.sched_getaffinity(0)),
     }
-
-
-def processor() -> str:
-    """The name of the CPU."""
-    for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def remove_leftovers() -> list[str]:

@@ -28,9 +28,9 @@ class Processes(NamedTuple):
     """The running processes.
 
     Attributes:
-      hosts: on which they run.
-      running: the processes, in the hosts' order.
-      logs: files of what they print.
+      hosts: The hosts on which they run.
+      running: The processes, in the hosts' order.
+      logs: Files of what they print.
     """
 
     hosts: tuple[Host, ...]
@@ -95,9 +95,9 @@ def started(
     """A process on each host, killed at the end.
 
     Args:
-      hosts: Where.
+      hosts: The hosts.
       argv: Python's arguments; the host's number is added.
-      folder: Where what they print goes.
+      folder: The folder for what they print.
 
     Yields:
       The processes.

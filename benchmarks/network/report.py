@@ -12,7 +12,8 @@ from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 
 from benchmarks.network.hosts import bits_per_second
-from benchmarks.network.rows import BASELINES, Results, Row, speed_up
+from benchmarks.network.results import BASELINES, Measurement, Results, speed_up
+from benchmarks.page import table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +29,7 @@ def tables(results: Results) -> str:
     """Two tables as Markdown: training steps, and exchanges by themselves.
 
     Args:
-      results: Of the measurement.
+      results: The measurements.
 
     Returns:
       The lines.
@@ -54,18 +55,19 @@ def tables(results: Results) -> str:
             "sent / counted",
             "with headers",
         ]
-        lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-        lines += [_line(row, results.rows, len(names)) for row in rows]
-        parts.append("\n".join(lines))
+        lines = [_cells(row, results.rows, len(names)) for row in rows]
+        parts.append(table(columns, lines))
     return "\n\n".join(parts)
 
 
-def _line(row: Row, rows: Sequence[Row], names: int) -> str:
+def _cells(
+    row: Measurement, rows: Sequence[Measurement], names: int
+) -> tuple[str, ...]:
     # Exchanges by themselves: pmean computes nothing of its own.
     forms = (False, True) if row.kind == "step" else (False,)
     ratios = [speed_up(row, rows, equal_computation=form) for form in forms]
     first, third = row.quartiles
-    cells = (
+    return (
         str(row.hosts) if row.devices == 1 else f"{row.hosts} of {row.devices} devices",
         row.rate,
         *(row.name, row.stage or "")[:names],
@@ -79,19 +81,18 @@ def _line(row: Row, rows: Sequence[Row], names: int) -> str:
         f"{row.overhead:.3f}",
         f"{row.packet_overhead:.3f}",
     )
-    return f"| {' | '.join(cells)} |"
 
 
 def write_json(file: Path, results: Results) -> None:
-    """Writes everything that was measured, and what follows from it.
+    """Writes all measurements, and the numbers that follow from them.
 
     Args:
-      file: Where to.
-      results: Of the measurement.
+      file: The JSON.
+      results: The measurements.
     """
     stored = dataclasses.asdict(results)
-    for held, row in zip(stored["rows"], results.rows, strict=True):
-        held |= {
+    for written, row in zip(stored["rows"], results.rows, strict=True):
+        written |= {
             "median": row.median,
             "quartiles": row.quartiles,
             "wire_seconds": row.wire_seconds,
@@ -104,36 +105,49 @@ def write_json(file: Path, results: Results) -> None:
     file.write_text(text + "\n", encoding="utf-8")
 
 
-def read_rows(file: Path, results: Results) -> list[Row]:
-    """Reads the rows of an earlier run.
+def read_results(file: Path) -> Results:
+    """Reads the results of an earlier run.
 
     Args:
-      file: Where `write_json` wrote them.
-      results: Of this run, with the same settings on the same machine.
+      file: The JSON, by `write_json`.
 
     Returns:
-      The rows.
-
-    Raises:
-      SystemExit: If they are of other settings or another machine.
+      The results.
     """
     stored = json.loads(file.read_text(encoding="utf-8"))
+    names = [each.name for each in dataclasses.fields(Measurement)]
+    rows = [
+        Measurement(**{name: row[name] for name in names}) for row in stored["rows"]
+    ]
+    return Results(**(stored | {"rows": rows}))
+
+
+def check_same(file: Path, earlier: Results, results: Results) -> None:
+    """Refuses to add to the results of other settings or of another machine.
+
+    Args:
+      file: The JSON of the earlier run.
+      earlier: Its results.
+      results: Those of this run.
+
+    Raises:
+      SystemExit: They differ.
+    """
     for name in ("settings", "network", "processor", "jax"):
-        if stored[name] != getattr(results, name):
+        old, new = getattr(earlier, name), getattr(results, name)
+        if old != new:
             raise SystemExit(
-                f"{file} has rows with {name} {stored[name]}, not "
-                f"{getattr(results, name)}: remove it, or choose another --json."
+                f"{file} has rows with {name} {old}, not {new}: remove it, or choose "
+                "another --json."
             )
-    names = [each.name for each in dataclasses.fields(Row)]
-    return [Row(**{name: row[name] for name in names}) for row in stored["rows"]]
 
 
 def write_picture(file: Path, results: Results) -> None:
     """Draws seconds and their bounds, a panel a host count and kind.
 
     Args:
-      file: Where to, a PNG.
-      results: Of the measurement.
+      file: The PNG.
+      results: The measurements.
     """
     mpl.use("Agg")
     places = sorted({(row.hosts, row.devices) for row in results.rows})
@@ -169,7 +183,7 @@ def write_picture(file: Path, results: Results) -> None:
     plt.close(figure)
 
 
-def _points(axes: Axes, rows: Sequence[Row], colours: dict[str, str]) -> None:
+def _points(axes: Axes, rows: Sequence[Measurement], colours: dict[str, str]) -> None:
     for place, row in enumerate(rows):
         first, third = row.quartiles
         colour = colours[row.rate]

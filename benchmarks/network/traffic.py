@@ -1,4 +1,4 @@
-"""A program's collectives: what of them leaves a host, and a program of them alone."""
+"""A program's collectives: their bytes between hosts, and a program of them alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
+
+from train.core.mesh import AXIS, DEVICE, HOST
+from train.plan.cluster import link_load
+from train.plan.transfers import Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,57 +33,60 @@ DTYPES = {
 """From HLO's names."""
 
 
-def leaves_host(each: Collective, hosts: int) -> bool:
-    """Whether a collective is one between hosts."""
-    return hosts > 1 and each.group_size > 1 and each.axes != ("device",)
+def between_hosts(collectives: Sequence[Collective], hosts: int) -> list[Collective]:
+    """Those of a program's collectives that send from host to host."""
+    return [
+        c for c in collectives if hosts > 1 and c.group_size > 1 and c.axes != (DEVICE,)
+    ]
 
 
-def host_bytes(found: Sequence[Collective], hosts: int, devices: int) -> int:
+def host_bytes(collectives: Sequence[Collective], hosts: int, devices: int) -> int:
     """The bytes that leave a host.
 
-    A host's devices stand side by side in the rings, so that of a ring over all of
-    them one edge leaves a host.
-
     Args:
-      found: A program's collectives, of one stage.
-      hosts: How many.
-      devices: Of each.
+      collectives: A program's, of one stage.
+      hosts: Hosts.
+      devices: Devices of each.
 
     Returns:
       Bytes of all devices of a host together, to other hosts.
+
+    Raises:
+      NotImplementedError: The groups of a collective are not those of the mesh's axes.
     """
+    # Hosts of one device each are the workers of a mesh of one axis.
+    names = {AXIS: HOST, HOST: HOST, DEVICE: DEVICE}
     total = 0
-    for each in found:
-        if not leaves_host(each, hosts):
-            continue
-        edges = float(devices)
-        if devices > 1 and each.group_size == hosts * devices:
-            others = (hosts - 1) * devices / (hosts * devices - 1)
-            edges = devices * others if each.op == "all-to-all" else 1.0
-        total += round(each.sent_bytes * edges)
+    for each in collectives:
+        if each.axes is None:
+            raise NotImplementedError(f"cannot tell which hosts the {each.op} joins")
+        axes = tuple(names[axis] for axis in each.axes)
+        payload = each.bytes * each.times
+        load = link_load(Transfer(each.op, payload, axes), hosts, devices)
+        total += round(load.host_bytes)
     return total
 
 
 def collectives_alone(
-    found: Sequence[Collective], mesh: jax.sharding.Mesh
+    collectives: Sequence[Collective], mesh: jax.sharding.Mesh
 ) -> tuple[Any, list[Array]]:
     """A program of a program's collectives, one after another.
 
     Args:
-      found: The collectives, of one stage.
-      mesh: That they are of.
+      collectives: The program's, of one stage.
+      mesh: Their mesh.
 
     Returns:
-      A jitted function from donated buffers to buffers like them and to what shows
-      that it is done; and the first buffers, zeros.
+      A jitted function from donated buffers to buffers like them and a value that
+      depends on all collectives; and the first buffers, zeros.
 
     Raises:
-      NotImplementedError: If there is a collective that is not known here.
+      NotImplementedError: A collective is unknown.
     """
     split = PartitionSpec(mesh.axis_names)
     sharding = NamedSharding(mesh, split)
     calls, buffers = [], []
-    for each in found:
+    for each in collectives:
         if each.op not in _OPERATIONS or each.dtype not in DTYPES or not each.axes:
             raise NotImplementedError(f"cannot run the {each.dtype} {each.op} alone")
         dtype = jnp.dtype(DTYPES[each.dtype])

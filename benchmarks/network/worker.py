@@ -1,10 +1,10 @@
-"""What `benchmarks.network` runs on each host: training steps and exchanges.
+"""The process of `benchmarks.network` on each host: training steps and exchanges.
 
 It reads requests from its standard input and writes a reply to each, in lines of JSON:
 
-- `prepare` compiles a case: a training step of an optimizer in one stage, or an
+- `prepare` compiles a workload: a training step of an optimizer in one stage, or an
   exchange by itself. The reply has the bytes that leave a host.
-- `measure` runs the case, or only its collectives, once unmeasured and then as often
+- `measure` runs it, or only its collectives, once unmeasured and then as often
   as it is told. The reply has the seconds of each time.
 """
 
@@ -17,7 +17,7 @@ import operator
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 import onebit_jax
-from benchmarks.network.traffic import collectives_alone, host_bytes, leaves_host
+from benchmarks.network.traffic import between_hosts, collectives_alone, host_bytes
 from models import SIZES, PreTrainingBatch
 from train.bert.objective import init_params, training_loss
 from train.core.exchange import make_exchange
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from train.core.mesh import Topology
+    from train.plan.config import CompressedName
 
 PREDICTED = 0.15
 """Share of a sequence's tokens that are predicted."""
@@ -48,7 +49,7 @@ LEARNING_RATE = 1e-4
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What all cases have in common.
+    """Settings of all workloads.
 
     Attributes:
       coordinator: address and port of host 0.
@@ -71,13 +72,13 @@ class Settings:
     topology: Topology
 
 
-class Case(NamedTuple):
-    """What is measured.
+class Prepared(NamedTuple):
+    """A workload that is ready to be measured.
 
     Attributes:
-      call: does it once.
-      alone: runs its collectives between hosts alone once.
-      sent_bytes: that leave a host each time.
+      call: Runs it once.
+      alone: Runs its collectives between hosts alone once.
+      sent_bytes: Bytes that leave a host each time.
     """
 
     call: Callable[[], Any]
@@ -107,9 +108,13 @@ def local_batch(settings: Settings, index: int) -> PreTrainingBatch:
     )
 
 
-def step_case(
-    settings: Settings, mesh: Mesh, optimizer: Any, exchange: str, stage: str | None
-) -> Case:
+def prepare_step(
+    settings: Settings,
+    mesh: Mesh,
+    optimizer: Any,
+    exchange: CompressedName,
+    stage: str | None,
+) -> Prepared:
     """A training step of one optimizer in one stage, in place."""
     model = dataclasses.replace(SIZES[settings.model], dropout=0.0)
     tx = make_optimizer(
@@ -128,25 +133,26 @@ def step_case(
     )
     static = {} if stage is None else {"stage": stage}
     arguments = batch, np.uint32(0)
-    held = run.init(init_params(model, 0))
-    step = run.step.lower(*held, *arguments, **static).compile()
+    carried = run.init(init_params(model, 0))
+    step = run.step.lower(*carried, *arguments, **static).compile()
 
     def call() -> Any:
-        nonlocal held
-        *held, loss = step(*held, *arguments)
+        nonlocal carried
+        *carried, loss = step(*carried, *arguments)
         return loss
 
-    return _case(settings, mesh, step, call)
+    return _prepare(settings, mesh, step, call)
 
 
-def exchange_case(settings: Settings, mesh: Mesh, name: str) -> Case:
+def prepare_exchange(
+    settings: Settings, mesh: Mesh, name: Literal["pmean"] | CompressedName
+) -> Prepared:
     """One exchange of a flat buffer by itself, in place."""
     axes = mesh.axis_names
-    exchange = {
-        "pmean": lambda: onebit_jax.exact_mean(axes),
-        "sign_mean": lambda: make_exchange(mesh, "sign_mean", settings.topology),
-        "count_mean": lambda: make_exchange(mesh, "count_mean", settings.topology),
-    }[name]()
+    if name == "pmean":
+        exchange = onebit_jax.exact_mean(axes)
+    else:
+        exchange = make_exchange(mesh, name, settings.topology)
     split = PartitionSpec(axes)
     random = np.random.default_rng(jax.process_index())
     local = random.standard_normal((settings.devices, settings.size), np.float32)
@@ -163,33 +169,34 @@ def exchange_case(settings: Settings, mesh: Mesh, name: str) -> Case:
         # As varying as what was given, in whose buffer it goes.
         return lax.pcast(agreed, axes, to="varying")[None], state
 
-    held = values, state
-    compiled = update.lower(*held).compile()
+    carried = values, state
+    compiled = update.lower(*carried).compile()
 
     def call() -> Any:
-        nonlocal held
-        held = compiled(*held)
-        return held[0]
+        nonlocal carried
+        carried = compiled(*carried)
+        return carried[0]
 
-    return _case(settings, mesh, compiled, call)
+    return _prepare(settings, mesh, compiled, call)
 
 
-def _case(
+def _prepare(
     settings: Settings,
     mesh: Mesh,
     compiled: jax.stages.Compiled,
     call: Callable[[], Any],
-) -> Case:
-    found = onebit_jax.traffic(compiled, mesh).collectives
-    between = [each for each in found if leaves_host(each, settings.hosts)]
-    program, held = collectives_alone(between, mesh)
+) -> Prepared:
+    collectives = onebit_jax.traffic(compiled, mesh).collectives
+    between = between_hosts(collectives, settings.hosts)
+    program, buffers = collectives_alone(between, mesh)
 
     def alone() -> Any:
-        nonlocal held
-        held, done = program(held)
-        return held, done
+        nonlocal buffers
+        buffers, done = program(buffers)
+        return buffers, done
 
-    return Case(call, alone, host_bytes(found, settings.hosts, settings.devices))
+    sent_bytes = host_bytes(collectives, settings.hosts, settings.devices)
+    return Prepared(call, alone, sent_bytes)
 
 
 def measure(call: Callable[[], Any], repeats: int) -> list[float]:
@@ -210,17 +217,18 @@ def main(settings: Settings, index: int) -> None:
     jax.config.update("jax_num_cpu_devices", settings.devices)
     jax.distributed.initialize(settings.coordinator, settings.hosts, index)
     mesh = make_mesh()
-    case = None
+    workload = None
     for line in sys.stdin:
         request = json.loads(line)
         if "prepare" in request:
-            case = None  # Its memory is needed.
-            make = {"step": step_case, "exchange": exchange_case}[request["prepare"]]
-            case = make(settings, mesh, **request["of"])
-            reply = {"sent_bytes": case.sent_bytes}
+            workload = None  # Its memory is needed.
+            kinds = {"step": prepare_step, "exchange": prepare_exchange}
+            prepare = kinds[request["prepare"]]
+            workload = prepare(settings, mesh, **request["arguments"])
+            reply = {"sent_bytes": workload.sent_bytes}
         else:
-            assert case, "nothing is prepared"
-            call = operator.attrgetter(request["measure"])(case)
+            assert workload, "nothing is prepared"
+            call = operator.attrgetter(request["measure"])(workload)
             reply = {"seconds": measure(call, request["repeats"])}
         print(json.dumps(reply), file=replies, flush=True)
 

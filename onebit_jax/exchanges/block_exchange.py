@@ -203,7 +203,7 @@ class BlockExchange(Exchange):
         return self._exchange(gradients, momentum, decay, state)
 
     def wire_cost(
-        self, params: optax.Params, axis_sizes: Mapping[str, int]
+        self, params: Any, axis_sizes: Mapping[str, int]
     ) -> tuple[Transfer, ...]:
         """The all-reduce of the exact leaves, and what agrees on the blocks."""
         shapes = [p.shape for p in jax.tree.leaves(params)]
@@ -267,7 +267,7 @@ class BlockExchange(Exchange):
 
 
 def exact_transfers(
-    division: Division, params: optax.Params, axes: tuple[str, ...]
+    division: Division, params: Any, axes: tuple[str, ...]
 ) -> tuple[Transfer, ...]:
     """The all-reduce of the leaves that are exchanged exactly, if there are any."""
     leaves = jax.tree.leaves(params)

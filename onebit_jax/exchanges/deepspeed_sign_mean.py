@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -139,7 +139,7 @@ class DeepSpeedSignMean(Exchange):
         )
 
     def wire_cost(
-        self, params: optax.Params, axis_sizes: Mapping[str, int]
+        self, params: Any, axis_sizes: Mapping[str, int]
     ) -> tuple[Transfer, ...]:
         """For each leaf signs there and back, and a scale a worker each time."""
         workers = self.workers(axis_sizes)

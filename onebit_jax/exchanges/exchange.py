@@ -84,7 +84,7 @@ class Exchange(_Transformation):
 
     @abc.abstractmethod
     def wire_cost(
-        self, params: optax.Params, axis_sizes: Mapping[str, int]
+        self, params: Any, axis_sizes: Mapping[str, int]
     ) -> tuple[Transfer, ...]:
         """The collectives of one update.
 
@@ -149,7 +149,7 @@ class ExactMean(Exchange):
         return jax.tree.map(lambda g: mean(g, self.axes), updates), state
 
     def wire_cost(
-        self, params: optax.Params, axis_sizes: Mapping[str, int]
+        self, params: Any, axis_sizes: Mapping[str, int]
     ) -> tuple[Transfer, ...]:
         """One all-reduce, of all leaves together."""
         del axis_sizes

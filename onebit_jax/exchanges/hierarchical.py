@@ -146,7 +146,7 @@ class _OfLeaves(_Hierarchical):
         return jax.tree.map(whole, means, updates), put_shard(state, new)
 
     def wire_cost(
-        self, params: optax.Params, axis_sizes: Mapping[str, int]
+        self, params: Any, axis_sizes: Mapping[str, int]
     ) -> tuple[Transfer, ...]:
         devices = self.devices(axis_sizes)
         shares = _shares(params, devices)
@@ -232,7 +232,7 @@ class _OfBlocks(_Hierarchical):
         return treedef.unflatten(results), self._state(error, server)
 
     def wire_cost(
-        self, params: optax.Params, axis_sizes: Mapping[str, int]
+        self, params: Any, axis_sizes: Mapping[str, int]
     ) -> tuple[Transfer, ...]:
         exchange, devices = self.exchange, self.devices(axis_sizes)
         hosts = exchange.workers(axis_sizes)
@@ -267,7 +267,7 @@ class _OfBlocks(_Hierarchical):
         )
 
 
-def _shares(params: optax.Params, devices: int) -> optax.Params:
+def _shares(params: Any, devices: int) -> Any:
     """The shapes of a device's flat shares of leaves, in float32."""
     return jax.tree.map(
         lambda p: jax.ShapeDtypeStruct((-(-p.size // devices),), jnp.float32), params

@@ -176,7 +176,7 @@ class PerShard(Exchange):
         return treedef.unflatten(means), PerShardState(states)
 
     def wire_cost(
-        self, params: optax.Params, axis_sizes: Mapping[str, int]
+        self, params: Any, axis_sizes: Mapping[str, int]
     ) -> tuple[Transfer, ...]:
         """The exchange's, of a shard of each group of leaves."""
         return tuple(

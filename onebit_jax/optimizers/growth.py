@@ -204,7 +204,7 @@ class GrowthByMeanSquares:
         return jax.tree.map(of_leaf, nu, _shares_by_leaf(nu, state.now.shares))
 
     def wire_cost(
-        self, params: optax.Params, axes: tuple[str, ...], *, all_lines: bool
+        self, params: Any, axes: tuple[str, ...], *, all_lines: bool
     ) -> tuple[Transfer, ...]:
         """The all-reduce of `update`."""
         leaves = _leaves(params)

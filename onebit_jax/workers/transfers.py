@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-Operation = Literal[
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "all-to-all",
-    "collective-broadcast",
-    "collective-permute",
-]
 
 
 class Transfer(NamedTuple):
@@ -28,7 +19,7 @@ class Transfer(NamedTuple):
       times: how many collectives share the payload.
     """
 
-    op: Operation
+    op: str
     bytes: int
     axes: tuple[str, ...]
     times: int = 1

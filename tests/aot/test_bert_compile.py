@@ -8,9 +8,9 @@ import os
 
 import pytest
 
-from benchmarks.bert.command import Config
 from benchmarks.bert.compile import compile_all
-from benchmarks.bert.kernels import BACKWARD, FORWARD, PRODUCT
+from benchmarks.bert.config import Config
+from train.plan.gpu_program import BACKWARD, FORWARD, PRODUCT
 
 if "JAX_SKIP_CUDA_CONSTRAINTS_CHECK" not in os.environ:
     pytest.skip("run by make test-aot", allow_module_level=True)

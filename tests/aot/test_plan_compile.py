@@ -12,10 +12,11 @@ import jax
 import pytest
 
 from train.bert.objective import abstract_params
-from train.plan.command import PlanConfig, cluster_of, model_of
+from train.plan.command import cluster_of, model_of
 from train.plan.compile import compile_step
+from train.plan.config import PlanConfig
 from train.plan.sizes import SIZES
-from train.plan.wire import hierarchical
+from train.plan.transfers import exchange_transfers
 
 if "JAX_SKIP_CUDA_CONSTRAINTS_CHECK" not in os.environ:
     pytest.skip("run by make test-aot", allow_module_level=True)
@@ -64,8 +65,12 @@ def between_hosts_go_packed_words(found, config):
 
 def predicted(config):
     """What a GPU sends to the same GPU of the other hosts."""
-    phases = hierarchical(model_of(config).sizes, config.wire, cluster_of(config))
-    words = sum(phase.gpu_bytes for phase in phases if phase.over == "host")
+    cluster, leaves = cluster_of(config), model_of(config).leaves
+    transfers = exchange_transfers(
+        config.exchange, leaves, cluster.axis_sizes, hierarchical=True
+    )
+    loads = cluster.loads(each for each in transfers if each.axes == ("host",))
+    words = sum(load.gpu_bytes for load in loads)
     return words + 2 * lines(config)
 
 

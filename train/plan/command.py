@@ -12,118 +12,32 @@ it holds and sends.
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import jax
+import jax.numpy as jnp
 import tyro
 
 from train.bert.objective import abstract_params
 from train.core.errors import InputError, writable
-from train.plan.compile import check_compiler, compile_step, describe
-from train.plan.model import Load, Model, bert_flops, dense_flops, load
-from train.plan.report import GIGABIT, make_plan, milliseconds, table, to_json, verdict
+from train.plan.cluster import GIGABIT, GpuCluster
+from train.plan.compile import compile_step, describe
+from train.plan.config import PlanConfig, check
+from train.plan.model import Model, bert_flops, dense_flops, gpu_work
+from train.plan.report import make_plan, milliseconds, table, to_json, verdict
 from train.plan.sizes import SIZES
 from train.plan.targets import GPUS
-from train.plan.wire import Cluster, lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-GpuName = Literal["v100", "a100", "h100", "h200", "l40s", "rtx4090"]
+    from train.plan.model import GpuWork
 
 HELD_BYTES = 20
 """Of a parameter on its GPU: itself, gradient, momentum, variance and worker error."""
 
 SHORT = 5e-3
 """Seconds of a micro-batch under which its kernels' starts are not small beside it."""
-
-
-@dataclass(frozen=True)
-class PlanConfig:
-    """Predicts what 1-bit Adam gains on a cluster."""
-
-    rate: float
-    """Gbit/s that a host sends to others, all its network cards together."""
-    rate_is: Literal["measured", "nominal"] = "nominal"
-    """Whether --rate was measured (iperf between two hosts) or is the nominal one."""
-    model: str = "large"
-    """A BERT by name (tiny, mini, small, medium, base, large, 7b), or a number of
-    parameters, as 1.5e9."""
-    hosts: int = 8
-    """Hosts."""
-    gpus: int = 8
-    """GPUs a host."""
-    gpu: GpuName = "h200"
-    """What the GPUs are."""
-    inside_rate: float | None = None
-    """Gbit/s that a GPU sends to others of its host; default: 80 % of its NVLink's, or
-    PCIe's, nominal rate."""
-    latency_us: float = 20.0
-    """Microseconds of a message between hosts, beside its bytes."""
-    batch: int = 16
-    """Sequences a GPU and micro-batch."""
-    accumulate: int = 1
-    """Micro-batches a step."""
-    seq: int = 128
-    """Tokens a sequence."""
-    compute_ms: float | None = None
-    """Measured milliseconds of a micro-batch's forward and backward pass; default: from
-    the GPU's FLOP/s."""
-    optimizer_ms: float | None = None
-    """Measured milliseconds of Adam's update; default: from the GPU's memory."""
-    overlap: float = 0.0
-    """Share of the last backward pass behind which an exact exchange hides."""
-    remat: bool = False
-    """Recompute the layers in the backward pass, for less memory."""
-    warmup: float = 0.15
-    """Share of the steps before the freeze."""
-    warmup_gradients: Literal["float32", "bfloat16"] = "float32"
-    """What 1-bit Adam's warm-up exchanges; train.pretrain's is float32."""
-    compile: bool = False
-    """Compile the whole training step for these GPUs, without any, and say what it
-    holds and sends."""
-    topology: Literal["auto", "flat", "hierarchical"] = "auto"
-    """What is compiled: hierarchical where hosts have several GPUs, else flat."""
-    wire: Literal["signs", "counts"] = "signs"
-    """What is compiled: the exchange of signs or of counts."""
-    fsdp: bool = False
-    """What is compiled: parameters, moments and errors sharded over the GPUs of a host,
-    each shard compressed between hosts."""
-    json: Path | None = None
-    """Where all numbers go."""
-
-
-def check(config: PlanConfig) -> None:
-    """Refuses what no cluster has.
-
-    Raises:
-      InputError: A flag's value is out of its range.
-    """
-    for name in ("hosts", "gpus", "batch", "accumulate", "seq"):
-        if getattr(config, name) < 1:
-            raise InputError(f"--{name} must be at least 1.")
-    for name in ("rate", "inside_rate", "compute_ms", "optimizer_ms"):
-        value = getattr(config, name)
-        if value is not None and not 0 < value < math.inf:
-            flag = name.replace("_", "-")
-            raise InputError(f"--{flag} must be a positive number, not {value}.")
-    if not 0 <= config.latency_us < math.inf:
-        raise InputError(f"--latency-us must not be negative, got {config.latency_us}.")
-    if config.compile:
-        check_compiler(config)
-    else:
-        for name in ("topology", "wire", "fsdp"):
-            if getattr(config, name) != getattr(PlanConfig(rate=1), name):
-                raise InputError(
-                    f"--{name} chooses what is compiled; add --compile, or leave it "
-                    "out: the table has every form."
-                )
-    for name in ("warmup", "overlap"):
-        if not 0 <= getattr(config, name) <= 1:
-            raise InputError(f"--{name} is a share, from 0 to 1.")
 
 
 def model_of(config: PlanConfig) -> Model:
@@ -139,11 +53,9 @@ def model_of(config: PlanConfig) -> Model:
                 f"--seq must be at most {sizes.max_positions}, the positions of BERT "
                 f"{config.model}."
             )
-        leaves = jax.tree.leaves(abstract_params(sizes))
-        lines = sum(lines_of(leaf.shape) for leaf in leaves)
+        leaves = tuple(jax.tree.leaves(abstract_params(sizes)))
         flops = bert_flops(sizes, config.seq, remat=config.remat)
-        own = tuple(leaf.size for leaf in leaves)
-        return Model(f"BERT {config.model}", own, flops, lines)
+        return Model(f"BERT {config.model}", leaves, flops)
     try:
         parameters = round(float(config.model))
     except (ValueError, OverflowError):
@@ -154,13 +66,14 @@ def model_of(config: PlanConfig) -> Model:
             f"{config.model}."
         )
     flops = dense_flops(parameters, config.seq) * (4 / 3 if config.remat else 1)
-    return Model(f"{parameters:,} parameters", (parameters,), flops)
+    leaf = jax.ShapeDtypeStruct((parameters,), jnp.float32)
+    return Model(f"{parameters:,} parameters", (leaf,), flops)
 
 
-def cluster_of(config: PlanConfig) -> Cluster:
+def cluster_of(config: PlanConfig) -> GpuCluster:
     """The cluster that the flags describe."""
     inside = config.inside_rate
-    return Cluster(
+    return GpuCluster(
         config.hosts,
         config.gpus,
         config.rate * GIGABIT,
@@ -169,10 +82,10 @@ def cluster_of(config: PlanConfig) -> Cluster:
     )
 
 
-def load_of(config: PlanConfig, model: Model) -> Load:
-    """What a GPU computes, measured where it was."""
+def work_of(config: PlanConfig, model: Model) -> GpuWork:
+    """A GPU's work, from the measured times where they are given."""
     gpu = GPUS[config.gpu]
-    found = load(
+    work = gpu_work(
         model,
         batch=config.batch,
         accumulate=config.accumulate,
@@ -181,14 +94,16 @@ def load_of(config: PlanConfig, model: Model) -> Load:
         overlap=config.overlap,
     )
     if config.compute_ms is not None:
-        found = found._replace(micro_batch=config.compute_ms / 1e3)
+        work = work._replace(micro_batch=config.compute_ms / 1e3)
     if config.optimizer_ms is not None:
-        found = found._replace(adam=config.optimizer_ms / 1e3)
-    return found
+        work = work._replace(adam=config.optimizer_ms / 1e3)
+    return work
 
 
-def heading(config: PlanConfig, model: Model, cluster: Cluster, work: Load) -> str:
-    """What the answer is given for."""
+def heading(
+    config: PlanConfig, model: Model, cluster: GpuCluster, work: GpuWork
+) -> str:
+    """The model, the cluster and the work, as sentences above the table."""
     gpu, measured = GPUS[config.gpu], config.compute_ms is not None
     lines = [
         f"{model.name} ({model.parameters:,} parameters), {config.seq} tokens, batch "
@@ -235,7 +150,7 @@ def run(config: PlanConfig) -> None:
         with writable(config.json, "--json"):  # not only after minutes of compiling
             config.json.open("a").close()
     model, cluster = model_of(config), cluster_of(config)
-    work = load_of(config, model)
+    work = work_of(config, model)
     plan = make_plan(
         model,
         work,

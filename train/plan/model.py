@@ -1,19 +1,26 @@
 """What a training step costs on a cluster, with each optimizer: formulas.
 
 A step is computation, then an exchange, then the update; nothing overlaps but what
-`Load.overlap` says. Every time is bytes by a stated rate or operations by a stated
+`GpuWork.overlap` says. Every time is bytes by a stated rate or operations by a stated
 rate; nothing is fitted.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
-from train.plan import wire as plan_wire
+import jax
+import jax.numpy as jnp
+
+from train.plan.config import CompressedName
+from train.plan.transfers import exchange_transfers, growth_transfers
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from models import BertConfig
-    from train.plan.wire import Cluster, Phase
+    from train.plan.cluster import GpuCluster, LinkLoad
+    from train.plan.transfers import Transfer
 
 ADAM_BYTES = 28.0
 """Bytes a parameter that Adam moves in memory: the parameter, both moments and the
@@ -24,28 +31,31 @@ MASKED_SHARE = 0.15
 
 
 class Model(NamedTuple):
-    """What is trained.
+    """A model that is trained.
 
     Attributes:
       name: Its name.
-      sizes: Parameters of each leaf.
+      leaves: Shapes and dtypes of its parameters.
       flops: FLOP of one sequence, forward and backward.
-      lines: Rows and columns of its matrices, where they are known.
     """
 
     name: str
-    sizes: tuple[int, ...]
+    leaves: tuple[jax.ShapeDtypeStruct, ...]
     flops: float
-    lines: int = 0
 
     @property
     def parameters(self) -> int:
         """Their number, d."""
-        return sum(self.sizes)
+        return sum(leaf.size for leaf in self.leaves)
+
+    def gradients(self, itemsize: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Its gradients, of 4 or 2 bytes a value."""
+        dtype = {4: jnp.float32, 2: jnp.bfloat16}[itemsize]
+        return tuple(jax.ShapeDtypeStruct(x.shape, dtype) for x in self.leaves)
 
 
-class Load(NamedTuple):
-    """What a GPU does in a step beside exchanging.
+class GpuWork(NamedTuple):
+    """A GPU's work in a step beside exchanging.
 
     Attributes:
       micro_batch: Seconds of the forward and backward pass of one micro-batch.
@@ -72,7 +82,7 @@ class Step(NamedTuple):
       exchange: Seconds of the network that nothing hides.
       gpu_bytes: Bytes that a GPU sends.
       host_bytes: Bytes that a host sends to others.
-      phases: The collectives.
+      loads: The collectives.
     """
 
     compute: float
@@ -80,7 +90,7 @@ class Step(NamedTuple):
     exchange: float
     gpu_bytes: float
     host_bytes: float
-    phases: tuple[Phase, ...]
+    loads: tuple[LinkLoad, ...]
 
     @property
     def seconds(self) -> float:
@@ -168,7 +178,7 @@ def compression_bytes(workers: int, shards: int = 1) -> float:
     return laid_out + (12.1 + 1 / 8 + 8.1 / workers) / shards + 20.1
 
 
-def load(
+def gpu_work(
     model: Model,
     *,
     batch: int,
@@ -176,21 +186,21 @@ def load(
     flops: float,
     memory_rate: float,
     overlap: float = 0.0,
-) -> Load:
-    """A GPU's load from the rates of its arithmetic and its memory.
+) -> GpuWork:
+    """A GPU's work from the rates of its arithmetic and its memory.
 
     Args:
-      model: What is trained.
+      model: The model.
       batch: Sequences of a micro-batch.
       accumulate: Micro-batches a step.
       flops: FLOP/s.
       memory_rate: Bytes a second.
-      overlap: As in `Load`.
+      overlap: As in `GpuWork`.
 
     Returns:
       batch · FLOP / flops, and 28 d / memory_rate for the update.
     """
-    return Load(
+    return GpuWork(
         batch * model.flops / flops,
         accumulate,
         ADAM_BYTES * model.parameters / memory_rate,
@@ -199,69 +209,87 @@ def load(
     )
 
 
-def arms(
-    model: Model, work: Load, cluster: Cluster, *, warmup_itemsize: int = 4
-) -> list[Arm]:
-    """All optimizers that there are for a cluster.
-
-    Args:
-      model: What is trained.
-      work: What a GPU computes.
-      cluster: Where.
-      warmup_itemsize: Bytes of a gradient's value that 1-bit Adam's warm-up exchanges.
-
-    Returns:
-      Adam with gradients of 4 and 2 bytes, then 1-bit Adam, flat, and hierarchical
-      where there are several hosts of several GPUs; with signs and with counts.
-    """
-    n = cluster.hosts * cluster.gpus
-    powers = plan_wire.powers(model.sizes, model.lines, cluster)
-    some = plan_wire.powers(
-        model.sizes, -(-model.lines // plan_wire.LINES_PERIOD), cluster
-    )
-
-    def exact_step(itemsize: int, *more: Phase) -> Step:
-        phases = (*plan_wire.exact(model.sizes, itemsize, cluster), *more)
-        return _step(work, work.adam, phases, cluster, hides=True)
-
-    def arm(name: str, phases: tuple[Phase, ...], workers: int, shards: int) -> Arm:
-        more = compression_bytes(workers, shards) - ADAM_BYTES
-        update = work.adam + more * model.parameters / work.memory_rate
-        compressed = _step(work, update, (*phases, some), cluster, hides=False)
-        return Arm(name, exact_step(warmup_itemsize, powers), compressed)
-
-    found = [Arm(name, exact_step(b), exact_step(b)) for name, b in BASELINES.items()]
-    for wire in ("signs", "counts"):
-        phases = plan_wire.flat(model.sizes, wire, cluster)
-        found.append(arm(f"1-bit Adam, flat, {wire}", phases, n, 1))
-    if cluster.hosts > 1 and cluster.gpus > 1:
-        for wire in ("signs", "counts"):
-            phases = plan_wire.hierarchical(model.sizes, wire, cluster)
-            name = f"1-bit Adam, hierarchical, {wire}"
-            found.append(arm(name, phases, cluster.hosts, cluster.gpus))
-    return found
-
-
 BASELINES = {"Adam, float32 gradients": 4, "Adam, bfloat16 gradients": 2}
 """Plain Adam's arms, with the bytes of a gradient's value."""
 
 
-def _step(
-    work: Load,
-    update: float,
-    phases: tuple[Phase, ...],
-    cluster: Cluster,
-    *,
-    hides: bool,
+def arms(
+    model: Model, work: GpuWork, cluster: GpuCluster, *, warmup_itemsize: int = 4
+) -> list[Arm]:
+    """All optimizers that there are for a cluster.
+
+    Args:
+      model: The model.
+      work: What a GPU computes.
+      cluster: Hosts and links.
+      warmup_itemsize: Bytes of a gradient's value that 1-bit Adam's warm-up exchanges.
+
+    Returns:
+      Adam with gradients of 4 and 2 bytes, then 1-bit Adam, flat, and hierarchical
+      where there are several hosts of several GPUs; with `sign_mean` and `count_mean`.
+    """
+    adams = []
+    for name, itemsize in BASELINES.items():
+        step = _exact_step(model, work, cluster, itemsize)
+        adams.append(Arm(name, step, step))
+    power = growth_transfers(model.leaves, cluster.axis_sizes, compressed=False)
+    warmup = _exact_step(model, work, cluster, warmup_itemsize, power)
+    several = cluster.hosts > 1 and cluster.gpus > 1
+    onebit = [
+        Arm(
+            f"1-bit Adam, {'hierarchical' if hierarchical else 'flat'}, {exchange}",
+            warmup,
+            _compressed_step(model, work, cluster, exchange, hierarchical),
+        )
+        for hierarchical in ((False, True) if several else (False,))
+        for exchange in get_args(CompressedName)
+    ]
+    return adams + onebit
+
+
+def _exact_step(
+    model: Model,
+    work: GpuWork,
+    cluster: GpuCluster,
+    itemsize: int,
+    others: Iterable[Transfer] = (),
 ) -> Step:
-    exchange = sum(phase.seconds(cluster) for phase in phases)
-    if hides:
-        exchange = max(0.0, exchange - work.overlap * 2 / 3 * work.micro_batch)
+    gradients = model.gradients(itemsize)
+    mean = exchange_transfers("exact_mean", gradients, cluster.axis_sizes)
+    hidden = work.overlap * 2 / 3 * work.micro_batch
+    return _step(work, work.adam, (*mean, *others), cluster, hidden)
+
+
+def _compressed_step(
+    model: Model,
+    work: GpuWork,
+    cluster: GpuCluster,
+    exchange: CompressedName,
+    hierarchical: bool,
+) -> Step:
+    transfers = exchange_transfers(
+        exchange, model.leaves, cluster.axis_sizes, hierarchical=hierarchical
+    )
+    power = growth_transfers(model.leaves, cluster.axis_sizes, compressed=True)
+    workers = cluster.hosts * (1 if hierarchical else cluster.gpus)
+    moved = compression_bytes(workers, cluster.gpus if hierarchical else 1)
+    more = (moved - ADAM_BYTES) * model.parameters / work.memory_rate
+    return _step(work, work.adam + more, (*transfers, *power), cluster)
+
+
+def _step(
+    work: GpuWork,
+    update: float,
+    transfers: Iterable[Transfer],
+    cluster: GpuCluster,
+    hidden: float = 0.0,
+) -> Step:
+    loads = cluster.loads(transfers)
     return Step(
         work.accumulate * work.micro_batch,
         update,
-        exchange,
-        sum(phase.gpu_bytes for phase in phases),
-        sum(phase.host_bytes for phase in phases),
-        phases,
+        max(0.0, sum(map(cluster.seconds, loads)) - hidden),
+        sum(load.gpu_bytes for load in loads),
+        sum(load.host_bytes for load in loads),
+        loads,
     )

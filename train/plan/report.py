@@ -1,21 +1,21 @@
-"""What the planner says: a table, sentences, JSON."""
+"""A plan as a table, as sentences and as JSON."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from train.plan.cluster import GIGABIT
 from train.plan.model import BASELINES, arms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from train.plan.model import Arm, Load, Model
-    from train.plan.wire import Cluster
+    from train.plan.cluster import GpuCluster, LinkLoad
+    from train.plan.model import Arm, GpuWork, Model, Step
 
 PAYS = 1.1
 """The least speed-up over a run that is worth an approximation."""
 
-GIGABIT = 1e9 / 8
 _FASTEST = 1e4 * GIGABIT
 _SLOWEST = 1e-3 * GIGABIT
 
@@ -24,17 +24,17 @@ class Plan(NamedTuple):
     """A question and its answer.
 
     Attributes:
-      model: What is trained.
-      load: What a GPU computes.
-      cluster: Where.
+      model: The model.
+      work: What a GPU computes.
+      cluster: Hosts and links.
       warmup_share: Share of the steps before the freeze.
       warmup_itemsize: Bytes of a gradient's value in these.
       arms: The optimizers.
     """
 
     model: Model
-    load: Load
-    cluster: Cluster
+    work: GpuWork
+    cluster: GpuCluster
     warmup_share: float
     warmup_itemsize: int
     arms: list[Arm]
@@ -56,20 +56,20 @@ class Plan(NamedTuple):
         return min(ours, key=lambda arm: arm.seconds(self.warmup_share))
 
     def speed_up(self, arm: Arm, over: Arm, *, whole_run: bool) -> float:
-        """How many times faster than another, after the freeze or over a whole run."""
+        """The speed-up over another arm, after the freeze or over a whole run."""
         share = self.warmup_share if whole_run else 0.0
         return over.seconds(share) / arm.seconds(share)
 
     @property
     def gain(self) -> float:
-        """What the best form gains over the faster Adam over a whole run."""
+        """The speed-up of the best form over the faster Adam over a whole run."""
         return self.speed_up(self.best, self.baseline, whole_run=True)
 
 
 def make_plan(
     model: Model,
-    load: Load,
-    cluster: Cluster,
+    work: GpuWork,
+    cluster: GpuCluster,
     *,
     warmup_share: float,
     warmup_itemsize: int,
@@ -77,17 +77,17 @@ def make_plan(
     """Predicts all optimizers for a question.
 
     Args:
-      model: What is trained.
-      load: What a GPU computes.
-      cluster: Where.
+      model: The model.
+      work: What a GPU computes.
+      cluster: Hosts and links.
       warmup_share: Share of the steps before the freeze.
       warmup_itemsize: Bytes of a gradient's value in these.
 
     Returns:
       The plan.
     """
-    found = arms(model, load, cluster, warmup_itemsize=warmup_itemsize)
-    return Plan(model, load, cluster, warmup_share, warmup_itemsize, found)
+    every = arms(model, work, cluster, warmup_itemsize=warmup_itemsize)
+    return Plan(model, work, cluster, warmup_share, warmup_itemsize, every)
 
 
 def break_even_rate(plan: Plan) -> float | None:
@@ -105,7 +105,7 @@ def break_even_rate(plan: Plan) -> float | None:
 def _at_rate(plan: Plan, rate: float) -> Plan:
     return make_plan(
         plan.model,
-        plan.load,
+        plan.work,
         plan.cluster._replace(rate=rate),
         warmup_share=plan.warmup_share,
         warmup_itemsize=plan.warmup_itemsize,
@@ -168,7 +168,7 @@ def table(plan: Plan) -> str:
 
 
 def verdict(plan: Plan) -> str:
-    """Whether it pays, why, and from which link rate on it does not."""
+    """The sentences that say whether it pays, why, and up to which link rate."""
     best, adam = plan.best, plan.baseline
     if plan.cluster.hosts * plan.cluster.gpus == 1:
         return "Compression does not pay: one GPU exchanges nothing."
@@ -208,7 +208,7 @@ def verdict(plan: Plan) -> str:
 
 
 def _ceiling(plan: Plan) -> float:
-    """What an exchange after the freeze that takes no time would gain over a run."""
+    """The speed-up over a run with an exchange after the freeze that takes no time."""
     adam, share = plan.baseline, plan.warmup_share
     rest = adam.compressed.seconds - adam.compressed.exchange
     least = share * plan.best.warmup.seconds + (1 - share) * rest
@@ -216,9 +216,9 @@ def _ceiling(plan: Plan) -> float:
 
 
 def _why(plan: Plan) -> str:
-    """What makes compression useless."""
-    adam, load = plan.baseline.compressed, plan.load
-    wait = sum(phase.rounds for phase in adam.phases) * plan.cluster.latency
+    """The reason why compression is useless."""
+    adam, work = plan.baseline.compressed, plan.work
+    wait = sum(load.rounds for load in adam.loads) * plan.cluster.latency
     share = f"{adam.network_share:.0%} of Adam's step"
     if wait > 0.5 * adam.exchange > 0:
         return (
@@ -230,10 +230,10 @@ def _why(plan: Plan) -> str:
             f"the exchange takes {share}, but the warm-up and the compression itself "
             "use up what it saves"
         )
-    alone = adam.exchange / (adam.exchange + load.micro_batch + adam.update)
-    if load.accumulate > 1 and alone > 2 * adam.network_share:
+    alone = adam.exchange / (adam.exchange + work.micro_batch + adam.update)
+    if work.accumulate > 1 and alone > 2 * adam.network_share:
         return (
-            f"{load.accumulate} micro-batches share an exchange, which is {share} "
+            f"{work.accumulate} micro-batches share an exchange, which is {share} "
             f"(without accumulation {alone:.0%})"
         )
     return (
@@ -246,16 +246,18 @@ def to_json(plan: Plan) -> dict[str, Any]:
     """All of it, in seconds and bytes."""
     full, half = plan.baselines
 
-    def step(arm: Arm, stage: str) -> dict[str, Any]:
-        found = getattr(arm, stage)
-        numbers = {k: v for k, v in found._asdict().items() if k != "phases"}
+    def of_load(load: LinkLoad) -> dict[str, Any]:
+        numbers = load._asdict()
+        transfer = numbers.pop("transfer")._asdict()
+        return transfer | numbers | {"seconds": plan.cluster.seconds(load)}
+
+    def of_step(step: Step) -> dict[str, Any]:
+        numbers = step._asdict()
+        loads = numbers.pop("loads")
         return numbers | {
-            "seconds": found.seconds,
-            "network_share": found.network_share,
-            "phases": [
-                phase._asdict() | {"seconds": phase.seconds(plan.cluster)}
-                for phase in found.phases
-            ],
+            "seconds": step.seconds,
+            "network_share": step.network_share,
+            "transfers": [of_load(load) for load in loads],
         }
 
     return {
@@ -265,14 +267,14 @@ def to_json(plan: Plan) -> dict[str, Any]:
             "flops_a_sequence": plan.model.flops,
         },
         "cluster": plan.cluster._asdict(),
-        "load": plan.load._asdict(),
+        "work": plan.work._asdict(),
         "warmup_share": plan.warmup_share,
         "warmup_itemsize": plan.warmup_itemsize,
         "arms": [
             {
                 "name": arm.name,
-                "warmup": step(arm, "warmup"),
-                "compressed": step(arm, "compressed"),
+                "warmup": of_step(arm.warmup),
+                "compressed": of_step(arm.compressed),
                 "speed_up": {
                     f"{name}, {when}": plan.speed_up(arm, over, whole_run=whole)
                     for name, over in (("over float32", full), ("over bfloat16", half))

@@ -1,4 +1,4 @@
-"""What `benchmarks.network` measures, and what follows from it."""
+"""The measurements of `benchmarks.network`, and the numbers that follow from them."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 BASELINES = {"step": "adam", "exchange": "pmean"}
-"""What others are compared with, from the kind of row."""
+"""The workload that others are compared with, by kind."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """One case on so many hosts at one rate.
+class Measurement:
+    """One workload on so many hosts at one rate.
 
     Attributes:
-      hosts: how many.
-      devices: of each.
-      rate: of their links.
+      hosts: Hosts.
+      devices: Devices of each.
+      rate: Rate of their links.
       kind: 'step' or 'exchange'.
-      name: the optimizer or the exchange.
+      name: The optimizer or the exchange.
       stage: 'warmup', 'compressed', or None where there is but one.
-      seconds: of each repeat.
-      unlimited_seconds: median on links without a limit.
-      computation_seconds: what of these the collectives between hosts do not take.
-      sent_bytes: that leave a host each time, counted from the compiled program.
-      tx_bytes: that left the interface of the host that sent most, each time.
-      packet_bytes: the same with the headers of each packet.
+      seconds: Seconds of each repeat.
+      unlimited_seconds: Their median on links without a limit.
+      computation_seconds: The part of these that the collectives between hosts do not
+        take.
+      sent_bytes: Bytes that leave a host each time, counted from the compiled program.
+      tx_bytes: Bytes that left the interface of the host that sent most, each time.
+      packet_bytes: The same with the headers of each packet.
     """
 
     hosts: int
@@ -48,13 +49,13 @@ class Row:
     packet_bytes: float
 
     @property
-    def case(self) -> tuple[object, ...]:
-        """What was measured, and where."""
+    def workload(self) -> tuple[object, ...]:
+        """The key of what was measured, and where."""
         return self.where, self.name, self.stage
 
     @property
     def where(self) -> tuple[object, ...]:
-        """What a row has in common with its baseline."""
+        """The key that it has in common with its baseline."""
         return self.hosts, self.devices, self.rate, self.kind
 
     @property
@@ -72,7 +73,7 @@ class Row:
 
     @property
     def wire_seconds(self) -> float:
-        """What the counted bytes take at the link's rate."""
+        """Seconds of the counted bytes at the link's rate."""
         return 8 * self.sent_bytes / bits_per_second(self.rate)
 
     @property
@@ -103,48 +104,52 @@ class Row:
 
 @dataclass
 class Results:
-    """What was measured, and where.
+    """All that was measured, and on which machine.
 
     Attributes:
-      settings: the flags.
-      network: how hosts and links are set up.
-      processor: name of the CPU.
-      jax: version.
-      rows: the measurements.
+      settings: The flags.
+      network: The settings of hosts and links.
+      processor: Name of the CPU.
+      jax: Version.
+      rows: The measurements.
     """
 
     settings: dict[str, Any]
     network: dict[str, Any]
     processor: str
     jax: str
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Measurement] = field(default_factory=list)
 
-    def add(self, row: Row) -> None:
-        """Adds a row, or puts it in the place of an earlier one of the same case."""
-        cases = [other.case for other in self.rows]
-        if row.case in cases:
-            self.rows[cases.index(row.case)] = row
+    def add(self, measurement: Measurement) -> None:
+        """Adds a measurement, in the place of an earlier one of the same workload."""
+        workloads = [other.workload for other in self.rows]
+        if measurement.workload in workloads:
+            self.rows[workloads.index(measurement.workload)] = measurement
             return
-        self.rows.append(row)
+        self.rows.append(measurement)
         self.rows.sort(key=lambda r: (r.hosts, r.devices, bits_per_second(r.rate)))
 
 
 def speed_up(
-    row: Row, rows: Sequence[Row], *, equal_computation: bool = False
+    measurement: Measurement,
+    others: Sequence[Measurement],
+    *,
+    equal_computation: bool = False,
 ) -> float | None:
-    """How much faster a row is than its baseline on as many hosts at the same rate.
+    """The speed-up over the baseline on as many hosts at the same rate.
 
     Args:
-      row: Which.
-      rows: Among which the baseline is.
-      equal_computation: Whether the baseline counts as computing no longer than the
-        row does.
+      measurement: The faster one.
+      others: All, the baseline among them.
+      equal_computation: Whether the baseline counts as computing no longer.
 
     Returns:
       The ratio of the medians; None where the baseline was not measured.
     """
-    for other in rows:
-        if other.where == row.where and other.name == BASELINES[row.kind]:
-            excess = max(0.0, other.computation_seconds - row.computation_seconds)
-            return (other.median - equal_computation * excess) / row.median
+    name, where = BASELINES[measurement.kind], measurement.where
+    for other in others:
+        if other.where == where and other.name == name:
+            excess = other.computation_seconds - measurement.computation_seconds
+            saved = max(0.0, excess) if equal_computation else 0.0
+            return (other.median - saved) / measurement.median
     return None

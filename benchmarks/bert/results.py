@@ -1,4 +1,4 @@
-"""What `benchmarks.bert` has measured."""
+"""The results of `benchmarks.bert`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Row:
+class PassTiming:
     """One pass of one implementation.
 
     Attributes:
@@ -15,19 +15,19 @@ class Row:
       length: Tokens of a sequence.
       batch: Sequences.
       dtype: Name of the dtype that is computed in.
-      implementation: Whose.
-      attention: Which.
-      remat: What the backward pass recomputes.
+      implementation: Name of the implementation.
+      attention: Its attention.
+      remat: Its policy of recomputing for the backward pass.
       predictions: Positions of a sequence that are projected to the vocabulary.
       name: 'forward', 'backward' or 'step'.
-      seconds: Of a call, a round each.
+      seconds: Seconds of a call, in each round.
       milliseconds: Their first quartile, median and third quartile.
       examples_per_second: Sequences, at the median.
-      flops: Of a call.
-      tflops_per_second: At the median.
-      of_peak: Share of the matrix product's, at the medians.
+      flops: FLOP of a call.
+      tflops_per_second: TFLOP/s, at the median.
+      of_peak: Share of the matrix product's rate, at the medians.
       speed_up: Quartiles of the baseline's time over this one's, round by round.
-      held_bytes: Arguments, temporaries and results of its program, where known.
+      held_bytes: Memory that its program needs, where known.
     """
 
     model: str
@@ -50,15 +50,15 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Peak:
-    """The matrix product of the same rounds.
+class ProductRate:
+    """The rate of the matrix product in the same rounds.
 
     Attributes:
       model: The size it was measured beside.
       length: Tokens of a sequence.
       dtype: Name of the dtype.
       size: Rows and columns of its square factors.
-      baseline: What `speed_up` of these rounds' rows is measured against.
+      baseline: The implementation that `speed_up` of these rounds' rows is over.
       tflops_per_second: First quartile, median and third quartile.
     """
 
@@ -72,7 +72,7 @@ class Peak:
 
 @dataclass
 class Results:
-    """What was measured, and where.
+    """All that was measured, and on which machine.
 
     Attributes:
       platform: JAX's.
@@ -82,9 +82,9 @@ class Results:
       load: Processes that wanted a core in the minute before the run.
       versions: Of Python and the libraries.
       settings: The flags.
-      peaks: Of the matrix product.
+      peaks: Rates of the matrix product.
       rows: The measurements.
-      skipped: What was not measured, and why.
+      skipped: Sentences on what was not measured, and why.
     """
 
     platform: str
@@ -94,6 +94,24 @@ class Results:
     load: float
     versions: dict[str, str]
     settings: dict[str, Any]
-    peaks: list[Peak] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    peaks: list[ProductRate] = field(default_factory=list)
+    rows: list[PassTiming] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Compiled:
+    """Steps compiled for a GPU.
+
+    Attributes:
+      platform: The GPU.
+      jax: Version.
+      cases: A dictionary a step: its shape, seconds, bytes of memory, bytes kept for
+        the backward pass by dtype, kernels by kind.
+      skipped: Sentences on what did not compile, and why.
+    """
+
+    platform: str
+    jax: str
+    cases: list[dict[str, Any]] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)

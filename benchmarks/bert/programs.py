@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import optax
     from jax.sharding import Mesh
 
-    from benchmarks.bert.command import Config
+    from benchmarks.bert.config import Config
     from models import BertConfig
 
 TOKENS = {"cpu": 1024, "gpu": 16384}
@@ -31,7 +31,7 @@ PEAK, CLIP, WEIGHT_DECAY = 4e-4, 1.0, 0.01
 
 
 class Shape(NamedTuple):
-    """What is computed.
+    """The size of a computation.
 
     Attributes:
       model: A size by name.
@@ -69,7 +69,7 @@ class Programs(NamedTuple):
 
 
 def shapes(config: Config, platform: str) -> Iterator[Shape]:
-    """What the flags ask for, or what suits the platform.
+    """The shapes that the flags name, or that suit the platform.
 
     Args:
       config: The flags.
@@ -131,8 +131,8 @@ def make_batch(config: BertConfig, shape: Shape) -> PreTrainingBatch:
     )
 
 
-def optimizer(name: Any) -> optax.GradientTransformationExtraArgs:
-    """That of `train.pretrain`, of a single worker."""
+def step_optimizer(name: Any) -> optax.GradientTransformationExtraArgs:
+    """The optimizer of `train.pretrain`, of a single worker."""
     return make_optimizer(
         name,
         learning_rate_schedule(PEAK, 0, 1000),
@@ -165,15 +165,4 @@ def programs(
         on_mesh(loss_fn),
         on_mesh(onebit_jax.local_value_and_grad(loss_fn, AXIS)),
         run.step,
-    )
-
-
-def held_bytes(compiled: Any) -> int:
-    """Bytes that a program needs: arguments, temporaries, results not in place."""
-    memory = compiled.memory_analysis()
-    return (
-        memory.argument_size_in_bytes
-        + memory.output_size_in_bytes
-        - memory.alias_size_in_bytes
-        + memory.temp_size_in_bytes
     )

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.bert.cases import CLIP, PEAK, WEIGHT_DECAY, make_batch
+from benchmarks.bert.programs import CLIP, PEAK, WEIGHT_DECAY, make_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from benchmarks.bert.cases import Shape
+    from benchmarks.bert.programs import Shape
     from models import BertConfig
 
 IGNORED = -100
@@ -24,7 +24,7 @@ IGNORED = -100
 
 
 def why_no_torch() -> str | None:
-    """Why PyTorch cannot be compared with, if it cannot."""
+    """The reason why PyTorch cannot be compared with; None where it can."""
     missing = [
         name
         for name in ("torch", "transformers")
@@ -35,20 +35,12 @@ def why_no_torch() -> str | None:
     return None
 
 
-def versions() -> dict[str, str]:
-    """PyTorch's and transformers'."""
-    return {
-        name: importlib.import_module(name).__version__
-        for name in ("torch", "transformers")
-    }
-
-
 class HuggingFace:
     """`BertForPreTraining` with the sizes of ours, its optimizer and its inputs.
 
     Args:
       config: The sizes of ours.
-      shape: What is computed.
+      shape: The size of the computation.
       platform: JAX's, whose device is used.
 
     Raises:
@@ -105,7 +97,7 @@ class HuggingFace:
         }
 
     def calls(self, *, compiled: bool) -> dict[str, Callable[[], Any]]:
-        """What is timed, by name: forward, gradients, step.
+        """The programs by name: forward, gradients, step.
 
         Args:
           compiled: Whether by `torch.compile`, from the first call on.
@@ -141,14 +133,14 @@ class HuggingFace:
         return {"forward": forward, "gradients": gradients, "step": step}
 
     def wait(self, result: Any) -> Any:
-        """Waits until what was started is done."""
+        """Waits until a call is done."""
         if self.device == "cuda":
             self.torch.cuda.synchronize()
         return result
 
 
 def free() -> None:
-    """Gives back the memory and the compiled programs of models that are gone."""
+    """Frees the memory and the compiled programs of models that are gone."""
     torch = importlib.import_module("torch")
     torch.compiler.reset()
     gc.collect()

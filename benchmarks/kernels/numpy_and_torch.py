@@ -1,4 +1,4 @@
-"""What `benchmarks.kernels` is compared with: NumPy, and PyTorch with CuPy."""
+"""The operations of NumPy, and of PyTorch with CuPy, to compare with."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from benchmarks.kernels.cases import DECAY, EPS, WORKERS, Case
+from benchmarks.kernels.inputs import WORKERS
+from benchmarks.kernels.operations import DECAY, EPS, Operation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from benchmarks.kernels.cases import Call
+    from benchmarks.kernels.operations import Call
 
 TORCH = "torch and cupy"
 
 
-def numpy_cases(size: int) -> Iterator[Case]:
+def numpy_operations(size: int) -> Iterator[Operation]:
     """NumPy's packing and unpacking."""
 
     def pack() -> Call:
@@ -31,12 +32,12 @@ def numpy_cases(size: int) -> Iterator[Case]:
         bits = np.random.default_rng(0).integers(0, 256, -(-size // 8), np.uint8)
         return lambda: np.unpackbits(bits, count=size)
 
-    yield Case("packbits(x >= 0)", "fresh", "numpy", pack)
-    yield Case("unpackbits", "fresh", "numpy", unpack)
+    yield Operation("packbits(x >= 0)", "fresh", "numpy", pack)
+    yield Operation("unpackbits", "fresh", "numpy", unpack)
 
 
 def why_no_torch() -> str | None:
-    """Why PyTorch and CuPy cannot be compared with, if they cannot."""
+    """The reason why PyTorch and CuPy cannot be compared with; None where they can."""
     missing = [
         name for name in ("torch", "cupy") if importlib.util.find_spec(name) is None
     ]
@@ -47,18 +48,18 @@ def why_no_torch() -> str | None:
     return None
 
 
-def torch_cases(ours: list[Case], size: int) -> Iterator[Case]:
+def torch_operations(ours: list[Operation], size: int) -> Iterator[Operation]:
     """The arithmetic as DeepSpeed's NCCL backend does it.
 
     Elementwise operations of PyTorch one by one, one scale a buffer, and the signs
     packed by CuPy.
 
     Args:
-      ours: the cases whose baselines they are measured beside.
-      size: values of a buffer.
+      ours: The operations whose baselines they are measured beside.
+      size: Values of a buffer.
 
     Yields:
-      A case an operation.
+      Each operation.
 
     References:
       DeepSpeed 0.19.6, deepspeed/runtime/comm/nccl.py,
@@ -66,9 +67,7 @@ def torch_cases(ours: list[Case], size: int) -> Iterator[Case]:
     """
     # Not in any of the extras: a type checker does not know them.
     torch, cupy = map(importlib.import_module, ("torch", "cupy"))
-    baselines = {
-        case.operation: case.baseline for case in ours if case.buffers == "donated"
-    }
+    baselines = {each.name: each.baseline for each in ours if each.buffers == "donated"}
     baselines["step"] = baselines["step, one jit"]
     for operation in (
         "compress with momentum",
@@ -76,7 +75,7 @@ def torch_cases(ours: list[Case], size: int) -> Iterator[Case]:
         "decompress and apply",
         "step",
     ):
-        yield Case(
+        yield Operation(
             operation,
             "donated",
             TORCH,
@@ -87,7 +86,7 @@ def torch_cases(ours: list[Case], size: int) -> Iterator[Case]:
 
 
 def torch_call(torch: Any, cupy: Any, device: str, operation: str, size: int) -> Call:
-    """What does one of the operations with PyTorch and CuPy."""
+    """The call of one of the operations with PyTorch and CuPy."""
     padded = -(-size // (8 * WORKERS)) * 8 * WORKERS
     share = padded // WORKERS
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 import pallas_kernels
+from benchmarks.kernels.inputs import ADAM, WITH_PARAMETERS, Inputs, block_counts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,116 +20,29 @@ if TYPE_CHECKING:
 
     Call = Callable[[], Any]
 
-WORKERS = 8
 DECAY = 0.9
 EPS = 1e-8
 LEARNING_RATE = 1e-3
-ADAM = "Adam's update"
-WITH_PARAMETERS = "step and parameters, one jit"
 
 
-class Case(NamedTuple):
-    """One row of the table.
+class Operation(NamedTuple):
+    """An operation by one implementation, with its baseline.
 
     Attributes:
-      operation: what is done.
+      name: Its name.
       buffers: 'fresh' or 'donated'.
-      implementation: what does it.
-      prepare: makes its buffers, and returns what does it once.
-      baseline: the same of what it is measured beside.
-      wait: returns when a result is there.
+      implementation: Name of its implementation.
+      prepare: A function that makes its buffers and returns the call to be timed.
+      baseline: The same of its baseline.
+      wait: A function that waits for a call's result.
     """
 
-    operation: str
+    name: str
     buffers: str
     implementation: str
     prepare: Callable[[], Call]
     baseline: Callable[[], Call] | None = None
     wait: Callable[[Any], Any] = jax.block_until_ready
-
-
-class Inputs(NamedTuple):
-    """What a worker holds in a compressed step.
-
-    Attributes:
-      value: its gradient, float32.
-      error: what it owes.
-      momentum: of the step before.
-      received: the signs of all workers on the share that it serves.
-      received_scales: their scales.
-      server_error: what the share owes.
-      counts: values in each block of the share.
-      words: the agreed signs.
-      scales: their scales.
-      nu: the frozen variance.
-      params: the parameters.
-    """
-
-    value: Array
-    error: Array
-    momentum: Array
-    received: Array
-    received_scales: Array
-    server_error: Array
-    counts: Array
-    words: Array
-    scales: Array
-    nu: Array
-    params: Array
-
-
-def block_counts(size: int, block_size: int) -> tuple[int, int]:
-    """How many blocks a buffer has, and how many of them a worker serves."""
-    blocks = -(-size // block_size)
-    return blocks, -(-blocks // WORKERS)
-
-
-def make_inputs(size: int, block_size: int) -> Inputs:
-    """Random buffers of a size."""
-    keys = iter(jax.random.split(jax.random.key(0), 7))
-    blocks, share = block_counts(size, block_size)
-    width = block_size // 32
-    value = jax.random.normal(next(keys), (size,))
-    first = jnp.arange(share, dtype=jnp.int32) * block_size
-    return Inputs(
-        value=value,
-        error=0.5 * value[::-1],
-        momentum=0.5 * jnp.roll(value, size // 2),
-        received=jax.random.bits(next(keys), (WORKERS, share, width), jnp.uint32),
-        received_scales=jax.random.uniform(next(keys), (WORKERS, share)),
-        server_error=jax.random.normal(next(keys), (share * block_size,)),
-        counts=jnp.clip(size - first, 0, block_size),
-        words=jax.random.bits(next(keys), (blocks, width), jnp.uint32),
-        scales=jax.random.uniform(next(keys), (blocks,)),
-        nu=value**2,
-        params=2 * value,
-    )
-
-
-def bytes_moved(size: int, block_size: int) -> dict[str, int]:
-    """The bytes that each operation must read and write, from the module's table."""
-    blocks, share = block_counts(size, block_size)
-    packed = blocks * (block_size // 32 + 1)
-    width = block_size // 32
-    received = share * (WORKERS * (width + 1) + block_size + 1)
-    numbers = {
-        "compress": 3 * size + packed,
-        "compress with momentum": 4 * size + packed,
-        "average and recompress": received + share * (block_size + width + 1),
-        "decompress": packed + size,
-        "decompress and apply": packed + 3 * size,
-        ADAM: 6 * size,
-    }
-    step = ("compress with momentum", "average and recompress", "decompress and apply")
-    total = sum(numbers[part] for part in step)
-    numbers |= dict.fromkeys(("step", "step, three jits", "step, one jit"), total)
-    numbers[WITH_PARAMETERS] = total + size
-    moved = {operation: 4 * count for operation, count in numbers.items()}
-    packed_bytes = -(-size // 8)
-    return moved | {
-        "packbits(x >= 0)": 4 * size + packed_bytes,
-        "unpackbits": packed_bytes + size,
-    }
 
 
 def repeated(
@@ -139,22 +53,22 @@ def repeated(
     """A call whose donated arguments are the results of the call before.
 
     Args:
-      function: what is called.
-      arguments: of the first call; the donated ones are copied.
-      carried: from the donated arguments to the results that replace them.
+      function: The function.
+      arguments: Those of the first call; the donated ones are copied.
+      carried: From the donated arguments to the results that replace them.
 
     Returns:
       The call.
     """
-    held = [
+    current = [
         jax.tree.map(jnp.copy, x) if i in carried else x
         for i, x in enumerate(arguments)
     ]
 
     def call() -> Any:
-        results = function(*held)
+        results = function(*current)
         for argument, result in carried.items():
-            held[argument] = results[result]
+            current[argument] = results[result]
         return results
 
     return call
@@ -179,9 +93,9 @@ def copy(x: Array, donated: bool) -> Call:
     return compiled(lambda x: (jnp.copy(x),), (x,), {})
 
 
-def cases(
+def operations(
     inputs: Inputs, block_size: int, implementations: Sequence[str]
-) -> Iterator[Case]:
+) -> Iterator[Operation]:
     """Every operation on one size, with its baseline."""
     for buffers in ("fresh", "donated"):
         donated = buffers == "donated"
@@ -189,14 +103,14 @@ def cases(
         arguments = inputs.momentum, inputs.nu, inputs.value
         carried = {0: 0, 1: 1} if donated else {}
         plain = functools.partial(compiled, _add_one, arguments, carried)
-        yield Case(ADAM, buffers, "optax", adam, plain)
+        yield Operation(ADAM, buffers, "optax", adam, plain)
         for implementation in implementations:
-            for operation, function, arguments, carried in _operations(
+            for operation, function, arguments, carried in compression(
                 inputs, block_size, implementation
             ):
                 kept = carried if donated else {}
-                plain = _elementwise(operation, inputs.value.size, block_size)
-                yield Case(
+                plain = elementwise(operation, inputs.value.size, block_size)
+                yield Operation(
                     operation,
                     buffers,
                     implementation,
@@ -207,10 +121,10 @@ def cases(
                 step = functools.partial(
                     _step, inputs, block_size, implementation, donated, form
                 )
-                yield Case(f"step, {form}", buffers, implementation, step, adam)
+                yield Operation(f"step, {form}", buffers, implementation, step, adam)
     # All in place: nothing hides behind the pages of an update's new buffer.
     for implementation in implementations:
-        yield Case(
+        yield Operation(
             WITH_PARAMETERS,
             "donated",
             implementation,
@@ -221,10 +135,20 @@ def cases(
         )
 
 
-def _operations(
+def compression(
     inputs: Inputs, block_size: int, implementation: Any
 ) -> list[tuple[str, Callable[..., Any], tuple[Array, ...], dict[int, int]]]:
-    """Name, function, arguments, and which of them may be updated in place."""
+    """The operations of compression.
+
+    Args:
+      inputs: The buffers of a worker.
+      block_size: Values a scale.
+      implementation: Name of what computes.
+
+    Returns:
+      Of each operation its name, its function, its arguments, and from those that may
+      be updated in place the result that replaces them.
+    """
     size = inputs.value.size
 
     def compress(value: Array, error: Array, momentum: Array | None = None) -> Any:
@@ -267,56 +191,65 @@ def _step(
     inputs: Inputs, block_size: int, implementation: str, donated: bool, form: str
 ) -> Call:
     """The work of a step without the collectives between its operations."""
+    one_jit = form == "one jit"
     parts = {
-        operation: _jit(function, carried if donated else ())
-        if form == "three jits"
-        else function
-        for operation, function, _, carried in _operations(
+        name: function if one_jit else _jit(function, carried if donated else ())
+        for name, function, _, carried in compression(
             inputs, block_size, implementation
         )
     }
-
-    def after(scales: Array, sent_scales: Array) -> Array:
-        # As by a collective, what comes depends on what was sent.
-        return scales + 0 * sent_scales[0] if form == "one jit" else scales
-
-    def step(*arguments: Array) -> tuple[Array, ...]:
-        held = Inputs(*arguments)
-        sent = parts["compress with momentum"](held.value, held.error, held.momentum)
-        scales = after(held.received_scales, sent[1])
-        served = parts["average and recompress"](held.received, scales, *held[5:7])
-        scales = after(held.scales, served[1])
-        applied = parts["decompress and apply"](
-            held.words, scales, held.nu, held.momentum
-        )
-        return *sent, *served, *applied
-
+    step = _in_order(parts, _depending if one_jit else lambda scales, _: scales)
     # Worker error, server error and momentum.
     carried = {1: 2, 5: 5, 2: 6} if donated else {}
-    if form == "three jits":
-        return repeated(step, inputs, carried)
-    return compiled(step, inputs, carried)
+    return (compiled if one_jit else repeated)(step, inputs, carried)
 
 
 def _step_with_parameters(inputs: Inputs, block_size: int, implementation: str) -> Call:
     """A step's work, the parameters updated too, all of it in place."""
     parts = {
         name: function
-        for name, function, _, _ in _operations(inputs, block_size, implementation)
+        for name, function, _, _ in compression(inputs, block_size, implementation)
     }
+    in_order = _in_order(parts, _depending)
 
     def step(*arguments: Array) -> tuple[Array, ...]:
-        held = Inputs(*arguments)
-        sent = parts["compress with momentum"](held.value, held.error, held.momentum)
-        scales = held.received_scales + 0 * sent[1][0]
-        served = parts["average and recompress"](held.received, scales, *held[5:7])
-        scales = held.scales + 0 * served[1][0]
-        mu, update = parts["decompress and apply"](
-            held.words, scales, held.nu, held.momentum
-        )
-        return *sent, *served, mu, held.params - LEARNING_RATE * update
+        *results, update = in_order(*arguments)
+        return *results, Inputs(*arguments).params - LEARNING_RATE * update
 
     return compiled(step, inputs, {1: 2, 2: 6, 5: 5, 10: 7})
+
+
+def _depending(scales: Array, sent_scales: Array) -> Array:
+    # As by a collective, what comes depends on what was sent.
+    return scales + 0 * sent_scales[0]
+
+
+def _in_order(
+    parts: Mapping[str, Callable[..., Any]], received: Callable[[Array, Array], Array]
+) -> Callable[..., tuple[Array, ...]]:
+    """The operations of a step, one after another.
+
+    Args:
+      parts: The operations by name.
+      received: From scales that come by a collective and those that it was given, to
+        the former.
+
+    Returns:
+      A function from the fields of `Inputs` to all results.
+    """
+
+    def step(*arguments: Array) -> tuple[Array, ...]:
+        x = Inputs(*arguments)
+        sent = parts["compress with momentum"](x.value, x.error, x.momentum)
+        scales = received(x.received_scales, sent[1])
+        served = parts["average and recompress"](
+            x.received, scales, x.server_error, x.counts
+        )
+        scales = received(x.scales, served[1])
+        applied = parts["decompress and apply"](x.words, scales, x.nu, x.momentum)
+        return *sent, *served, *applied
+
+    return step
 
 
 def _adam_with_parameters(inputs: Inputs) -> Call:
@@ -341,8 +274,17 @@ def _adam(inputs: Inputs, donated: bool) -> Call:
     return compiled(update, arguments, {0: 0} if donated else {})
 
 
-def _elementwise(operation: str, size: int, block_size: int) -> Callable[..., Any]:
-    """Takes the arguments of an operation to results of the same sizes."""
+def elementwise(operation: str, size: int, block_size: int) -> Callable[..., Any]:
+    """The baseline of an operation: as many bytes by elementwise arithmetic.
+
+    Args:
+      operation: Its name.
+      size: Values of the buffer.
+      block_size: Values a scale.
+
+    Returns:
+      A function from the operation's arguments to results of the same sizes.
+    """
     blocks, _ = block_counts(size, block_size)
     shape = blocks, 32, block_size // 32
 
@@ -356,7 +298,7 @@ def _elementwise(operation: str, size: int, block_size: int) -> Callable[..., An
     ) -> tuple[Array, ...]:
         words = functools.reduce(operator.add, list(received))
         scales = functools.reduce(operator.add, list(received_scales))
-        return words, scales + counts, error + 1
+        return words, scales + counts.astype(jnp.float32), error + 1
 
     def decompress(words: Array, scales: Array, old: Array) -> tuple[Array, ...]:
         # No elementwise operation writes more than it reads, so that the result is

@@ -1,6 +1,6 @@
 """The planner's model beside the clusters that the 1-bit Adam paper measured.
 
-    python -m train.plan.paper
+    python -m benchmarks.network.paper
 
 prints the tables of `docs/plan.md`. What goes in: the sizes of BERT-Large, one link
 rate a network, and one GPU's computation, that of the single host's row. What is
@@ -20,17 +20,17 @@ from typing import NamedTuple
 
 import jax
 
+from benchmarks.page import table
 from models import SIZES
 from train.bert.objective import abstract_params
-from train.plan.model import Arm, Load, Model, arms, bert_flops
+from train.plan.cluster import GIGABIT, GpuCluster
+from train.plan.model import Arm, GpuWork, Model, arms, bert_flops
 from train.plan.targets import GPUS
-from train.plan.wire import Cluster, lines_of
 
-GIGABIT = 1e9 / 8
 LATENCY = 20e-6
 
 ETHERNET_RATE = 4.1 * GIGABIT
-"""What iperf measured between the hosts of the 40-gigabit Ethernet."""
+"""The rate by iperf between the hosts of the 40-gigabit Ethernet."""
 INFINIBAND_RATE = 100 * GIGABIT
 """The InfiniBand's nominal rate; the paper gives no measured one."""
 
@@ -39,12 +39,12 @@ FREEZE_SHARE = 23_000 / 152_000
 """Warm-up of BERT-Large with 128 tokens."""
 
 
-class Row(NamedTuple):
+class ProfiledStep(NamedTuple):
     """A measured step, in milliseconds.
 
     Attributes:
       network: 'Ethernet' or 'InfiniBand'.
-      hosts: How many.
+      hosts: Hosts.
       gpus: V100s a host.
       batch: Sequences a GPU and micro-batch.
       accumulate: Micro-batches.
@@ -70,62 +70,75 @@ class Row(NamedTuple):
         return self.forward + self.allreduce + self.backward + self.update
 
 
-ROWS = (
-    Row("Ethernet", 16, 4, 1, 1, 36.65, 2205.86, 33.63, 74.96),
-    Row("Ethernet", 16, 4, 16, 1, 35.71, 2275.43, 60.81, 75.59),
-    Row("Ethernet", 16, 4, 16, 4, 137.80, 2259.36, 243.72, 74.92),
-    Row("Ethernet", 8, 4, 16, 1, 37.91, 2173.35, 60.71, 75.63),
-    Row("Ethernet", 4, 4, 16, 1, 36.94, 2133.24, 62.82, 76.85),
-    Row("Ethernet", 2, 4, 16, 1, 34.95, 1897.21, 61.23, 75.26),
-    Row("Ethernet", 1, 4, 16, 1, 35.99, 239.76, 59.95, 74.21),
-    Row("InfiniBand", 8, 8, 1, 1, 25.36, 316.18, 23.25, 58.49),
-    Row("InfiniBand", 8, 8, 16, 1, 32.81, 336.40, 59.99, 57.79),
-    Row("InfiniBand", 8, 8, 16, 4, 131.04, 339.52, 237.92, 56.91),
-    Row("InfiniBand", 4, 8, 16, 1, 33.45, 297.28, 56.81, 57.98),
-    Row("InfiniBand", 2, 8, 16, 1, 32.86, 183.74, 56.49, 58.60),
-    Row("InfiniBand", 1, 8, 16, 1, 32.74, 28.18, 59.73, 57.29),
+PROFILE = (
+    ProfiledStep("Ethernet", 16, 4, 1, 1, 36.65, 2205.86, 33.63, 74.96),
+    ProfiledStep("Ethernet", 16, 4, 16, 1, 35.71, 2275.43, 60.81, 75.59),
+    ProfiledStep("Ethernet", 16, 4, 16, 4, 137.80, 2259.36, 243.72, 74.92),
+    ProfiledStep("Ethernet", 8, 4, 16, 1, 37.91, 2173.35, 60.71, 75.63),
+    ProfiledStep("Ethernet", 4, 4, 16, 1, 36.94, 2133.24, 62.82, 76.85),
+    ProfiledStep("Ethernet", 2, 4, 16, 1, 34.95, 1897.21, 61.23, 75.26),
+    ProfiledStep("Ethernet", 1, 4, 16, 1, 35.99, 239.76, 59.95, 74.21),
+    ProfiledStep("InfiniBand", 8, 8, 1, 1, 25.36, 316.18, 23.25, 58.49),
+    ProfiledStep("InfiniBand", 8, 8, 16, 1, 32.81, 336.40, 59.99, 57.79),
+    ProfiledStep("InfiniBand", 8, 8, 16, 4, 131.04, 339.52, 237.92, 56.91),
+    ProfiledStep("InfiniBand", 4, 8, 16, 1, 33.45, 297.28, 56.81, 57.98),
+    ProfiledStep("InfiniBand", 2, 8, 16, 1, 32.86, 183.74, 56.49, 58.60),
+    ProfiledStep("InfiniBand", 1, 8, 16, 1, 32.74, 28.18, 59.73, 57.29),
+)
+
+
+HEADS = (
+    "network",
+    "hosts x V100",
+    "batch x accumulation",
+    "all-reduce, ms: measured",
+    "predicted",
+    "ratio",
+    "Gbit/s it takes",
+    "step, ms: measured",
+    "predicted",
+    "ratio",
 )
 
 
 def bert_large() -> Model:
     """The model of the profile."""
-    leaves = jax.tree.leaves(abstract_params(SIZES["large"]))
-    sizes = tuple(leaf.size for leaf in leaves)
-    lines = sum(lines_of(leaf.shape) for leaf in leaves)
-    return Model("BERT large", sizes, bert_flops(SIZES["large"], TOKENS), lines)
+    leaves = tuple(jax.tree.leaves(abstract_params(SIZES["large"])))
+    return Model("BERT large", leaves, bert_flops(SIZES["large"], TOKENS))
 
 
-def one_gpu(network: str, *, batch: int, accumulate: int) -> Load:
+def one_gpu(network: str, *, batch: int, accumulate: int) -> GpuWork:
     """A V100's computation, from the row of the single host of that network.
 
     The time of a micro-batch is taken to be in proportion to its sequences.
     """
-    alone = next(row for row in ROWS if row.network == network and row.hosts == 1)
+    alone = next(p for p in PROFILE if p.network == network and p.hosts == 1)
     micro_batch = (alone.forward + alone.backward) / alone.batch * batch
-    return Load(
+    return GpuWork(
         micro_batch / 1e3, accumulate, alone.update / 1e3, GPUS["v100"].memory_rate
     )
 
 
-def cluster(hosts: int, gpus: int, rate: float) -> Cluster:
+def cluster(hosts: int, gpus: int, rate: float) -> GpuCluster:
     """A cluster of V100s."""
-    return Cluster(hosts, gpus, rate, GPUS["v100"].inside_rate, LATENCY)
+    return GpuCluster(hosts, gpus, rate, GPUS["v100"].inside_rate, LATENCY)
 
 
-def predicted(row: Row, model: Model, rate: float) -> Arm:
-    """Adam with gradients in half precision where the row was measured."""
-    work = one_gpu(row.network, batch=row.batch, accumulate=row.accumulate)
-    return arms(model, work, cluster(row.hosts, row.gpus, rate))[1]
+def predicted(profiled: ProfiledStep, model: Model, rate: float) -> Arm:
+    """Adam with gradients in half precision where a step was profiled."""
+    network, hosts, gpus, batch, accumulate, *_ = profiled
+    work = one_gpu(network, batch=batch, accumulate=accumulate)
+    return arms(model, work, cluster(hosts, gpus, rate))[1]
 
 
 class Headline(NamedTuple):
     """A published speed-up over Adam with gradients in half precision.
 
     Attributes:
-      name: What of.
+      name: The measurement.
       published: The number.
       predicted: The model's.
-      assumptions: What the model was given.
+      assumptions: The model's inputs.
     """
 
     name: str
@@ -138,10 +151,10 @@ ANNOUNCED_ADAM, ANNOUNCED_ONEBIT = 130.0, 870.0
 """Sequences a second with 32 GPUs on Ethernet, read off the announcement's plot."""
 
 
-def speed_up(found: list[Arm], warmup_share: float) -> float:
-    """Of the flat exchange of signs, DeepSpeed's, over Adam in half precision."""
-    adam, onebit = found[1], found[2]
-    assert onebit.name == "1-bit Adam, flat, signs"
+def speed_up(predicted_arms: list[Arm], warmup_share: float) -> float:
+    """The flat exchange of signs, DeepSpeed's, beside Adam in half precision."""
+    _, adam, onebit, *_ = predicted_arms
+    assert onebit.name == "1-bit Adam, flat, sign_mean"
     return adam.seconds(warmup_share) / onebit.seconds(warmup_share)
 
 
@@ -161,7 +174,7 @@ def headlines(model: Model) -> list[Headline]:
         return arms(model, work, cluster(hosts, 4, rate), warmup_itemsize=2)
 
     rate = announced_rate(model)
-    own = at(8, rate)
+    announced = at(8, rate)
     return [
         Headline(
             "paper, end to end, 64 GPUs",
@@ -172,13 +185,13 @@ def headlines(model: Model) -> list[Headline]:
         Headline(
             "announcement, compression stage, 32 GPUs",
             6.6,
-            speed_up(own, 0.0),
+            speed_up(announced, 0.0),
             f"{rate / GIGABIT:.2f} Gbit/s, from Adam's own 130 sequences a second",
         ),
         Headline(
             "the same, sequences a second",
             ANNOUNCED_ONEBIT,
-            32 * 16 / own[2].compressed.seconds,
+            32 * 16 / announced[2].compressed.seconds,
             "the same",
         ),
         Headline(
@@ -194,29 +207,38 @@ def main() -> None:
     """Prints the tables."""
     model = bert_large()
     rates = {"Ethernet": ETHERNET_RATE, "InfiniBand": INFINIBAND_RATE}
-    print(
-        "| network | hosts x V100 | batch x accumulation | all-reduce, ms: measured | "
-        "predicted | ratio | Gbit/s it takes | step, ms: measured | predicted | "
-        "ratio |\n"
-        "|---|---|---|---|---|---|---|---|---|---|"
+    rows = [_cells(each, model, rates[each.network]) for each in PROFILE]
+    print(table(HEADS, rows))
+    published = [
+        (
+            each.name,
+            f"{each.published:g}",
+            f"{each.predicted:.3g}",
+            f"{each.predicted / each.published:.2f}",
+            each.assumptions,
+        )
+        for each in headlines(model)
+    ]
+    print()
+    print(table(("", "published", "predicted", "ratio", "given"), published))
+
+
+def _cells(profiled: ProfiledStep, model: Model, rate: float) -> tuple[str, ...]:
+    step = predicted(profiled, model, rate).compressed
+    exchange, whole = 1e3 * step.exchange, 1e3 * step.seconds
+    sent, measured = step.host_bytes or step.gpu_bytes, profiled.allreduce
+    return (
+        profiled.network,
+        f"{profiled.hosts} x {profiled.gpus}",
+        f"{profiled.batch} x {profiled.accumulate}",
+        f"{measured:,.0f}",
+        f"{exchange:,.0f}",
+        f"{exchange / measured:.2f}",
+        f"{sent / measured * 1e3 / GIGABIT:.3g}",
+        f"{profiled.step:,.0f}",
+        f"{whole:,.0f}",
+        f"{whole / profiled.step:.2f}",
     )
-    for row in ROWS:
-        step = predicted(row, model, rates[row.network]).compressed
-        exchange, whole = 1e3 * step.exchange, 1e3 * step.seconds
-        implied = (step.host_bytes or step.gpu_bytes) / row.allreduce * 1e3 / GIGABIT
-        print(
-            f"| {row.network} | {row.hosts} x {row.gpus} | {row.batch} x "
-            f"{row.accumulate} | {row.allreduce:,.0f} | {exchange:,.0f} | "
-            f"{exchange / row.allreduce:.2f} | {implied:.3g} | {row.step:,.0f} | "
-            f"{whole:,.0f} | "
-            f"{whole / row.step:.2f} |"
-        )
-    print("\n| | published | predicted | ratio | given |\n|---|---|---|---|---|")
-    for line in headlines(model):
-        print(
-            f"| {line.name} | {line.published:g} | {line.predicted:.3g} | "
-            f"{line.predicted / line.published:.2f} | {line.assumptions} |"
-        )
 
 
 if __name__ == "__main__":

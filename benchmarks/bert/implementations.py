@@ -1,4 +1,4 @@
-"""What takes its turn in a round of `benchmarks.bert`."""
+"""The implementations of BERT that are timed in turn."""
 
 from __future__ import annotations
 
@@ -11,38 +11,43 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from benchmarks.bert import cases as bert_cases
-from benchmarks.bert.cases import held_bytes, make_batch, model_config, programs
-from benchmarks.bert.peers import HuggingFace
+from benchmarks.bert.hugging_face import HuggingFace
+from benchmarks.bert.programs import (
+    make_batch,
+    model_config,
+    programs,
+    step_optimizer,
+)
 from models import SIZES
 from train.bert.objective import init_params
 from train.core.mesh import AXIS, make_mesh
+from train.plan.gpu_program import needed_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from benchmarks.bert.cases import Shape
-    from benchmarks.bert.command import Config
+    from benchmarks.bert.config import Config
+    from benchmarks.bert.programs import Shape
 
 OURS, EAGER, COMPILED = "onebit-jax", "transformers", "transformers, torch.compile"
 PRODUCT_SIZE = {"cpu": 2048, "gpu": 8192}
 
 
 @dataclass
-class Runner:
-    """Programs that are ready to be called.
+class Implementation:
+    """One implementation's programs, ready to be called.
 
     Attributes:
-      implementation: Whose.
-      attention: Which.
-      remat: What the backward pass recomputes.
+      name: Its name.
+      attention: Its attention.
+      remat: Its policy of recomputing for the backward pass.
       predictions: Positions of a sequence that are projected to the vocabulary.
-      calls: What starts each program, by name.
-      wait: What waits for a call's result.
-      held_bytes: Of each program, where known.
+      calls: Functions that start each program, by its name.
+      wait: A function that waits for a call's result.
+      held_bytes: Memory that each program needs, where known.
     """
 
-    implementation: str
+    name: str
     attention: str
     remat: str
     predictions: int
@@ -56,14 +61,14 @@ class Training:
 
     Args:
       config: The flags.
-      shape: What is computed.
+      shape: The size of the computation.
       names: The programs that are wanted: forward, gradients, step.
     """
 
     def __init__(self, config: Config, shape: Shape, names: tuple[str, ...]):
         self.config, self.shape, self.names = config, shape, names
         self.mesh = make_mesh(1)
-        self.tx = bert_cases.optimizer(config.optimizer)
+        self.tx = step_optimizer(config.optimizer)
         batch = make_batch(SIZES[shape.model], shape)
         split = NamedSharding(self.mesh, PartitionSpec(AXIS))
         self.batch = jax.device_put(batch, split)
@@ -71,7 +76,7 @@ class Training:
         self.forward = functools.cache(self._forward)
         self.params = self.state = None
 
-    def runner(self, attention: str, remat: str) -> Runner:
+    def implementation(self, attention: str, remat: str) -> Implementation:
         """Compiles the programs of a variant.
 
         Raises:
@@ -92,16 +97,19 @@ class Training:
             function = getattr(made, name)
             args = self.params, *state, self.batch, np.uint32(0)
             compiled[name] = function.lower(*args).compile()
-        held = {name: held_bytes(program) for name, program in compiled.items()}
-        self._check_memory(max(held.values()))
-        return Runner(
+        needed = {
+            name: needed_memory(program)["together"]
+            for name, program in compiled.items()
+        }
+        self._check_memory(max(needed.values()))
+        return Implementation(
             OURS,
             attention,
             remat,
             self.shape.predictions,
             {name: self._call(name, program) for name, program in compiled.items()},
             jax.block_until_ready,
-            held,
+            needed,
         )
 
     def _forward(self, attention: str) -> Any:
@@ -138,7 +146,7 @@ def product(dtype: str, platform: str) -> tuple[int, Callable[[], Any]]:
       platform: 'cpu' or 'gpu'.
 
     Returns:
-      Rows and columns, and what starts it.
+      Its rows and columns, and a function that starts it.
     """
     size = PRODUCT_SIZE.get(platform, PRODUCT_SIZE["gpu"])
     # Not zeros, which a GPU multiplies with less power and so at a higher clock.
@@ -148,11 +156,13 @@ def product(dtype: str, platform: str) -> tuple[int, Callable[[], Any]]:
     return size, lambda: multiply(a, b)
 
 
-def peers(shape: Shape, platform: str, names: tuple[str, ...]) -> list[Runner]:
+def of_hugging_face(
+    shape: Shape, platform: str, names: tuple[str, ...]
+) -> list[Implementation]:
     """Hugging Face's model, eager and compiled.
 
     Args:
-      shape: What is computed.
+      shape: The size of the computation.
       platform: JAX's.
       names: The programs that are wanted.
 
@@ -160,13 +170,15 @@ def peers(shape: Shape, platform: str, names: tuple[str, ...]) -> list[Runner]:
       Both, of the same parameters.
     """
     model = model_config(shape, "xla", "none", scan=False)
-    peer = HuggingFace(model, shape, platform)
-    runners = []
+    torch_model = HuggingFace(model, shape, platform)
+    both = []
     for name in (EAGER, COMPILED):
-        calls = peer.calls(compiled=name == COMPILED)
+        calls = torch_model.calls(compiled=name == COMPILED)
         wanted = {key: calls[key] for key in names}
         # It projects every position.
-        runners.append(
-            Runner(name, "sdpa", "none", shape.length, wanted, peer.wait, {})
+        both.append(
+            Implementation(
+                name, "sdpa", "none", shape.length, wanted, torch_model.wait, {}
+            )
         )
-    return runners
+    return both

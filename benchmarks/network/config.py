@@ -1,0 +1,165 @@
+"""The flags of `python -m benchmarks.network`, and the workloads that they name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from benchmarks.network.hosts import bits_per_second
+from benchmarks.network.results import BASELINES
+
+AUTO = "auto"
+"""The rate at which the network takes most of Adam's step."""
+OPTIMIZERS = "adam", "onebit_adam"
+COMPRESSED = "sign_mean", "count_mean"
+EXCHANGES = "pmean", *COMPRESSED
+
+
+@dataclass(frozen=True)
+class Config:
+    """Measures steps and exchanges on slow links. Lists are separated by commas."""
+
+    hosts: str = "2,4"
+    """Numbers of hosts."""
+    rates: str = "100mbit,1gbit"
+    """Of each host's link, such as 100mbit, 2.5gbit, unlimited or auto."""
+    optimizers: str = "adam,onebit_adam"
+    """Optimizers whose training steps are taken."""
+    exchanges: str = "pmean,sign_mean"
+    """Exchanges by themselves: of pmean, sign_mean and count_mean."""
+    onebit_exchanges: str = "sign_mean"
+    """1-bit Adam's exchanges: of sign_mean and count_mean."""
+    exchange_only: bool = False
+    """Take no training steps."""
+    model: Literal["tiny", "mini", "small", "medium", "base", "large"] = "mini"
+    """Size of the BERT."""
+    batch: int = 1
+    """Sequences a device."""
+    seq: int = 16
+    """Tokens a sequence."""
+    size: float = 1.1e7
+    """Values of an exchange by itself."""
+    devices: int = 1
+    """Virtual devices a host."""
+    topology: Literal["auto", "flat", "hierarchical"] = "auto"
+    """Of 1-bit exchanges; auto is hierarchical where hosts have several devices."""
+    repeats: int = 11
+    """Measured times, of which the median counts."""
+    longest: float = 30
+    """Seconds that the repeats of a row may take; three are made in any case."""
+    timeout: float = 600
+    """Seconds that a process may take to compile, or longer than expected to measure,
+    before the run is given up."""
+    json: Path | None = None
+    """The JSON for the results, which keeps those of other hosts, devices and rates."""
+    page: Path | None = None
+    """Markdown, whose tables between its two marks are written anew."""
+    picture: Path | None = None
+    """The PNG for the picture."""
+    clean: bool = False
+    """Only take down the hosts of runs that were killed."""
+
+
+class Workload(NamedTuple):
+    """A training step in one stage, or an exchange by itself.
+
+    Attributes:
+      kind: 'step' or 'exchange'.
+      name: The optimizer, or the exchange.
+      stage: 'warmup', 'compressed', or None where there is but one.
+      arguments: The arguments of the worker's function that prepares it.
+    """
+
+    kind: Literal["step", "exchange"]
+    name: str
+    stage: str | None
+    arguments: dict[str, Any]
+
+
+def listed(text: str) -> list[str]:
+    """The parts of a list that is separated by commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def workloads(config: Config) -> list[Workload]:
+    """The workloads that the flags name, baselines first.
+
+    Args:
+      config: The flags.
+
+    Returns:
+      The workloads.
+
+    Raises:
+      SystemExit: A name is unknown.
+    """
+    onebit_exchanges = _known(config.onebit_exchanges, "--onebit-exchanges", COMPRESSED)
+    optimizers = _known(config.optimizers, "--optimizers", OPTIMIZERS)
+    exchanges = _known(config.exchanges, "--exchanges", EXCHANGES)
+    flat = ", flat" if config.devices > 1 and config.topology == "flat" else ""
+
+    def step(name: str, optimizer: str, exchange: str, stage: str | None) -> Workload:
+        arguments = {"optimizer": optimizer, "exchange": exchange, "stage": stage}
+        return Workload("step", name, stage, arguments)
+
+    chosen = []
+    for optimizer in [] if config.exchange_only else optimizers:
+        if optimizer == "adam":
+            chosen.append(step("adam", optimizer, "sign_mean", None))
+            continue
+        chosen.append(step(optimizer, optimizer, "sign_mean", "warmup"))
+        for exchange in onebit_exchanges:
+            name = optimizer + ("" if exchange == "sign_mean" else f", {exchange}")
+            chosen.append(step(name + flat, optimizer, exchange, "compressed"))
+    for exchange in exchanges:
+        name = exchange + ("" if exchange == "pmean" else flat)
+        chosen.append(Workload("exchange", name, None, {"name": exchange}))
+    return sorted(chosen, key=lambda each: each.name not in BASELINES.values())
+
+
+def _known(text: str, flag: str, known: tuple[str, ...]) -> list[str]:
+    names = listed(text)
+    for name in names:
+        if name not in known:
+            raise SystemExit(f"{flag} takes {', '.join(known)}, not {name!r}.")
+    return names
+
+
+def host_counts(config: Config) -> list[int]:
+    """The numbers of hosts, of flags that can be measured with.
+
+    Args:
+      config: The flags.
+
+    Returns:
+      Them.
+
+    Raises:
+      SystemExit: A flag's value cannot be used.
+    """
+    names = [workload.name for workload in workloads(config)]
+    for rate in listed(config.rates):
+        if rate == AUTO and "adam" not in names:
+            raise SystemExit("--rates auto is found from Adam's step: measure it too.")
+        if rate != AUTO:
+            try:
+                bits_per_second(rate)
+            except ValueError as error:
+                raise SystemExit(f"--rates: {error}.") from None
+    numbers = config.devices, config.batch, config.seq, config.repeats, config.size
+    if not all(number >= 1 for number in numbers):  # NaN is not
+        raise SystemExit(
+            "--devices, --batch, --seq, --repeats and --size must be at least 1."
+        )
+    if not (config.longest > 0 and config.timeout > 0):
+        raise SystemExit("--longest and --timeout must be positive numbers of seconds.")
+    for flag, file in (("--json", config.json), ("--picture", config.picture)):
+        if file and not file.parent.is_dir():
+            raise SystemExit(f"{flag} {file}: there is no folder {file.parent}.")
+    if config.page and not config.page.is_file():
+        raise SystemExit(f"--page {config.page}: there is no such file.")
+    counts = listed(config.hosts)
+    if not all(count.isdecimal() and int(count) > 1 for count in counts):
+        raise SystemExit(f"--hosts takes numbers from 2 on, not {config.hosts!r}.")
+    return [int(count) for count in counts]

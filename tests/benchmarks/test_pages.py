@@ -1,0 +1,54 @@
+"""Every published table follows from the JSON beside it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.bert.report import text as bert_text
+from benchmarks.bert.results import Compiled, PassTiming, ProductRate
+from benchmarks.bert.results import Results as BertResults
+from benchmarks.network import plan as network_plan
+from benchmarks.network.report import MARK, read_results, tables
+from benchmarks.page import fill
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def stored(name):
+    return json.loads((DOCS / name).read_text(encoding="utf-8"))
+
+
+def bert():
+    values = stored("bert.json")
+    rows = [PassTiming(**row) for row in values["rows"]]
+    peaks = [ProductRate(**peak) for peak in values["peaks"]]
+    return bert_text(BertResults(**(values | {"rows": rows, "peaks": peaks})))
+
+
+@pytest.mark.parametrize(
+    ("page", "mark", "text"),
+    [
+        ("network.md", MARK, lambda: tables(read_results(DOCS / "network.json"))),
+        ("bert.md", "cpu", bert),
+        ("bert.md", "h200", lambda: bert_text(Compiled(**stored("bert-h200.json")))),
+        (
+            "plan.md",
+            MARK,
+            lambda: network_plan.text(network_plan.compare(stored("network.json"))),
+        ),
+    ],
+    ids=["network", "bert", "bert compiled", "plan"],
+)
+def test_a_page_is_what_its_json_says(page, mark, text):
+    published = (DOCS / page).read_text(encoding="utf-8")
+    assert fill(published, mark, text()) == published
+
+
+def test_a_page_keeps_all_but_its_tables():
+    page = "a\n<!-- measured -->\nold\n<!-- end of measured -->\nb\n"
+    filled = "a\n<!-- measured -->\n\nnew\n\n<!-- end of measured -->\nb\n"
+    assert fill(page, "measured", "new") == filled
+    assert fill(filled, "measured", "new") == filled
+    with pytest.raises(SystemExit, match="<!-- gpu --> and <!-- end of gpu -->"):
+        fill(page, "gpu", "new")

@@ -1,0 +1,117 @@
+"""The flags of `python -m train.plan`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+from train.core.errors import InputError
+from train.plan import gpu_compiler
+from train.plan.sizes import SIZES
+from train.plan.targets import GPUS
+
+GpuName = Literal["v100", "a100", "h100", "h200", "l40s", "rtx4090"]
+CompressedName = Literal["sign_mean", "count_mean"]
+ExchangeName = Literal["exact_mean", "sign_mean", "count_mean"]
+
+COMPILED_ONLY = "topology", "exchange", "fsdp"
+"""Flags that choose what is compiled."""
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """Predicts what 1-bit Adam gains on a cluster."""
+
+    rate: float
+    """Gbit/s that a host sends to others, all its network cards together."""
+    rate_is: Literal["measured", "nominal"] = "nominal"
+    """Whether --rate was measured (iperf between two hosts) or is the nominal one."""
+    model: str = "large"
+    """A BERT by name (tiny, mini, small, medium, base, large, 7b), or a number of
+    parameters, as 1.5e9."""
+    hosts: int = 8
+    """Hosts."""
+    gpus: int = 8
+    """GPUs a host."""
+    gpu: GpuName = "h200"
+    """What the GPUs are."""
+    inside_rate: float | None = None
+    """Gbit/s that a GPU sends to others of its host; default: 80 % of its NVLink's, or
+    PCIe's, nominal rate."""
+    latency_us: float = 20.0
+    """Microseconds of a message between hosts, beside its bytes."""
+    batch: int = 16
+    """Sequences a GPU and micro-batch."""
+    accumulate: int = 1
+    """Micro-batches a step."""
+    seq: int = 128
+    """Tokens a sequence."""
+    compute_ms: float | None = None
+    """Measured milliseconds of a micro-batch's forward and backward pass; default: from
+    the GPU's FLOP/s."""
+    optimizer_ms: float | None = None
+    """Measured milliseconds of Adam's update; default: from the GPU's memory."""
+    overlap: float = 0.0
+    """Share of the last backward pass behind which an exact exchange hides."""
+    remat: bool = False
+    """Recompute the layers in the backward pass, for less memory."""
+    warmup: float = 0.15
+    """Share of the steps before the freeze."""
+    warmup_gradients: Literal["float32", "bfloat16"] = "float32"
+    """What 1-bit Adam's warm-up exchanges; train.pretrain's is float32."""
+    compile: bool = False
+    """Compile the whole training step for these GPUs, without any, and say what it
+    holds and sends."""
+    topology: Literal["auto", "flat", "hierarchical"] = "auto"
+    """What is compiled: hierarchical where hosts have several GPUs, else flat."""
+    exchange: CompressedName = "sign_mean"
+    """What is compiled: the exchange of signs or of counts."""
+    fsdp: bool = False
+    """What is compiled: parameters, moments and errors sharded over the GPUs of a host,
+    each shard compressed between hosts."""
+    json: Path | None = None
+    """Where all numbers go."""
+
+
+def check(config: PlanConfig) -> None:
+    """Refuses what no cluster has, or what cannot be compiled.
+
+    Raises:
+      InputError: A flag's value is out of its range, or XLA's compiler is missing.
+    """
+    for name in ("hosts", "gpus", "batch", "accumulate", "seq"):
+        if getattr(config, name) < 1:
+            raise InputError(f"--{name} must be at least 1.")
+    for name in ("rate", "inside_rate", "compute_ms", "optimizer_ms"):
+        value = getattr(config, name)
+        if value is not None and not 0 < value < math.inf:
+            flag = name.replace("_", "-")
+            raise InputError(f"--{flag} must be a positive number, not {value}.")
+    if not 0 <= config.latency_us < math.inf:
+        raise InputError(f"--latency-us must not be negative, got {config.latency_us}.")
+    for name in ("warmup", "overlap"):
+        if not 0 <= getattr(config, name) <= 1:
+            raise InputError(f"--{name} is a share, from 0 to 1.")
+    if config.compile:
+        _check_compiled(config)
+        return
+    for flag in fields(config):
+        chosen = getattr(config, flag.name) != flag.default
+        if flag.name in COMPILED_ONLY and chosen:
+            raise InputError(
+                f"--{flag.name} chooses what is compiled; add --compile, or leave it "
+                "out: the table has every form."
+            )
+
+
+def _check_compiled(config: PlanConfig) -> None:
+    if not GPUS[config.gpu].target:
+        can = ", ".join(name for name, gpu in GPUS.items() if gpu.target)
+        raise InputError(f"--compile knows the GPUs {can}, not {config.gpu}.")
+    if config.model not in SIZES:
+        raise InputError(f"--compile needs the shapes of one of {', '.join(SIZES)}.")
+    if config.fsdp and (config.hosts == 1 or config.gpus == 1):
+        raise InputError("--fsdp needs several hosts of several GPUs.")
+    gpu_compiler.check_installed()
