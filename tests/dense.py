@@ -38,7 +38,7 @@ def signs(x, blocks, kind):
     return np.where(x >= 0, 1, -1) * scales_of(x, blocks, kind)
 
 
-def near_zero(x, size):
+def near_zero(x, size, blocks=None):
     # Exact zeros are decided: they are positive.
     return (np.abs(x) < 1e-5 * size) & (x != 0)
 
@@ -48,7 +48,9 @@ def exact_mean(values, errors, server_error):
     return Result(values.mean(axis=0), 0 * errors, 0 * server_error, undecided)
 
 
-def two_phases(values, errors, server_error, codec, blocks, served=None):
+def two_phases(
+    values, errors, server_error, codec, blocks, served=None, near=near_zero
+):
     """Workers encode, servers average and encode again; both keep errors.
 
     Args:
@@ -58,14 +60,15 @@ def two_phases(values, errors, server_error, codec, blocks, served=None):
       codec: from values and their blocks to what is decoded from their code.
       blocks: (size,), of the workers.
       served: (size,), of the servers; those of the workers if left out.
+      near: from values, their size and blocks to whether rounding may decide them.
     """
     served = blocks if served is None else served
     x = values + errors
     sent = np.stack([codec(row, blocks) for row in x])
     y = sent.mean(axis=0) + server_error
     agreed = codec(y, served)
-    undecided = near_zero(y, np.abs(sent).max(axis=0) + np.abs(server_error))
-    undecided |= near_zero(x, np.abs(x).max()).any(axis=0)
+    undecided = near(y, np.abs(sent).max(axis=0) + np.abs(server_error), served)
+    undecided |= np.stack([near(row, np.abs(x).max(), blocks) for row in x]).any(axis=0)
     return Result(agreed, x - sent, y - agreed, undecided)
 
 

@@ -51,8 +51,9 @@ class Case:
       simulation: of a leaf that is not exchanged exactly.
       inside: axes inside of which the mean is exact, before all else.
       specs: how parameters are sharded over an axis that has no workers.
-      spoils: how much is not finite where one value is not: its 'block', the 'leaf'
-        or the 'value' alone.
+      spoils: how much is not finite where one value is not: its 'block', the 'leaf',
+        the 'value' alone, or 'nothing'.
+      is_mean: whether the sum of what is returned is that of the means, but for errors.
       exact_below: leaves, or shards, of fewer values go exactly.
       squares: whether 1e30, whose square is not finite, is not finite.
       error_dtype: of the errors; None where there are none.
@@ -65,6 +66,7 @@ class Case:
     inside: tuple[str, ...] = ()
     specs: Any = None
     spoils: str = "block"
+    is_mean: bool = True
     exact_below: float = BLOCK // 32 + 2
     squares: bool = False
     error_dtype: Any = jnp.float32
