@@ -20,6 +20,7 @@ from onebit_jax import (
     exact_mean,
     hierarchical,
     per_shard,
+    quantized_mean,
     sign_mean,
 )
 
@@ -55,6 +56,7 @@ class Case:
         the 'value' alone, or 'nothing'.
       is_mean: whether the sum of what is returned is that of the means, but for errors.
       exact_below: leaves, or shards, of fewer values go exactly.
+      exact_1d: whether leaves of fewer than two dimensions do too.
       squares: whether 1e30, whose square is not finite, is not finite.
       error_dtype: of the errors; None where there are none.
       resized: the axis that a state is moved to other sizes of, and these.
@@ -68,6 +70,7 @@ class Case:
     spoils: str = "block"
     is_mean: bool = True
     exact_below: float = BLOCK // 32 + 2
+    exact_1d: bool = False
     squares: bool = False
     error_dtype: Any = jnp.float32
     resized: tuple[tuple[tuple[str, int], ...], ...] = ()
@@ -92,7 +95,8 @@ class Case:
         return [places.reshape(-1)]
 
     def is_exact(self, name):
-        return self.shards_of(name)[0].size < max(1, self.exact_below)
+        few = self.shards_of(name)[0].size < max(1, self.exact_below)
+        return few or (self.exact_1d and len(SHAPES[name]) < 2)
 
     def blocks_of(self, name):
         """For each value of a leaf the number of its block."""
@@ -142,11 +146,40 @@ def as_deepspeed(values, errors, server_error, blocks):
     )
 
 
+def steps_of(x, blocks, bits):
+    """For each value the step of its block; 1 for a block of zeros."""
+    largest = 2 ** (bits - 1) - 1
+    if bits == 2:
+        steps = 1.224 * dense.scales_of(x, blocks, "rms")
+    else:
+        steps = np.zeros(blocks.max(initial=0) + 1)
+        np.maximum.at(steps, blocks, np.abs(x) / largest)
+        steps = steps[blocks]
+    return np.where(steps > 0, steps, 1)
+
+
+def levels(x, blocks, bits):
+    largest, steps = 2 ** (bits - 1) - 1, steps_of(x, blocks, bits)
+    return steps * np.clip(np.round(x / steps), -largest, largest)
+
+
+def between_levels(x, size, blocks, bits):
+    del size
+    part = np.abs(x / steps_of(x, blocks, bits)) % 1
+    return np.abs(part - 0.5) < 1e-4
+
+
+def by_levels(values, errors, server_error, blocks, bits):
+    codec, near = (functools.partial(f, bits=bits) for f in (levels, between_levels))
+    return dense.two_phases(values, errors, server_error, codec, blocks, near=near)
+
+
 BITS_16 = {"scale": "rms", "error_dtype": "bfloat16"}
 rms_signs = functools.partial(by_signs, kind="rms")
 rms_counts = functools.partial(by_counts, kind="rms")
 signs = functools.partial(sign_mean, block_size=BLOCK)
 counts = functools.partial(count_mean, block_size=BLOCK)
+quantized = functools.partial(quantized_mean, block_size=BLOCK)
 low = {"squares": True, "error_dtype": jnp.bfloat16}
 
 
@@ -257,6 +290,37 @@ CASES = {
     "per-shard-exact-2": in_shards(
         lambda: exact_mean("data"), 2, None, spoils="value", error_dtype=None
     ),
+    **{
+        f"quantized-{bits}-{workers}": Case(
+            functools.partial(quantized, "data", bits),
+            data(workers),
+            functools.partial(by_levels, bits=bits),
+            exact_below=bits + 2,
+            squares=bits == 2,
+            resized=moved(data(8)),
+        )
+        for bits, workers in ((2, 3), (4, 2), (8, 4))
+    },
+    "quantized-1d-3": Case(
+        lambda: quantized("data", exact_1d=True),
+        data(3),
+        functools.partial(by_levels, bits=4),
+        exact_below=6,
+        exact_1d=True,
+    ),
+    "hierarchical-quantized-2x4": two_levels(
+        lambda: quantized("host"),
+        2,
+        4,
+        simulation=functools.partial(by_levels, bits=4),
+        exact_below=6,
+    ),
+    "per-shard-quantized-2": in_shards(
+        lambda: quantized("data"),
+        2,
+        functools.partial(by_levels, bits=4),
+        exact_below=6,
+    ),
     "per-shard-sign-2": in_shards(
         lambda: signs("data"),
         2,
@@ -289,6 +353,7 @@ KINDS = (
     "per-shard-count-2",
     "hierarchical-exact-2x4",
     "per-shard-exact-2",
+    "quantized-4-2",
 )
 
 
