@@ -13,6 +13,7 @@ from onebit_jax.exchanges.per_shard import per_shard as per_shard
 from onebit_jax.exchanges.quantized_mean import quantized_mean as quantized_mean
 from onebit_jax.exchanges.sign_mean import sign_mean as sign_mean
 from onebit_jax.exchanges.two_phase import two_phase as two_phase
+from onebit_jax.exchanges.vote_mean import vote_mean as vote_mean
 from onebit_jax.inspect.collectives import Collective as Collective
 from onebit_jax.inspect.metrics import metrics as metrics
 from onebit_jax.inspect.replicas import (

@@ -22,6 +22,7 @@ from onebit_jax import (
     per_shard,
     quantized_mean,
     sign_mean,
+    vote_mean,
 )
 
 BLOCK = 32
@@ -144,6 +145,21 @@ def as_deepspeed(values, errors, server_error, blocks):
     return result._replace(
         agreed=result.agreed[:size], undecided=result.undecided[:size]
     )
+
+
+def by_votes(values, errors, server_error, blocks):
+    del blocks
+    votes = np.where(np.where(values >= 0, 1, -1).sum(axis=0) >= 0, 1.0, -1.0)
+    undecided = dense.near_zero(values, 1e-2).any(axis=0)
+    return dense.Result(votes, 0 * errors, 0 * server_error, undecided)
+
+
+VOTES = {
+    "exact_below": 0,
+    "spoils": "nothing",
+    "is_mean": False,
+    "error_dtype": None,
+}
 
 
 def steps_of(x, blocks, bits):
@@ -321,6 +337,16 @@ CASES = {
         functools.partial(by_levels, bits=4),
         exact_below=6,
     ),
+    **{
+        f"vote-{workers}": Case(
+            lambda: vote_mean("data"), data(workers), by_votes, **VOTES
+        )
+        for workers in (1, 2, 3, 8)
+    },
+    "hierarchical-vote-2x4": two_levels(
+        lambda: vote_mean("host"), 2, 4, simulation=by_votes, **VOTES
+    ),
+    "per-shard-vote-2": in_shards(lambda: vote_mean("data"), 2, by_votes, **VOTES),
     "per-shard-sign-2": in_shards(
         lambda: signs("data"),
         2,
@@ -354,6 +380,7 @@ KINDS = (
     "hierarchical-exact-2x4",
     "per-shard-exact-2",
     "quantized-4-2",
+    "vote-3",
 )
 
 
