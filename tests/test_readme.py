@@ -1,4 +1,4 @@
-"""Every code block of the README runs as it stands."""
+"""Every code block of the README, and of the page on your own parts, runs."""
 
 import pathlib
 import re
@@ -9,14 +9,18 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+OWN = (ROOT / "docs" / "write-your-own.md").read_text(encoding="utf-8")
+BLOCKS, OWN_BLOCKS = (
+    re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    for text in (README, OWN)
+)
 TARGETS = set(re.findall(r"^make ([\w-]+)", README, re.MULTILINE))
 
 
-@pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_python_block(number, tmp_path):
-    script = tmp_path / "block.py"
-    script.write_text(BLOCKS[number], encoding="utf-8")
+def output_of(block, folder):
+    """What a block prints, run by itself."""
+    script = folder / "block.py"
+    script.write_text(block, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-W", "error", script],
         cwd=ROOT,
@@ -26,10 +30,32 @@ def test_python_block(number, tmp_path):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_python_block(number, tmp_path):
+    printed = output_of(BLOCKS[number], tmp_path)
     if "print(loss" in BLOCKS[number]:
-        assert float(done.stdout.split()[0]) < 0.1, "the example must learn"
+        assert float(printed.split()[0]) < 0.1, "the example must learn"
         lines = BLOCKS[number].strip().splitlines()
         assert len(lines) <= 12, "the simplest use is ten lines and an import"
+
+
+def test_an_exchange_of_your_own(tmp_path):
+    assert float(output_of(OWN_BLOCKS[0], tmp_path).split()[0]) > 19
+
+
+def test_an_optimizer_of_your_own(tmp_path):
+    *_, warmup, compressed, loss = output_of(OWN_BLOCKS[1], tmp_path).splitlines()
+    assert "(warmup)" in warmup
+    assert "(compressed)" in compressed
+    assert float(loss) < 1
+
+
+def test_a_task_of_your_own(tmp_path):
+    *_, last = output_of(OWN_BLOCKS[2], tmp_path).splitlines()
+    assert "'step': 40, 'eval_loss'" in last
 
 
 def test_there_are_blocks_and_their_make_targets_exist():

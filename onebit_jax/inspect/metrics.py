@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from onebit_jax.workers.nodes import nodes_with
+
 if TYPE_CHECKING:
     from jax import Array
 
@@ -40,18 +42,8 @@ def metrics(state: Any) -> dict[str, Array]:
       0
     """
     measures: dict[str, Any] = {}
-    for node in _telling((state,)):
+    for node in nodes_with((state,), "metrics"):
         for name, value in node.metrics().items():
             before = measures.get(name, value)
             measures[name] = jnp.maximum(before, value)
     return measures
-
-
-def _telling(state: Any) -> list[Any]:
-    """The nodes with metrics, those inside one another too."""
-
-    def tells(node: Any) -> bool:
-        return node is not state and hasattr(node, "metrics")
-
-    nodes = [x for x in jax.tree.leaves(state, is_leaf=tells) if tells(x)]
-    return nodes + [deeper for node in nodes for deeper in _telling(node)]

@@ -78,6 +78,8 @@ class ScaleByOnebitAdamState(NamedTuple):
     growth: GrowthState | None
     exchange: Any
 
+    stages = ("warmup", "compressed")
+
     def metrics(self) -> dict[str, Array]:
         """Measures of the optimizer; see `onebit_jax.metrics`."""
         errors = worker_local_nodes(self.exchange)

@@ -16,6 +16,7 @@ from onebit_jax.step.local_gradients import local_value_and_grad
 from onebit_jax.step.local_params import local_params
 from onebit_jax.workers.arithmetic import mean
 from onebit_jax.workers.axes import AxisNames, as_tuple, varying_axes
+from onebit_jax.workers.nodes import nodes_with
 from onebit_jax.workers.placement import abstract_state, state_specs
 from onebit_jax.workers.placement import init as init_state
 from onebit_jax.workers.specs import is_spec, names_of
@@ -66,7 +67,8 @@ def data_parallel(
     Returns:
       `init(params)` and `step(params, state, batch, *args, stage=None)`. Each leaf
       of the batch has the examples of all workers along its first axis. `stage` is
-      static: the name of one of the optimizer's stages compiles that one alone.
+      static: the name of one of the optimizer's stages, which its state tells
+      (`stages`), compiles that one alone.
 
     Raises:
       ValueError: from `init`, if the exchange works over other axes; from `step`, if
@@ -142,6 +144,7 @@ def data_parallel(
     ) -> tuple[Any, ...]:
         _check_batch(batch, workers, axes)
         _check_workers(state, mesh)
+        _check_stage(state, stage)
 
         def local_step(params: Any, state: Any, batch: Any, *args: Any):
             value, gradients = local_value_and_grad(loss_fn, axes, has_aux=has_aux)(
@@ -217,6 +220,16 @@ def _check_batch(batch: Any, workers: int, axes: tuple[str, ...]) -> None:
                 f"the batch's leaf {name or 'itself'} has shape {leaf.shape}: its "
                 f"first axis must be a multiple of the {workers} workers of {axes}."
             )
+
+
+def _check_stage(state: Any, stage: str | None) -> None:
+    stages = {name for node in nodes_with((state,), "stages") for name in node.stages}
+    if stage is not None and stage not in stages:
+        known = ", ".join(map(repr, sorted(stages))) or "none"
+        raise ValueError(
+            f"the optimizer has no stage {stage!r}, but {known}: name one of its own, "
+            "or leave the stage out."
+        )
 
 
 def _check_workers(state: Any, mesh: Mesh) -> None:

@@ -41,7 +41,7 @@ def bound_workers(axes: tuple[str, ...]) -> int:
     try:
         return math.prod(lax.axis_size(name) for name in axes)
     except NameError:
-        raise _not_bound(axes) from None
+        raise not_bound(axes) from None
 
 
 def worker_count(axes: tuple[str, ...]) -> tuple[int, int]:
@@ -67,10 +67,11 @@ def worker_count(axes: tuple[str, ...]) -> tuple[int, int]:
         if all(name in shape for name in axes):
             workers = math.prod(shape[name] for name in axes)
             return workers, workers
-        raise _not_bound(axes) from None
+        raise not_bound(axes) from None
 
 
-def _not_bound(axes: tuple[str, ...]) -> ValueError:
+def not_bound(axes: tuple[str, ...]) -> ValueError:
+    """The error of worker axes that are neither bound nor in the mesh in context."""
     known = ", ".join(map(repr, jax.sharding.get_abstract_mesh().shape)) or "none"
     return ValueError(
         f"worker axis {axes} is not bound (axes in context: {known}): check its "

@@ -9,6 +9,7 @@ import jax
 import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from onebit_jax.workers.axes import not_bound
 from onebit_jax.workers.specs import is_spec, names_of
 from onebit_jax.workers.worker_local import is_worker_local, worker_local_nodes
 
@@ -78,6 +79,9 @@ def abstract_state(
     shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         state = jax.eval_shape(tx.init, shapes)
+        for node in worker_local_nodes(state):
+            if not set(node.axes) <= set(mesh.axis_names):
+                raise not_bound(node.axes)
     _check_wrappers(state)
     own = {
         path: (p.shape, p.sharding.spec)

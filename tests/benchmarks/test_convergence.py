@@ -96,7 +96,7 @@ def test_the_json_is_read_again(small, monkeypatch, tmp_path):
     runs = Runs(config)
     runs._done[case] = run_of(case, 5.0)
     runs._write()
-    monkeypatch.setattr("benchmarks.convergence.ProcessPoolExecutor", None)
+    monkeypatch.setattr("benchmarks.convergence.command.ProcessPoolExecutor", None)
     assert Runs(config).of(case) == run_of(case, 5.0)
     for file, changes in {"a": {"steps": 7}, "b": {}}.items():
         (tmp_path / "text.txt").write_text(f"The line {file}.\n")

@@ -374,7 +374,7 @@ ENTRY %main.18_spmd (param.7: f32[128], param.8: s32[1]) -> f32[128] {
 
 def test_gpu_forms(mesh):
     found = traffic(Text(GPU), mesh)
-    assert found.stages == ("compressed", "unnamed")
+    assert found.stages == ("unnamed", "compressed")
     assert found.collectives == (
         # The combiner dropped its name; it is the branch beside the compressed one.
         ("all-reduce", "f32+bf16", 524, ("a",), 4, 1, "unnamed", 786),
