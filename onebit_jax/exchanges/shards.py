@@ -46,14 +46,12 @@ def add_shard_axis(
             lambda x: jnp.repeat(x[:, None], shards, axis=1), node.value
         )
         spec = PartitionSpec(first, names or None)
-        # An average of flat shares of leaves may be cut into other shares.
-        apart = not (inside and node.resizing == "average")
         return dataclasses.replace(
             node,
             value=value,
             axes=(*node.axes, *names) if inside else node.axes,
             specs=(spec,) * len(jax.tree.leaves(value)),
-            shard_axes=node.shard_axes + apart,
+            shard_axes=node.shard_axes + 1,
         )
 
     return _map_nodes(of_node, state)

@@ -86,9 +86,9 @@ def _convert_leaf(
     shards = old.shape[1 : 1 + node.shard_axes]
     if shards != new.shape[1 : 1 + node.shard_axes]:
         raise ValueError(
-            f"the state's parameters are divided into {shards} shards and the mesh "
-            f"divides them into {new.shape[1 : 1 + node.shard_axes]}: resize changes "
-            "the number of workers alone, so keep the other axes as they are."
+            f"the state is divided into {shards} shards and the mesh divides it into "
+            f"{new.shape[1 : 1 + node.shard_axes]}: resize changes the number of "
+            "workers, or of hosts, so keep the other axes as they are."
         )
     # A row for each shard: what its workers hold, one after another.
     number = math.prod(shards)

@@ -91,3 +91,13 @@ def test_any_exchange_is_given_a_share_of_the_means_of_hosts():
         np.testing.assert_allclose(
             agreed.reshape(-1), np.concatenate(expected), rtol=1e-5
         )
+
+
+def test_shares_of_another_exchange_are_not_cut_anew():
+    """DeepSpeed pads each share: joined, they are not the leaf."""
+    tx = onebit_jax.hierarchical(onebit_jax.deepspeed_sign_mean("host"), "device")
+    old, new = (mesh_over({"host": 2, "device": devices}) for devices in (2, 4))
+    params = jnp.zeros(70)
+    state = onebit_jax.init(tx, params, old)
+    with pytest.raises(ValueError, match="keep the other axes"):
+        onebit_jax.resize(state, tx, params, old, new)
