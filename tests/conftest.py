@@ -34,7 +34,7 @@ def pytest_addoption(parser):
 
 
 def deepspeed_files(config):
-    return sorted(config.getoption("golden_dir").glob("deepspeed_*.npz"))
+    return sorted(config.getoption("golden_dir").glob("deepspeed_onebit_adam_*.npz"))
 
 
 def pytest_configure(config):
