@@ -27,7 +27,7 @@ class FloorAtMean:
 
     negligible: float = 1e-6
 
-    def raise_low(
+    def apply(
         self, nu: optax.Params, means: optax.Params
     ) -> tuple[optax.Params, Float32[Array, ""]]:
         """The variances with the negligible ones raised.

@@ -405,7 +405,7 @@ class _OnebitAdam:
             means = jax.tree.map(jnp.mean, nu)
         else:
             means = self.growth.means(nu, growth)
-        return self.floor.raise_low(nu, means)
+        return self.floor.apply(nu, means)
 
 
 def _as_float32(x: ArrayLike) -> float | Float32[Array, ""]:
