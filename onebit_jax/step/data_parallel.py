@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -100,78 +102,110 @@ def data_parallel(
             f"{tuple(sorted(explicit - set(axes)))} is explicit, where jax.shard_map "
             "over the other axes would gather them: make the mesh with AxisType.Auto."
         )
-    tx = optax.with_extra_args_support(tx)
-    everywhere, split = PartitionSpec(), PartitionSpec(axes)
-    workers = math.prod(mesh.shape[name] for name in axes)
+    run = _Run(loss_fn, optax.with_extra_args_support(tx), mesh, axes, specs, has_aux)
+    return DataParallel(
+        run.init, jax.jit(run.step, donate_argnums=(0, 1), static_argnames="stage")
+    )
 
-    def placed(params: Any) -> Any:
-        if specs is None:
-            return jax.tree.map(lambda _: NamedSharding(mesh, everywhere), params)
-        return jax.tree.map(lambda _, spec: NamedSharding(mesh, spec), params, specs)
 
-    def keep_placed(params: Any, state: Any) -> tuple[Any, Any]:
-        # What is sharded inside workers is not the compiler's to move.
-        if specs is None:
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    loss_fn: Callable[..., Any]
+    tx: optax.GradientTransformationExtraArgs
+    mesh: Mesh
+    axes: tuple[str, ...]
+    specs: Any
+    has_aux: bool
+
+    def init(self, params: Any) -> tuple[Any, Any]:
+        """Copies of parameters, and the optimizer's state, on the mesh."""
+        params = jax.tree.map(_copy, params, self.placed(params))
+        state = init_state(self.tx, params, self.mesh)
+        _check_axes(state, self.axes)
+        _check_sharded(state, self.specs)
+        return params, state
+
+    def step(
+        self,
+        params: Any,
+        state: Any,
+        batch: Any,
+        *args: Any,
+        stage: str | None = None,
+    ) -> tuple[Any, ...]:
+        """New parameters, new state, and the means of what the loss returns."""
+        workers = math.prod(self.mesh.shape[name] for name in self.axes)
+        _check_batch(batch, workers, self.axes)
+        _check_workers(state, self.mesh)
+        _check_stage(state, stage)
+        split, everywhere = PartitionSpec(self.axes), PartitionSpec()
+        types = dict(zip(self.mesh.axis_names, self.mesh.axis_types, strict=True))
+        if any(types[name] == AxisType.Explicit for name in self.axes):
+            batch = jax.reshard(batch, NamedSharding(self.mesh, split))
+        specs_of_state = state_specs(state)
+        params, state, *rest = jax.shard_map(
+            functools.partial(
+                self.local_step, {} if stage is None else {"stage": stage}
+            ),
+            mesh=self.mesh,
+            in_specs=(everywhere, specs_of_state, split, *(everywhere for _ in args)),
+            out_specs=(
+                everywhere,
+                specs_of_state,
+                everywhere,
+                *[everywhere] * self.has_aux,
+            ),
+            axis_names=set(self.axes),
+        )(params, state, batch, *args)
+        return *self.keep_placed(params, state), *rest
+
+    def local_step(
+        self, extra: dict[str, str], params: Any, state: Any, batch: Any, *args: Any
+    ) -> tuple[Any, ...]:
+        """The step of one worker, inside `shard_map`."""
+        value_and_grad = local_value_and_grad(
+            self.loss_fn, self.axes, has_aux=self.has_aux
+        )
+        value, gradients = value_and_grad(local_params(params, state), batch, *args)
+        updates, state = self.tx.update(gradients, state, params, **extra)
+        _check_agreed(updates, self.axes)
+        params = optax.apply_updates(params, updates)
+        means = jax.tree.map(lambda x: mean(x, self.axes), value)
+        return params, state, *(means if self.has_aux else (means,))
+
+    def placed(self, params: Any) -> Any:
+        """The shardings of parameters."""
+        if self.specs is None:
+            everywhere = NamedSharding(self.mesh, PartitionSpec())
+            return jax.tree.map(lambda _: everywhere, params)
+        return jax.tree.map(
+            lambda _, spec: NamedSharding(self.mesh, spec), params, self.specs
+        )
+
+    def keep_placed(self, params: Any, state: Any) -> tuple[Any, Any]:
+        """Parameters and state where they were, where they are sharded."""
+        if self.specs is None:
             return params, state
-        shardings = placed(params)
+        # What is sharded inside workers is not the compiler's to move.
+        shardings = self.placed(params)
         shapes = jax.tree.map(
             lambda p, s: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=s),
             params,
             shardings,
         )
-        made = abstract_state(tx, shapes, mesh)
+        made = abstract_state(self.tx, shapes, self.mesh)
         constrain = jax.lax.with_sharding_constraint
         return constrain(params, shardings), jax.tree.map(
             lambda x, shape: constrain(x, shape.sharding), state, made
         )
 
-    def copy(x: Any, sharding: NamedSharding) -> Any:
-        # A copy: step donates what it is given, and the caller keeps his own.
-        if isinstance(x, jax.Array) and not x.is_fully_addressable:
-            return jax.jit(jnp.copy, out_shardings=sharding)(x)
-        # From the host, as a process's own array may be known to no other process.
-        return jax.device_put(np.asarray(x), sharding)
 
-    def init(params: Any) -> tuple[Any, Any]:
-        params = jax.tree.map(copy, params, placed(params))
-        state = init_state(tx, params, mesh)
-        _check_axes(state, axes)
-        _check_sharded(state, specs)
-        return params, state
-
-    def step(
-        params: Any, state: Any, batch: Any, *args: Any, stage: str | None = None
-    ) -> tuple[Any, ...]:
-        _check_batch(batch, workers, axes)
-        _check_workers(state, mesh)
-        _check_stage(state, stage)
-
-        def local_step(params: Any, state: Any, batch: Any, *args: Any):
-            value, gradients = local_value_and_grad(loss_fn, axes, has_aux=has_aux)(
-                local_params(params, state), batch, *args
-            )
-            extra = {} if stage is None else {"stage": stage}
-            updates, state = tx.update(gradients, state, params, **extra)
-            _check_agreed(updates, axes)
-            params = optax.apply_updates(params, updates)
-            means = jax.tree.map(lambda x: mean(x, axes), value)
-            return params, state, *(means if has_aux else (means,))
-
-        if explicit & set(axes):
-            batch = jax.reshard(batch, NamedSharding(mesh, split))
-        own = state_specs(state)
-        params, state, *rest = jax.shard_map(
-            local_step,
-            mesh=mesh,
-            in_specs=(everywhere, own, split, *(everywhere for _ in args)),
-            out_specs=(everywhere, own, everywhere, *[everywhere] * has_aux),
-            axis_names=set(axes),
-        )(params, state, batch, *args)
-        return *keep_placed(params, state), *rest
-
-    return DataParallel(
-        init, jax.jit(step, donate_argnums=(0, 1), static_argnames="stage")
-    )
+def _copy(x: Any, sharding: NamedSharding) -> Any:
+    # A copy: step donates what it is given, and the caller keeps his own.
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return jax.jit(jnp.copy, out_shardings=sharding)(x)
+    # From the host, as a process's own array may be known to no other process.
+    return jax.device_put(np.asarray(x), sharding)
 
 
 def _check_axes(state: Any, axes: tuple[str, ...]) -> None:
