@@ -1,9 +1,12 @@
+"""The convergence study compares like with like, and trains nothing twice."""
+
 import filecmp
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import pytest
+from virtual_workers import mesh_of
 
 import onebit_jax
 from benchmarks.convergence import run as convergence_run
@@ -14,10 +17,11 @@ from benchmarks.convergence.arms import (
     ONEBIT_ADAM,
     optimizer,
 )
-from benchmarks.convergence.command import Config, Runs, study
+from benchmarks.convergence.config import Config
 from benchmarks.convergence.report import beside, text
 from benchmarks.convergence.run import Case, Run, Shared, train
-from benchmarks.page import fill
+from benchmarks.convergence.runs import Runs
+from benchmarks.convergence.study import study
 from models import SIZES
 from train.core import metrics_log as record
 
@@ -64,23 +68,30 @@ def known(monkeypatch):
 
 def test_every_arm_runs_at_adams_best_and_onebit_adam_at_its_own_too(known, small):
     config = replace(small, learning_rates=(1e-3, 2e-3, 3e-3))
-    found = study(config, Runs(config), lambda so_far: None)
+    compared = study(config, Runs(config), lambda so_far: None)
     assert len(known) == len(set(known))
-    assert set(found.arms) == set(ARMS)
-    for runs in found.arms.values():
+    assert set(compared.arms) == set(ARMS)
+    for runs in compared.arms.values():
         assert [run.case.seed for run in runs] == [3, 4, 5]
         assert {run.case.learning_rate for run in runs} == {2e-3}
         assert {run.case.workers for run in runs} == {8}
-    assert [run.case.seed for run in found.own_best] == [3, 4, 5]
-    assert {run.case.learning_rate for run in found.own_best} == {1e-3}
-    assert set(found.workers) == {8, 16, 32}
-    for workers, pair in found.workers.items():
+    assert [run.case.seed for run in compared.tuned_onebit] == [3, 4, 5]
+    assert {run.case.learning_rate for run in compared.tuned_onebit} == {1e-3}
+    assert set(compared.workers) == {8, 16, 32}
+    for workers, pair in compared.workers.items():
         for runs in pair.values():
             assert [run.case[2:4] for run in runs] == [(3, workers)]
     order = [case.seed for case in known if case[1:2] + case[3:] == (2e-3, 8, 300)]
     assert order == sorted(order), "a study cut short compares all arms"
-    assert {run.case.freeze for run in found.freezes} == {30, 75, 150, 300, 450, "auto"}
-    assert {run.case.seed for run in found.freezes} == {3}
+    assert {run.case.freeze for run in compared.freezes} == {
+        30,
+        75,
+        150,
+        300,
+        450,
+        "auto",
+    }
+    assert {run.case.seed for run in compared.freezes} == {3}
 
 
 def test_adam_is_compared_on_the_seeds_that_have_ended(known, small):
@@ -95,9 +106,9 @@ def test_adam_is_compared_on_the_seeds_that_have_ended(known, small):
 
 def test_beside_adam_compares_equal_seeds():
     adam = [run_of(Case(ADAM, 1.0, seed, 8, 2), 4.0 + seed) for seed in (0, 1)]
-    own = [run_of(Case(ONEBIT_ADAM, 1.0, seed, 8, 2), 5.5) for seed in (1, 2)]
-    assert beside(own, adam) == pytest.approx(0.1)
-    assert beside(own[1:], adam) is None
+    runs = [run_of(Case(ONEBIT_ADAM, 1.0, seed, 8, 2), 5.5) for seed in (1, 2)]
+    assert beside(runs, adam) == pytest.approx(0.1)
+    assert beside(runs[1:], adam) is None
 
 
 def test_the_json_is_read_again(small, monkeypatch, tmp_path):
@@ -106,7 +117,7 @@ def test_the_json_is_read_again(small, monkeypatch, tmp_path):
     runs = Runs(config)
     runs._done[case] = run_of(case, 5.0)
     runs._write()
-    monkeypatch.setattr("benchmarks.convergence.ProcessPoolExecutor", None)
+    monkeypatch.setattr("benchmarks.convergence.runs.ProcessPoolExecutor", None)
     assert Runs(config).of(case) == run_of(case, 5.0)
     for file, changes in {"a": {"steps": 7}, "b": {}}.items():
         (tmp_path / "text.txt").write_text(f"The line {file}.\n")
@@ -149,28 +160,23 @@ def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("arm", [ONEBIT_ADAM, NO_FEEDBACK])
 def test_only_the_arm_without_error_feedback_forgets(arm):
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = mesh_of(2)
     tx = optimizer(arm, lambda _: 0.1, onebit_jax.freeze_at(1))
-    run = onebit_jax.data_parallel(
-        lambda p, x: jnp.mean((p["kernel"] - x[0]) ** 2), tx, mesh
-    )
-    params, state = run.init({"kernel": jnp.zeros(4096)})
-    batch = jax.random.normal(jax.random.key(0), (8, 4096))
+
+    def loss(params, x):
+        return jnp.mean((params["kernel"] - x[0]) ** 2)
+
+    run = onebit_jax.data_parallel(loss, tx, mesh)
+    params, state = run.init({"kernel": jnp.zeros(2048)})
+    batch = jax.random.normal(jax.random.key(0), (2, 2048))
     for _ in range(3):
         params, state, _ = run.step(params, state, batch)
-    errors = [
-        leaf
-        for node in jax.tree.leaves(
-            state, is_leaf=lambda n: isinstance(n, onebit_jax.PerWorker)
-        )
-        if isinstance(node, onebit_jax.PerWorker)
-        for leaf in jax.tree.leaves(node)
-    ]
+
+    def is_per_worker(node):
+        return isinstance(node, onebit_jax.PerWorker)
+
+    nodes = filter(is_per_worker, jax.tree.leaves(state, is_leaf=is_per_worker))
+    errors = jax.tree.leaves(list(nodes))
     assert errors
     forgotten = all(not leaf.any() for leaf in errors)
     assert forgotten == (arm == NO_FEEDBACK)
-
-
-def test_a_page_without_marks_is_refused():
-    with pytest.raises(SystemExit, match="must have the lines <!-- a --> and"):
-        fill("<!-- b -->\n<!-- end of b -->", "a", "")
