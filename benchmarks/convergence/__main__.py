@@ -2,7 +2,8 @@
 
 import tyro
 
-from benchmarks.convergence.command import Config, main
+from benchmarks.convergence.command import main
+from benchmarks.convergence.config import Config
 
 if __name__ == "__main__":
     main(tyro.cli(Config, prog="python -m benchmarks.convergence"))

@@ -3,47 +3,26 @@
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
 from benchmarks.convergence.arms import ADAM, ONEBIT_ADAM
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from benchmarks.convergence.run import Run
-
-
-class Study(NamedTuple):
-    """The runs that have ended, by what they are for.
-
-    Attributes:
-      steps: Training steps of each.
-      freeze_step: Steps of the warm-up, where nothing else is said.
-      tuning: Of each arm that is tuned, a run a learning rate.
-      arms: Of each arm, at Adam's best rate, a run a seed.
-      own_best: 1-bit Adam's at its own best rate, a run a seed.
-      workers: Of each number of workers, Adam's and 1-bit Adam's, with one seed.
-      freezes: 1-bit Adam's, a run a freeze step.
-    """
-
-    steps: int
-    freeze_step: int
-    tuning: Mapping[str, Sequence[Run]]
-    arms: Mapping[str, Sequence[Run]]
-    own_best: Sequence[Run]
-    workers: Mapping[int, Mapping[str, Sequence[Run]]]
-    freezes: Sequence[Run]
+    from benchmarks.convergence.study import Study
 
 
 def beside(runs: Sequence[Run], adam: Sequence[Run]) -> float | None:
-    """How far a mean loss is above Adam's, of the seeds that both have.
+    """The excess of a mean loss over Adam's, of the seeds that both have.
 
     Args:
-      runs: An arm's.
-      adam: Adam's.
+      runs: The runs of an arm.
+      adam: Those of Adam.
 
     Returns:
       A share of Adam's; None where they have no seed in common.
@@ -52,15 +31,15 @@ def beside(runs: Sequence[Run], adam: Sequence[Run]) -> float | None:
     pairs = [(r.loss, losses[r.case.seed]) for r in runs if r.case.seed in losses]
     if not pairs:
         return None
-    own, other = map(statistics.mean, zip(*pairs, strict=True))
-    return own / other - 1
+    mean, of_adam = map(statistics.mean, zip(*pairs, strict=True))
+    return mean / of_adam - 1
 
 
 def text(study: Study) -> str:
     """The final held-out losses as Markdown tables.
 
     Args:
-      study: What has been trained so far.
+      study: The study so far.
 
     Returns:
       A table each for tuning, arms, workers and freeze steps that have runs.
@@ -92,14 +71,14 @@ def _arms(study: Study) -> str:
         for arm, runs in study.arms.items()
         if runs
     ]
-    if study.own_best:
-        rate = study.own_best[0].case.learning_rate
+    if study.tuned_onebit:
+        rate = study.tuned_onebit[0].case.learning_rate
         rows.insert(
             2,
             [
                 f"{ONEBIT_ADAM} at its own best, {rate:g}",
-                *_cells(study.own_best, adam),
-                _megabytes(study.own_best[0]),
+                *_cells(study.tuned_onebit, adam),
+                _megabytes(study.tuned_onebit[0]),
             ],
         )
     return _table(
@@ -175,8 +154,8 @@ def write_picture(file: Path, study: Study) -> None:
     """Draws each arm's mean held-out loss with a band from its best to its worst seed.
 
     Args:
-      file: Where to, a PNG.
-      study: What has been trained so far.
+      file: The PNG.
+      study: The study so far.
     """
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()

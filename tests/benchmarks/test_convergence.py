@@ -1,3 +1,5 @@
+"""The convergence study compares like with like, and trains nothing twice."""
+
 import filecmp
 from dataclasses import replace
 
@@ -14,10 +16,11 @@ from benchmarks.convergence.arms import (
     ONEBIT_ADAM,
     optimizer,
 )
-from benchmarks.convergence.command import Config, Runs, study
+from benchmarks.convergence.config import Config
 from benchmarks.convergence.report import beside, text
 from benchmarks.convergence.run import Case, Run, Shared, train
-from benchmarks.page import fill
+from benchmarks.convergence.runs import Runs
+from benchmarks.convergence.study import study
 from train.core import metrics_log
 
 
@@ -61,8 +64,8 @@ def test_every_arm_runs_at_adams_best_and_onebit_adam_at_its_own_too(known, smal
         assert [run.case.seed for run in runs] == [3, 4, 5]
         assert {run.case.learning_rate for run in runs} == {2e-3}
         assert {run.case.workers for run in runs} == {8}
-    assert [run.case.seed for run in found.own_best] == [3, 4, 5]
-    assert {run.case.learning_rate for run in found.own_best} == {1e-3}
+    assert [run.case.seed for run in found.tuned_onebit] == [3, 4, 5]
+    assert {run.case.learning_rate for run in found.tuned_onebit} == {1e-3}
     assert set(found.workers) == {8, 16, 32}
     for workers, pair in found.workers.items():
         for runs in pair.values():
@@ -96,7 +99,7 @@ def test_the_json_is_read_again(small, monkeypatch, tmp_path):
     runs = Runs(config)
     runs._done[case] = run_of(case, 5.0)
     runs._write()
-    monkeypatch.setattr("benchmarks.convergence.command.ProcessPoolExecutor", None)
+    monkeypatch.setattr("benchmarks.convergence.runs.ProcessPoolExecutor", None)
     assert Runs(config).of(case) == run_of(case, 5.0)
     for file, changes in {"a": {"steps": 7}, "b": {}}.items():
         (tmp_path / "text.txt").write_text(f"The line {file}.\n")
@@ -159,8 +162,3 @@ def test_only_the_arm_without_error_feedback_forgets(arm):
     assert errors
     forgotten = all(not leaf.any() for leaf in errors)
     assert forgotten == (arm == NO_FEEDBACK)
-
-
-def test_a_page_without_marks_is_refused():
-    with pytest.raises(SystemExit, match="must have the lines <!-- a --> and"):
-        fill("<!-- b -->\n<!-- end of b -->", "a", "")
