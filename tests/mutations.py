@@ -653,6 +653,8 @@ def run_tests(folder, tests, cache, limit=SECONDS):
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        # Names of stages are no part of a program otherwise.
+        "JAX_COMPILATION_CACHE_INCLUDE_METADATA_IN_KEY": "1",
     }
     options = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider"]
     start = time.monotonic()
