@@ -256,7 +256,7 @@ BUGS = {
     ),
     "batches that cannot be shared are taken": Bug(
         "onebit_jax/step/data_parallel.py",
-        "        _check_batch(batch, workers, axes)\n",
+        "        _check_batch(batch, workers, self.axes)\n",
         "",
         (f"{BAD_INPUT}a_batch_that_cannot_be_shared_equally",),
     ),
@@ -535,14 +535,14 @@ BUGS = {
     # Around an optimizer.
     "a stage is not told to the optimizer": Bug(
         "onebit_jax/step/data_parallel.py",
-        'extra = {} if stage is None else {"stage": stage}',
-        "extra = {}",
+        '{} if stage is None else {"stage": stage}',
+        "{}",
         (f"{METRICS}a_static_stage_reaches_the_optimizer",),
     ),
     "the loss is one worker's times their number": Bug(
         "onebit_jax/step/data_parallel.py",
-        "jax.tree.map(lambda x: mean(x, axes), value)",
-        "jax.tree.map(lambda x: workers * mean(x, axes), value)",
+        "jax.tree.map(lambda x: mean(x, self.axes), value)",
+        "jax.tree.map(lambda x: 4 * mean(x, self.axes), value)",
         (f"{TRANSFORMS}data_parallel_is_one_big_batch",),
     ),
     "a worker's loss does not see its own parameters": Bug(

@@ -27,7 +27,7 @@ BOTH = tuple(AXES)
 MEANS = {"sign_mean": onebit_jax.sign_mean, "count_mean": onebit_jax.count_mean}
 
 
-def compiled_traffic(tx):
+def compiled_traffic(tx, **options):
     devices = np.array(jax.devices()[:8]).reshape(4, 2)
     mesh = Mesh(devices, BOTH, axis_types=(AxisType.Auto,) * 2)
 
@@ -38,7 +38,7 @@ def compiled_traffic(tx):
     step = onebit_jax.data_parallel(loss, tx, mesh).step
     state = onebit_jax.abstract_state(tx, PARAMS, mesh)
     batch = jax.ShapeDtypeStruct((mesh.size, 1), jnp.float32)
-    lowered = step.lower(PARAMS, state, batch, stage="compressed")
+    lowered = step.lower(PARAMS, state, batch, **options)
     return onebit_jax.traffic(lowered.compile(), mesh)
 
 
@@ -58,7 +58,7 @@ def test_an_exchange_is_that_of_a_compiled_step(name, hierarchical):
     if hierarchical:
         exchange = onebit_jax.hierarchical(exchange, "device")
     tx = onebit_jax.onebit_adam(1e-3, exchange, onebit_jax.freeze_at(10))
-    compiled = compiled_traffic(tx).collectives
+    compiled = compiled_traffic(tx, stage="compressed").collectives
     predicted = (
         *exchange_transfers(name, LEAVES, AXES, hierarchical=hierarchical),
         *growth_transfers(LEAVES, AXES, compressed=True),
