@@ -99,7 +99,7 @@ class BlockExchange(Exchange):
     @property
     @abc.abstractmethod
     def has_server(self) -> bool:
-        """Whether workers serve blocks, and have errors as servers."""
+        """True where workers serve blocks, and have errors as servers."""
 
     @abc.abstractmethod
     def words(self, workers: int) -> int:

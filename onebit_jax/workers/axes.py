@@ -95,7 +95,7 @@ def varying_axes(x: Any) -> frozenset[str]:
 
 
 def is_agreed(x: Any, axes: tuple[str, ...]) -> bool:
-    """Whether a value is recorded as the same on the workers of some of the axes."""
+    """True of a value recorded as the same on the workers of some of the axes."""
     # Without check_vma nothing is recorded: the worker's own index shows it.
     recorded = set(axes) <= varying_axes(worker_index(axes))
     return recorded and not set(axes) <= varying_axes(x)

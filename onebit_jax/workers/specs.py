@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec
 
 
 def is_spec(node: object) -> bool:
-    """Whether a node of a tree is a partition; for `is_leaf`."""
+    """True of a node that is a partition; for `is_leaf`."""
     return isinstance(node, PartitionSpec)
 
 

@@ -63,7 +63,7 @@ class WorkerLocal:
 
 
 def is_worker_local(node: object) -> bool:
-    """Whether a node of a state is a `WorkerLocal`; for `is_leaf`."""
+    """True of a node that is a `WorkerLocal`; for `is_leaf`."""
     return isinstance(node, WorkerLocal)
 
 
