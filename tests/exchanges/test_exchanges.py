@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from virtual_workers import Workers, mesh_over
 import onebit_jax
 
 STEPS = 4
+DECAY = 0.75  # of a momentum
 each_case = pytest.mark.parametrize("name", CASES)
 each_kind = pytest.mark.parametrize("name", KINDS)
 
@@ -144,6 +146,41 @@ def test_what_was_not_sent_is_owed(name):
         assert (
             kept or case.is_exact(leaf) or case.simulation is None or case.workers == 1
         )
+
+
+class MomentumOf(NamedTuple):
+    """Has an exchange's `update` exchange the momentum that parameters stand for."""
+
+    exchange: onebit_jax.Exchange
+
+    def init(self, params):
+        return self.exchange.init(params)
+
+    def update(self, updates, state, params):
+        return self.exchange.exchange_momentum(updates, params, DECAY, state)
+
+
+@each_kind
+def test_a_momentum_is_exchanged_as_its_sum(name):
+    case, step = CASES[name], history(name)[0][-1]
+    run = Workers(
+        MomentumOf(case.make()),
+        params_of(),
+        mesh_over(case.mesh),
+        axes=case.axes,
+        specs=case.specs,
+    )
+    run.state = history(name)[1]
+    before, gradients = step.after, values_of(case.workers, STEPS)
+    rng = np.random.default_rng(0)
+    momentum = {k: rng.normal(size=s).astype(np.float32) for k, s in SHAPES.items()}
+    agreed = run.update(gradients, momentum)
+    assert {x.dtype for x in agreed.values()} == {jnp.dtype(jnp.float32)}
+    sums = {
+        k: DECAY * momentum[k] + (1 - DECAY) * np.asarray(g, np.float32)
+        for k, g in gradients.items()
+    }
+    check_step(case, Step(sums, before, agreed, errors_of(case, run.state), []))
 
 
 @each_case

@@ -12,6 +12,7 @@ from virtual_workers import Workers, mesh_of
 
 import onebit_jax
 from onebit_jax import exact_mean, freeze_at, onebit_adam, sign_mean
+from onebit_jax.optimizers.onebit_adam import GROWTH
 
 SHAPES = {"stack": (2, 18, 16), "matrix": (20, 33), "narrow": (40, 15), "vector": (40,)}
 COUNTS = (20 + 33, 2 * (18 + 16))  # lines of the matrix and, behind it, of the stack
@@ -179,6 +180,8 @@ def test_lines_add_little_to_what_is_sent():
     for stage, lines in (("warmup", 1024), ("compressed", 1024 // PERIOD)):
         more = in_stage(ours, stage) - in_stage(published, stage)
         assert more == 4 * (1 + lines), stage
+        (told,) = GROWTH.wire_cost(params, ("data",), all_lines=stage == "warmup")
+        assert told.bytes == more, stage
 
 
 def test_a_state_of_other_workers_is_refused_without_an_exchange_that_looks():

@@ -193,6 +193,22 @@ def test_data_parallel_is_one_big_batch(axis_type, has_aux):
     assert not own.is_deleted(), "the caller's parameters are his own"
 
 
+def test_a_worker_takes_gradients_at_its_own_parameters(monkeypatch):
+    """Where a state makes the parameters others, the loss and its gradient see them."""
+    monkeypatch.setattr(
+        "onebit_jax.step.data_parallel.local_params",
+        lambda params, state: params + state[0],
+    )
+    # The identity's state stands for a distance that local steps have gone.
+    distance = optax.GradientTransformation(
+        lambda params: jnp.full_like(params, 2.0), lambda u, s, p=None: (u, s)
+    )
+    tx = optax.chain(distance, exact_mean("data"), optax.sgd(0.5))
+    run = data_parallel(lambda p, x: jnp.sum(p**2) * jnp.mean(x), tx, mesh_of(2))
+    params, _, loss = run.step(*run.init(jnp.ones(1)), jnp.ones((2, 1)))
+    np.testing.assert_allclose([loss, *params], [9.0, 1.0 - 0.5 * 6.0])
+
+
 def test_data_parallel_over_one_axis_of_two():
     mesh = jax.make_mesh((4, 2), ("data", "other"), axis_types=(AxisType.Auto,) * 2)
     tx = onebit_adam(0.1, sign_mean("data", block_size=32), freeze_at(2))
