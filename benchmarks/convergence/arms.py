@@ -24,9 +24,11 @@ FROZEN = "frozen variance, exact exchange"
 DEEPSPEED = "onebit_adam, DeepSpeed's layout"
 NO_FEEDBACK = "onebit_adam, no error feedback"
 COMPRESSED_GRADIENTS = "adam on compressed gradients"
+FOUR_BITS = "adam on 4-bit gradients"
+FOUR_BITS_NO_FEEDBACK = "adam on 4-bit gradients, no error feedback"
 
 ARMS = (ADAM, ONEBIT_ADAM, FROZEN, DEEPSPEED, NO_FEEDBACK, COMPRESSED_GRADIENTS)
-"""The last two must fail."""
+"""The arms of a whole study, of which the last two must fail."""
 
 
 def optimizer(
@@ -35,7 +37,7 @@ def optimizer(
     """The optimizer of an arm.
 
     Args:
-      arm: One of `ARMS`.
+      arm: A name of this module.
       schedule: The learning rate.
       freeze: When the variance is frozen, where it is.
 
@@ -43,6 +45,7 @@ def optimizer(
       A transformation for `onebit_jax.data_parallel` over the axis `data`.
     """
     bits, exact = onebit_jax.sign_mean(AXIS), onebit_jax.exact_mean(AXIS)
+    four = onebit_jax.quantized_mean(AXIS, 4)
 
     def adam(exchange: onebit_jax.Exchange) -> optax.GradientTransformation:
         return optax.chain(
@@ -72,7 +75,11 @@ def optimizer(
         ),
         NO_FEEDBACK: lambda: onebit(WithoutFeedback(bits, bits.axes)),
         COMPRESSED_GRADIENTS: lambda: adam(bits),
+        FOUR_BITS: lambda: adam(four),
+        FOUR_BITS_NO_FEEDBACK: lambda: adam(WithoutFeedback(four, four.axes)),
     }
+    if arm not in made:
+        raise SystemExit(f"There is no arm {arm!r}: choose of {', '.join(made)}.")
     return optax.chain(onebit_jax.clip_by_worker_norm(CLIP, AXIS), made[arm]())
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import tyro
 
+from benchmarks.convergence.arms import ARMS
 from benchmarks.convergence.run import Freeze, Shared
 
 
@@ -23,6 +24,8 @@ class Config:
     """The Markdown page between whose marks, named as the JSON, the tables go."""
     runs: Path = Path("runs/convergence")
     """Folder for the runs' checkpoints and weights."""
+    arms: tuple[str, ...] = ARMS
+    """Names of the optimizers, Adam's among them."""
     learning_rates: tuple[float, ...] = (5e-4, 7e-4, 1e-3, 1.5e-3)
     """The grid that Adam and 1-bit Adam are tuned on, with the first seed."""
     seeds: tuple[int, ...] = (3, 4, 5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from benchmarks.convergence.arms import ADAM, ARMS, ONEBIT_ADAM
+from benchmarks.convergence.arms import ADAM, ONEBIT_ADAM
 from benchmarks.convergence.run import Case
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def compared_cases(config: Config, rate: float) -> Cases:
     """
     first = config.seeds[0]
     return Cases(
-        {arm: seed_cases(config, arm, rate) for arm in ARMS},
+        {arm: seed_cases(config, arm, rate) for arm in config.arms},
         {
             workers: {
                 arm: [Case(arm, rate, first, workers, config.freeze_step)]
@@ -147,9 +147,10 @@ def study(config: Config, runs: Runs, report: Callable[[Study], None]) -> Study:
     report(study_so_far(config, runs, cases))
     # A seed of all arms before the next, so that a study cut short compares them.
     train(chain(*zip(*cases.arms.values(), strict=True)))
-    train(tuning_cases(config, ONEBIT_ADAM))
-    train(tuned_onebit_cases(config, runs))
-    train(cases.freezes)
+    if ONEBIT_ADAM in config.arms:
+        train(tuning_cases(config, ONEBIT_ADAM))
+        train(tuned_onebit_cases(config, runs))
+        train(cases.freezes)
     for workers in config.more_workers:
         train(chain(*zip(*cases.workers[workers].values(), strict=True)))
     return study_so_far(config, runs, cases)
