@@ -70,6 +70,14 @@ class Workers:
         return updates
 
     def traffic(self, updates, params=None):
-        """What the compiled update sends, for updates or their shapes."""
-        lowered = self.compiled.lower(updates, self.state, params)
-        return onebit_jax.traffic(lowered.compile(), self.mesh)
+        """What the update sends, for updates or their shapes.
+
+        Its program serves all updates after it.
+        """
+        updates = jax.tree.map(
+            lambda x, own: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=own),
+            updates,
+            self.placed,
+        )
+        self.compiled = self.compiled.lower(updates, self.state, params).compile()
+        return onebit_jax.traffic(self.compiled, self.mesh)

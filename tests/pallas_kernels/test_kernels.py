@@ -1,5 +1,6 @@
 """Packing, and the three operations: every implementation against NumPy."""
 
+import functools
 import secrets
 
 import jax
@@ -30,6 +31,12 @@ shapes = pytest.mark.parametrize(
 )
 
 
+@functools.cache
+def compiled(operation, **options):
+    """An operation with these options as one program: much sooner than step by step."""
+    return jax.jit(functools.partial(operation, **options))
+
+
 @pytest.fixture
 def rng():
     seed = secrets.randbits(32)
@@ -41,11 +48,11 @@ def rng():
 def test_packing_is_planar(seed, blocks, width):
     x = np.random.default_rng(seed).normal(size=(blocks, 32, width)).astype(np.float32)
     x[np.abs(x) < 0.1] = 0
-    words = np.asarray(pk.pack_signs(jnp.asarray(x)))
+    words = np.asarray(compiled(pk.pack_signs)(jnp.asarray(x)))
     for bit in range(32):
         np.testing.assert_array_equal((words >> bit) & 1, x[:, bit, :] >= 0)
     np.testing.assert_array_equal(
-        pk.unpack_signs(jnp.asarray(words), jnp.full(blocks, 2.0)),
+        compiled(pk.unpack_signs)(words, np.full(blocks, 2.0, np.float32)),
         np.where(x >= 0, 2, -2),
     )
 
@@ -107,18 +114,15 @@ def test_compress(rng, implementation, size, block_size, scale, with_momentum):
     for buffer in (value, error, momentum):
         buffer[::7] *= 1e-20  # beside values of a normal size
     options = {"momentum": jnp.asarray(momentum), "decay": 0.9} if with_momentum else {}
-    result = pk.compress(
-        jnp.asarray(value),
-        jnp.asarray(error),
-        block_size=block_size,
-        scale=scale,
-        implementation=implementation,
-        **options,
+    compress = compiled(
+        pk.compress, block_size=block_size, scale=scale, implementation=implementation
     )
+    result = compress(jnp.asarray(value), jnp.asarray(error), **options)
     x = value.astype(float)
     x = error + (0.1 * x + 0.9 * momentum if with_momentum else x)
     check(result, *blocks_of(x, block_size), scale, 4e-6)
-    restored = pk.decompress(*result[:2], size, implementation=implementation)
+    decompress = compiled(pk.decompress, size=size, implementation=implementation)
+    restored = np.asarray(decompress(*result[:2]))
     np.testing.assert_allclose(restored + result[2], x, rtol=0, atol=4e-6)
 
 
@@ -128,14 +132,16 @@ def test_compress(rng, implementation, size, block_size, scale, with_momentum):
 def test_low_precision(rng, implementation, value_dtype, error_dtype):
     value = jnp.asarray(rng.normal(size=10_000), value_dtype)
     error = jnp.asarray(rng.normal(size=10_000), error_dtype)
-    result = pk.compress(value, error, block_size=256, implementation=implementation)
+    compress = compiled(pk.compress, block_size=256, implementation=implementation)
+    result = compress(value, error)
     assert result[2].dtype == error_dtype
     x = np.asarray(value, float) + np.asarray(error, float)
     tolerance = 4e-6 if error_dtype == jnp.float32 else 2e-2
     check(result, *blocks_of(x, 256), "mean_abs", tolerance)
-    restored = pk.decompress(
-        *result[:2], 10_000, value_dtype, implementation=implementation
+    decompress = compiled(
+        pk.decompress, size=10_000, dtype=value_dtype, implementation=implementation
     )
+    restored = decompress(*result[:2])
     assert restored.dtype == value_dtype
 
 
@@ -156,11 +162,10 @@ def test_average_and_recompress(rng, implementation, scale, workers, size, block
     error = rng.normal(size=blocks * block_size).astype(np.float32)
     counts = rng.integers(0, block_size + 1, blocks).astype(np.int32)
     counts[: blocks // 2] = block_size
-    result = pk.average_and_recompress(
-        *map(jnp.asarray, (words, scales, error, counts)),
-        scale=scale,
-        implementation=implementation,
+    average = compiled(
+        pk.average_and_recompress, scale=scale, implementation=implementation
     )
+    result = average(*map(jnp.asarray, (words, scales, error, counts)))
     sent = np.where(bits_of(words) == 1, 1, -1) * scales.astype(float)[..., None]
     y = sent.mean(axis=0) + error.reshape(blocks, block_size)
     counted = np.arange(block_size) < counts[:, None]
@@ -187,13 +192,14 @@ def test_what_workers_sent_may_be_hard(implementation, scale):
     sent[1, 2], sent[0, 3], sent[2, 4], sent[:, 5] = np.nan, np.inf, -np.inf, 0
     owed = np.zeros((16, 256), np.float32)
     owed[6, 100], owed[7, 200] = np.nan, np.inf
-    new_words, scales, error = pk.average_and_recompress(
+    average = compiled(
+        pk.average_and_recompress, scale=scale, implementation=implementation
+    )
+    new_words, scales, error = average(
         words,
         jnp.asarray(sent),
         jnp.asarray(owed.reshape(-1)),
         jnp.full(16, 256, jnp.int32),
-        scale=scale,
-        implementation=implementation,
     )
     hard = [2, 3, 4, 6, 7]
     expected = np.full(16, 2.0)
@@ -204,10 +210,8 @@ def test_what_workers_sent_may_be_hard(implementation, scale):
     easy = np.setdiff1d(np.arange(16), hard)
     np.testing.assert_allclose(scales[easy], expected[easy], rtol=2e-6)
     np.testing.assert_allclose(error[easy], 0, atol=4e-6)
-    restored = pk.decompress(
-        new_words, jnp.asarray(scales), owed.size, implementation=implementation
-    )
-    restored = np.asarray(restored).reshape(owed.shape)
+    decompress = compiled(pk.decompress, size=owed.size, implementation=implementation)
+    restored = np.asarray(decompress(new_words, scales)).reshape(owed.shape)
     np.testing.assert_array_equal(
         np.abs(restored), np.abs(scales)[:, None] + 0 * owed[0]
     )
@@ -220,12 +224,11 @@ def test_numbers_that_are_hard(implementation):
     hard = [0.0, -0.0, tiny, 1e-18, 1e18, huge, np.inf, -np.inf, np.nan]
     value = np.ones((16, 256), np.float32)
     value[: len(hard)] *= np.array(hard, np.float32)[:, None]
-    words, scales, error = pk.compress(
-        jnp.asarray(value.reshape(-1)),
-        jnp.zeros(value.size),
-        block_size=256,
-        scale="rms",
-        implementation=implementation,
+    compress = compiled(
+        pk.compress, block_size=256, scale="rms", implementation=implementation
+    )
+    words, scales, error = compress(
+        jnp.asarray(value.reshape(-1)), np.zeros(value.size, np.float32)
     )
     scales, error = np.asarray(scales), np.asarray(error).reshape(value.shape)
     bits = bits_of(words)
@@ -337,7 +340,7 @@ def test_averages_of_workers_that_differ(implementation):
     )
     result = jax.jit(over_workers)(*inputs)
     for worker in range(2):
-        alone = average("xla")(*(x[worker : worker + 1] for x in inputs))
+        alone = jax.jit(average("xla"))(*(x[worker : worker + 1] for x in inputs))
         np.testing.assert_array_equal(result[0][worker], alone[0][0])
         for got, expected in zip(result[1:], alone[1:], strict=True):
             np.testing.assert_allclose(got[worker], expected[0], rtol=0, atol=2e-6)
@@ -361,12 +364,13 @@ def test_a_decay_that_differs_from_worker_to_worker(implementation):
         )
         return scales[None]
 
-    scales = jax.shard_map(
+    over_workers = jax.shard_map(
         compress,
         mesh=mesh_of(2),
         in_specs=PartitionSpec("data"),
         out_specs=PartitionSpec("data"),
-    )(jnp.array([0.5, 0.75]), jnp.ones((2, size)))
+    )
+    scales = jax.jit(over_workers)(jnp.array([0.5, 0.75]), jnp.ones((2, size)))
     np.testing.assert_allclose(scales[:, 0], [0.5, 0.25], rtol=1e-6)
 
 
