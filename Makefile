@@ -38,7 +38,8 @@ lint: $(ENV)/.test
 # Compiling takes longer than running here, so that little of it is optimised; test-all
 # runs what users run.
 test: lint
-	JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(BIN)/python -m pytest -n 2 --dist loadfile \
+	JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS=--xla_cpu_use_fusion_emitters=false \
+	  $(BIN)/python -m pytest -n 2 --dist loadfile \
 	  -m 'not slow' --ignore tests/drills $(ARGS)
 
 test-all: lint
