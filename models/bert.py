@@ -203,7 +203,7 @@ class Encoder(nnx.Module):
 
 
 class BertOutput(NamedTuple):
-    """What the encoder computes.
+    """The encoder's results.
 
     Attributes:
       hidden: The last layer's states, (B, T, H).

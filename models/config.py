@@ -1,4 +1,4 @@
-"""What a BERT is made of: its sizes, and the published ones by name."""
+"""The configuration of a BERT: its sizes, and the published ones by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with weights from elsewhere."""
+"""The error of weights from elsewhere that do not fit."""
 
 
 class WeightsError(ValueError):

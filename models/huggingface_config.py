@@ -57,10 +57,10 @@ def config_of(values: Mapping[str, Any]) -> BertConfig:
       2
     """
     for key, value in _FIXED.items():
-        found = values.get(key, value)
-        if found != value:
+        given = values.get(key, value)
+        if given != value:
             raise WeightsError(
-                f"config.json has {key} {found!r} and this BERT has {value!r}; give "
+                f"config.json has {key} {given!r} and this BERT has {value!r}; give "
                 "weights of a BERT of that kind."
             )
     given: dict[str, Any] = {}

@@ -120,7 +120,7 @@ def tensors_of(
 
 
 def leaf_at(tree: Any, path: Path) -> Any:
-    """What a nested dictionary holds at a path."""
+    """The leaf of a nested dictionary at a path."""
     for key in path:
         tree = tree[key]
     return tree
@@ -156,11 +156,11 @@ def _bert(num_layers: int, pooler: bool) -> Iterator[tuple[Path, Names]]:
     yield from _norm(("embeddings", "norm"), "embeddings.LayerNorm")
     for i in range(num_layers):
         path, name = ("layers", i), f"encoder.layer.{i}"
-        attention, own = (*path, "attention"), f"{name}.attention"
-        qkv = (f"{own}.self.{part}" for part in ("query", "key", "value"))
+        attention, theirs = (*path, "attention"), f"{name}.attention"
+        qkv = (f"{theirs}.self.{part}" for part in ("query", "key", "value"))
         yield from _dense((*attention, "qkv"), *qkv)
-        yield from _dense((*attention, "out"), f"{own}.output.dense")
-        yield from _norm((*path, "attention_norm"), f"{own}.output.LayerNorm")
+        yield from _dense((*attention, "out"), f"{theirs}.output.dense")
+        yield from _norm((*path, "attention_norm"), f"{theirs}.output.LayerNorm")
         feed_forward = (*path, "feed_forward")
         yield from _dense((*feed_forward, "up"), f"{name}.intermediate.dense")
         yield from _dense((*feed_forward, "down"), f"{name}.output.dense")

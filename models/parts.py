@@ -1,4 +1,4 @@
-"""What the layers and the heads of a BERT are built of."""
+"""The parts that the layers and the heads of a BERT are built of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the JAX versions that are allowed differ."""
+"""The differences between the JAX versions that are allowed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REFS_MAY_VARY = jax.__version_info__ < (0, 11)
 
 
 def interpret_parameters() -> Any:
-    """What makes a Mosaic GPU kernel run interpreted on a CPU."""
+    """The parameters by which a Mosaic GPU kernel runs interpreted on a CPU."""
     exported = getattr(plgpu, "InterpretGPUParams", None)
     if exported is not None:
         return exported()

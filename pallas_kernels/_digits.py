@@ -14,7 +14,7 @@ WORD = 2**32
 
 
 def digits_of_word(terms: int) -> int:
-    """How many digits of base `terms` + 1 a word of 32 bits holds.
+    """The number of digits of base `terms` + 1 that a word of 32 bits holds.
 
     Example:
       >>> [digits_of_word(n) for n in (1, 2, 3, 4, 8, 64)]

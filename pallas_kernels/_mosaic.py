@@ -68,11 +68,11 @@ def _quantise(
 ) -> None:
     """Writes signs, scales and errors of the tile whose rows are given by part."""
     # A block of one part stays in registers; a longer one is read again.
-    held = rows(0) if tile.parts == 1 else None
+    in_registers = rows(0) if tile.parts == 1 else None
 
     def measure(part: int | Array, sums: Array) -> Array:
         words = jnp.uint32(0)
-        for row, x in enumerate(held or rows(part)):
+        for row, x in enumerate(in_registers or rows(part)):
             sums = sums + (x * x if scale == "rms" else jnp.abs(x))
             bit = jnp.uint32(1 << row)
             words = words | jnp.where(x >= 0, bit, jnp.uint32(0))
@@ -90,7 +90,7 @@ def _quantise(
     scales = tile.per_block(owner, scale_of)
 
     def leave(part: int | Array, nothing: Array) -> Array:
-        for row, x in enumerate(held or rows(part)):
+        for row, x in enumerate(in_registers or rows(part)):
             put_error(part, row, x - jnp.where(x >= 0, scales, -scales))
         return nothing
 
@@ -233,9 +233,9 @@ def _launch(
 
     @jax.jit  # a Ref in a GPU's memory is made inside of jit alone
     def update(error: Array, *inputs: Array) -> tuple[list[Array], Array]:
-        held = jax.new_ref(error, memory_space=plgpu.GMEM)
-        results = run(in_place, types)(*inputs, held)
-        return results, held[...]
+        error_ref = jax.new_ref(error, memory_space=plgpu.GMEM)
+        results = run(in_place, types)(*inputs, error_ref)
+        return results, error_ref[...]
 
     return update(error, *inputs)
 
@@ -271,8 +271,10 @@ def compress(
     if momentum is not None and decay is not None:
         weights = jnp.stack([jnp.asarray(w, jnp.float32) for w in (decay, 1 - decay)])
         inputs += [view(momentum), weights]
-    own = None if momentum is None else momentum[head:]
-    rest = plain(value[head:], error[head:], own) if head < size else None
+    momentum_rest = None if momentum is None else momentum[head:]
+    rest = None
+    if head < size:
+        rest = plain(value[head:], error[head:], momentum_rest)
     if rest is not None and viewed == size:
         error = error.at[head:].set(rest[2])
     shapes = [((blocks, block_size // ROWS), jnp.uint32), ((blocks,), jnp.float32)]

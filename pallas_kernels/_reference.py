@@ -53,7 +53,7 @@ def corrected_value(
     momentum: Float32[Array, "*shape"] | None,
     decay: float | Array | None,
 ) -> Float32[Array, "*shape"]:
-    """What is to be compressed: the value, or its running mean, and the error."""
+    """The value, or its running mean, plus the error: the input of the encoding."""
     owed = error.astype(jnp.float32)
     value = value.astype(jnp.float32)
     if momentum is None or decay is None:
@@ -155,8 +155,8 @@ def compress(
             def part(x: Array) -> Array:
                 return lax.dynamic_slice_in_dim(x, start, values // unit)
 
-            own = None if momentum is None else part(momentum)
-            new = whole(part(value), part(error), own)
+            of_chunk = None if momentum is None else part(momentum)
+            new = whole(part(value), part(error), of_chunk)
             put = lax.dynamic_update_slice_in_dim
             return (
                 put(words, new[0], first, 0),

@@ -36,11 +36,11 @@ class Tile:
         self.shape = (self.blocks, self.words)
 
     def block(self, number: int | Array) -> Any:
-        """Where in the buffer one of the tile's blocks stands."""
+        """The place in the buffer of one of the tile's blocks."""
         return lax.axis_index(TILE) * self.blocks + number
 
     def at(self, part: int | Array) -> tuple[Any, Any]:
-        """Where in the buffer the tile's blocks are, and where in them a part is."""
+        """The places in the buffer of the tile's blocks, and of a part in them."""
         return pl.ds(self.block(0), self.blocks), pl.ds(part * self.words, self.words)
 
     def load(self, ref: Any, row: int, part: int | Array) -> Array:

@@ -1,4 +1,4 @@
-"""How fast BERT computes: forward, backward and whole step, beside Hugging Face's.
+"""The speed of BERT: forward, backward and whole step, beside Hugging Face's.
 
     python -m benchmarks.bert --models base large --json bert.json --page docs/bert.md
     python -m benchmarks.bert --compile h200 --models large --json bert-h200.json

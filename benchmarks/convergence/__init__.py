@@ -1,1 +1,1 @@
-"""Whether compressed optimizers learn as their exact ones do."""
+"""A comparison of what compressed optimizers learn with what exact ones do."""

@@ -77,12 +77,12 @@ def bits_per_second(rate: str) -> float:
     """
     if rate == UNLIMITED:
         return float("inf")
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?bit)", rate)
-    if found is None or not float(found[1]):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?bit)", rate)
+    if match is None or not float(match[1]):
         raise ValueError(
             f"a rate is given as 100mbit, 2.5gbit or unlimited, not {rate}"
         )
-    return float(found[1]) * UNITS[found[2]]
+    return float(match[1]) * UNITS[match[2]]
 
 
 def missing() -> str | None:
@@ -210,8 +210,8 @@ def remove_leftovers() -> list[str]:
     names |= {path.name for path in NETNS_FILES.glob("onebit*")}
     dead = []
     for name in sorted(names):
-        found = NAME.fullmatch(name)
-        if found and not Path("/proc", found[1]).exists():
+        match = NAME.fullmatch(name)
+        if match and not Path("/proc", match[1]).exists():
             dead.append(name)
     _remove(dead)
     return dead

@@ -169,16 +169,16 @@ class BlockExchange(Exchange):
 
     def init(self, params: optax.Params) -> ErrorFeedbackState:
         """Errors of zero."""
-        workers, held = worker_count(self.axes)
+        workers, slices = worker_count(self.axes)
         self.check_floats(params)
         shapes = [p.shape for p in jax.tree.leaves(params)]
         served = self.divide(shapes, workers).layout.served_blocks
         worker = jax.tree.map(
-            lambda p: jnp.zeros((held, *p.shape), self.error_dtype), params
+            lambda p: jnp.zeros((slices, *p.shape), self.error_dtype), params
         )
         server = None
         if self.has_server:
-            server = jnp.zeros((held, served, self.block_size), self.error_dtype)
+            server = jnp.zeros((slices, served, self.block_size), self.error_dtype)
         return self._state(worker, server)
 
     def update(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class BlockLayout(NamedTuple):
-    """Where each leaf's blocks stand in the bucket that all leaves share.
+    """The places of each leaf's blocks in the bucket that all leaves share.
 
     Every leaf begins a block of its own, so that leaves of different magnitude
     never share a scale; blocks of padding make the bucket divisible by the workers.

@@ -91,13 +91,13 @@ class DeepSpeedSignMean(Exchange):
 
     def init(self, params: optax.Params) -> DeepSpeedSignMeanState:
         """Errors of zero."""
-        workers, held = worker_count(self.axes)
+        workers, slices = worker_count(self.axes)
         for path, leaf in jax.tree.leaves_with_path(params):
             check_float(jax.tree_util.keystr(path), leaf, _NAME)
 
         def errors(parts: int) -> optax.Params:
             def zeros(p: Array) -> Array:
-                return jnp.zeros((held, padded_size(p.size, workers) // parts))
+                return jnp.zeros((slices, padded_size(p.size, workers) // parts))
 
             return jax.tree.map(zeros, params)
 

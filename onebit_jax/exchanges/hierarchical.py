@@ -115,9 +115,9 @@ class _OfLeaves(_Hierarchical):
     """Of any exchange: it is given flat shares of the leaves."""
 
     def init(self, params: optax.Params) -> Any:
-        devices, held = worker_count(self.inside)
+        devices, slices = worker_count(self.inside)
         state = self.exchange.init(_shares(params, devices))
-        return add_shard_axis(state, held, self.inside, inside=True)
+        return add_shard_axis(state, slices, self.inside, inside=True)
 
     def update(
         self, updates: optax.Updates, state: Any, params: optax.Params | None = None
@@ -166,12 +166,12 @@ class _OfBlocks(_Hierarchical):
     exchange: BlockExchange
 
     def init(self, params: optax.Params) -> ErrorFeedbackState:
-        hosts, held = worker_count(self.exchange.axes)
-        devices, held_inside = worker_count(self.inside)
+        hosts, slices = worker_count(self.exchange.axes)
+        devices, slices_inside = worker_count(self.inside)
         self.exchange.check_floats(params)
         shapes = [p.shape for p in jax.tree.leaves(params)]
         layout = self.exchange.divide(shapes, hosts * devices).layout
-        worker, server = self._shapes(layout, hosts, held, held_inside)
+        worker, server = self._shapes(layout, hosts, slices, slices_inside)
         dtype = self.exchange.error_dtype
         zeros = None if server is None else jnp.zeros(server, dtype)
         return self._state(jnp.zeros(worker, dtype), zeros)
@@ -251,11 +251,11 @@ class _OfBlocks(_Hierarchical):
         )
 
     def _shapes(
-        self, layout: BlockLayout, hosts: int, held: int, held_inside: int
+        self, layout: BlockLayout, hosts: int, slices: int, slices_inside: int
     ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-        served, size = layout.served_blocks * held_inside, self.exchange.block_size
-        server = (held, served, size) if self.exchange.has_server else None
-        return (held, hosts, served, size), server
+        served, size = layout.served_blocks * slices_inside, self.exchange.block_size
+        server = (slices, served, size) if self.exchange.has_server else None
+        return (slices, hosts, served, size), server
 
     def _state(self, worker: Array, server: Array | None) -> ErrorFeedbackState:
         between = self.exchange.axes

@@ -145,13 +145,13 @@ class PerShard(Exchange):
 
         def of_shards(values: list[Any], states: tuple[Any, ...]) -> Any:
             means, new_states = list(values), []
-            for group, held in zip(groups, states, strict=True):
+            for group, its_state in zip(groups, states, strict=True):
                 shards: Any = [values[i] for i in group.leaves]
                 group_means: Any
                 group_means, new = self.exchange.update(
-                    shards, of_shard(held, self.axes)
+                    shards, of_shard(its_state, self.axes)
                 )
-                new_states.append(put_shard(held, new))
+                new_states.append(put_shard(its_state, new))
                 for i, mean in zip(group.leaves, group_means, strict=True):
                     means[i] = mean
             return means, tuple(new_states)
@@ -162,8 +162,8 @@ class PerShard(Exchange):
         if further:
             specs = self._leaf_specs
             state_specs = tuple(
-                _state_specs(held, group.names)
-                for group, held in zip(groups, state.groups, strict=True)
+                _state_specs(its_state, group.names)
+                for group, its_state in zip(groups, state.groups, strict=True)
             )
             run = jax.shard_map(
                 of_shards,

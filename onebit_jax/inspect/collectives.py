@@ -81,11 +81,12 @@ def collectives(
         opcode = instruction.opcode.removesuffix("-start")
         if opcode in _COUNTED:
             shapes = [scope[name].shape for name in instruction.operands]
-            found = _collective(opcode, instruction, shapes, mesh)
-            own = stages.of_name(instruction)
+            collective = _collective(opcode, instruction, shapes, mesh)
+            stage = stages.of_name(instruction)
             # Outside of the branches of a stage a collective runs in every step,
             # whatever its name says, unless the program has one stage only.
-            return (found._replace(stage=own) if {own} == named else found,)
+            alone = {stage} == named
+            return (collective._replace(stage=stage) if alone else collective,)
         if opcode in _UNCOUNTED and "is_host_transfer=true" not in instruction.rest:
             raise NotImplementedError(
                 f"the program contains a {opcode}, whose bytes its text does not tell"
@@ -110,7 +111,7 @@ def collectives(
 def _run_by_branches(
     stages: list[str | None], branches: Iterable[tuple[Collective, ...]]
 ) -> tuple[Collective, ...]:
-    """What a conditional runs: each stage's branch in it, or else the heaviest."""
+    """A conditional's collectives: each stage's branch, or else the heaviest branch."""
     if not any(stages):
         return max(branches, key=lambda run: sum(c.sent_bytes for c in run))
     return tuple(

@@ -56,14 +56,14 @@ class Instruction(NamedTuple):
     @property
     def op_name(self) -> str:
         """The name stack of the JAX operation it comes from, '' where XLA lost it."""
-        found = re.search(r'\bop_name="((?:[^"\\]|\\.)*)"', self.rest)
-        return found[1] if found else ""
+        match = re.search(r'\bop_name="((?:[^"\\]|\\.)*)"', self.rest)
+        return match[1] if match else ""
 
     @property
     def trip_count(self) -> int | None:
-        """How often a while loop runs, where XLA knows it."""
-        found = re.search(r'"known_trip_count":\s*\{"n":\s*"(\d+)"', self.rest)
-        return int(found[1]) if found else None
+        """The iterations of a while loop, where XLA knows them."""
+        match = re.search(r'"known_trip_count":\s*\{"n":\s*"(\d+)"', self.rest)
+        return int(match[1]) if match else None
 
 
 class Module(NamedTuple):
@@ -90,8 +90,8 @@ def parse(text: str) -> Module:
                 entry = opened[2] if opened[1] else entry
         elif line.startswith("}"):
             instructions = None
-        elif found := _INSTRUCTION.match(line):
-            instructions[found[1]] = Instruction(found[2], found[3], found[4])
+        elif match := _INSTRUCTION.match(line):
+            instructions[match[1]] = Instruction(match[2], match[3], match[4])
     if not entry:
         raise ValueError("this is not the text of a compiled HLO module")
     return Module(int(counts.get("num_partitions", 1)), entry, computations)
@@ -123,10 +123,10 @@ def _bits(dtype: str, layout: str) -> int:
 
 def source_target_pairs(instruction: Instruction) -> Groups:
     """The (source, target) partitions of a collective-permute."""
-    found = re.search(r"\bsource_target_pairs=\{([{}\d, ]*)\}", instruction.rest)
-    if found is None:
+    match = re.search(r"\bsource_target_pairs=\{([{}\d, ]*)\}", instruction.rest)
+    if match is None:
         raise ValueError("a collective-permute has no source_target_pairs")
-    return _lists(found[1])
+    return _lists(match[1])
 
 
 def replica_groups(instruction: Instruction, size: int) -> Groups:
@@ -136,11 +136,11 @@ def replica_groups(instruction: Instruction, size: int) -> Groups:
     transposed iota, `[2,4]<=[4,2]T(1,0)`, or as axes of a mesh of XLA's own,
     `mesh['a'=4,'b'=2] {'a'}`, where `'a':(2)2` is a part of an axis.
     """
-    found = re.search(r"\breplica_groups=(.*)", instruction.rest)
+    match = re.search(r"\breplica_groups=(.*)", instruction.rest)
     everyone = (tuple(range(size)),)
-    if found is None:
+    if match is None:
         return everyone
-    text = found[1]
+    text = match[1]
     if lists := re.match(r"\{([{}\d, ]*)\}", text):
         return _lists(lists[1]) or everyone
     if iota := re.match(r"\[([\d,]+)\]<=(\[[\d,]+\](?:T\([\d,]+\))?)", text):

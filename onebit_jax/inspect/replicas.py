@@ -1,4 +1,4 @@
-"""Whether replicas are bit-identical, checked on the devices that hold them."""
+"""A check that replicas are bit-identical, made on the devices that hold them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def replica_mismatches(
         return {}
     prints = np.asarray(_gather(mesh)(_fingerprint(mesh, tuple(specs))(leaves)))
     others = tuple(k for k, name in enumerate(mesh.axis_names) if name not in axes)
-    found = {}
+    mismatches = {}
     for k, (path, spec) in enumerate(zip(paths, specs, strict=True)):
         split = names_of(spec)
         first = tuple(
@@ -87,8 +87,8 @@ def replica_mismatches(
         mine = prints[..., k, :]
         differs = (mine != mine[first]).any(axis=(-1, *others))
         if differs.any():
-            found[path] = np.flatnonzero(differs).tolist()
-    return found
+            mismatches[path] = np.flatnonzero(differs).tolist()
+    return mismatches
 
 
 def assert_replicas_identical(
@@ -107,10 +107,13 @@ def assert_replicas_identical(
       AssertionError: naming the arrays and the workers that differ from the first.
       ValueError: as `replica_mismatches` does.
     """
-    found = replica_mismatches(tree, mesh, axis)
-    if found:
-        shown = [f"{path} on workers {who}" for path, who in list(found.items())[:8]]
-        more = f" and {len(found) - 8} more" if len(found) > 8 else ""
+    mismatches = replica_mismatches(tree, mesh, axis)
+    if mismatches:
+        shown = [
+            f"{path} on workers {who}" for path, who in list(mismatches.items())[:8]
+        ]
+        left = len(mismatches) - len(shown)
+        more = f" and {left} more" if left else ""
         raise AssertionError(
             f"replicas differ from worker 0's in {'; '.join(shown)}{more}"
         )

@@ -158,5 +158,5 @@ def traffic(compiled: jax.stages.Compiled, mesh: jax.sharding.Mesh) -> Traffic:
             f"the program was compiled for {module.size} devices and the mesh has "
             f"{mesh.size}: give the mesh that it was compiled for"
         )
-    found, stages = collectives(module, mesh)
-    return Traffic(found, stages, mesh.axis_names)
+    all_collectives, stages = collectives(module, mesh)
+    return Traffic(all_collectives, stages, mesh.axis_names)

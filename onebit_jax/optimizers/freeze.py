@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class FreezeRule(NamedTuple):
-    """When 1-bit Adam stops updating the variance, as a value.
+    """A rule for the step after which the variance is frozen.
 
     Attributes:
       init: makes the rule's state.

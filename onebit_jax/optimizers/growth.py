@@ -94,13 +94,13 @@ class GrowthByMeanSquares:
 
     def init(self, params: optax.Params, axes: tuple[str, ...]) -> GrowthState:
         """The mean squares before any gradient."""
-        _, held = worker_count(axes)
+        _, slices = worker_count(axes)
         lines = sum(math.prod(s) for p in _leaves(params) for s in line_shapes(p.shape))
         zero = MeanSquares(
             jax.tree.map(lambda _: jnp.zeros([], jnp.float32), params),
             jnp.ones(lines, jnp.float32) if lines else None,
         )
-        line_means = jnp.zeros((held, lines), jnp.float32) if lines else None
+        line_means = jnp.zeros((slices, lines), jnp.float32) if lines else None
         return GrowthState(zero, zero, WorkerLocal(line_means, axes, "average"))
 
     def update(

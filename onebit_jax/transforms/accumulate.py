@@ -80,9 +80,9 @@ def accumulate(
     inner = optax.with_extra_args_support(tx)
 
     def init_fn(params: optax.Params) -> Any:
-        _, held = worker_count(axes)
+        _, slices = worker_count(axes)
         gradient = jax.tree.map(
-            lambda p: jnp.zeros((held, *p.shape), jnp.float32), params
+            lambda p: jnp.zeros((slices, *p.shape), jnp.float32), params
         )
         return AccumulateState(
             micro_step=jnp.zeros([], jnp.int32),
@@ -98,8 +98,7 @@ def accumulate(
     ) -> tuple[optax.Updates, Any]:
         workers = bound_workers(axes)
         check_local(updates, axes, "accumulate")
-        held = jax.tree.leaves(state.gradient)
-        fits = [sums.shape[0] == 1 for sums in held]
+        fits = [sums.shape[0] == 1 for sums in jax.tree.leaves(state.gradient)]
         check_workers(all(fits), "accumulate", workers, axes)
         gradient = jax.tree.map(
             lambda sums, g: sums + g[None].astype(jnp.float32) / steps,

@@ -83,7 +83,7 @@ def abstract_state(
             if not set(node.axes) <= set(mesh.axis_names):
                 raise not_bound(node.axes)
     _check_wrappers(state)
-    own = {
+    placed = {
         path: (p.shape, p.sharding.spec)
         for path, p in jax.tree.leaves_with_path(params)
         if isinstance(getattr(p, "sharding", None), NamedSharding)
@@ -99,8 +99,9 @@ def abstract_state(
 
     def own_spec(path: Any, shape: tuple[int, ...]) -> PartitionSpec:
         # What is kept for a parameter is placed as it is: moments, averages.
-        ends = (own[path[i:]] for i in range(len(path) + 1) if path[i:] in own)
-        specs = (spec for like, spec in ends if like == shape)
+        ends = (path[i:] for i in range(len(path) + 1))
+        matches = (placed[end] for end in ends if end in placed)
+        specs = (spec for like, spec in matches if like == shape)
         spec = next(specs, PartitionSpec())
         return PartitionSpec() if names_of(spec) & workers else spec
 
@@ -158,7 +159,7 @@ def init(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
 
 
 def _over(axes: tuple[str, ...], spec: PartitionSpec) -> PartitionSpec:
-    """What of a partition is over the workers; `shard_map` leaves the rest alone."""
+    """The part of a partition over the workers; `shard_map` leaves the rest alone."""
     kept = [
         entry if names_of(PartitionSpec(entry)) <= set(axes) else None for entry in spec
     ]

@@ -24,13 +24,13 @@ GIGABIT = 1e9 / 8
 
 
 class LinkLoad(NamedTuple):
-    """What a collective, or several alike, put on the links.
+    """The load that a collective, or several alike, put on the links.
 
     Attributes:
       transfer: The collective.
-      gpu_bytes: What a GPU sends.
-      host_bytes: What a host sends to others.
-      inside_bytes: What a GPU sends to others of its host.
+      gpu_bytes: Bytes that a GPU sends.
+      host_bytes: Bytes that a host sends to others.
+      inside_bytes: Bytes that a GPU sends to others of its host.
       rounds: Messages between hosts that wait for one another.
     """
 
@@ -64,7 +64,7 @@ class GpuCluster(NamedTuple):
         return {HOST: self.hosts, DEVICE: self.gpus}
 
     def loads(self, transfers: Iterable[Transfer]) -> tuple[LinkLoad, ...]:
-        """What collectives put on the links of this cluster."""
+        """The loads that collectives put on the links of this cluster."""
         return tuple(link_load(each, self.hosts, self.gpus) for each in transfers)
 
     def seconds(self, load: LinkLoad) -> float:
@@ -78,7 +78,7 @@ class GpuCluster(NamedTuple):
 
 
 def link_load(transfer: Transfer, hosts: int, gpus: int) -> LinkLoad:
-    """What a collective puts on the links of a cluster.
+    """The load that a collective puts on the links of a cluster.
 
     Args:
       transfer: Over hosts, over the GPUs of a host, or over both.

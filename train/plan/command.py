@@ -121,11 +121,11 @@ def heading(
             "A micro-batch this short is bound by starting kernels, which is not "
             "predicted; measure one and give --compute-ms."
         )
-    held = HELD_BYTES * model.parameters
-    if held > gpu.memory and not config.fsdp:
+    memory = HELD_BYTES * model.parameters
+    if memory > gpu.memory and not config.fsdp:
         lines.append(
-            f"Parameters, gradients, moments and errors take {held / 1e9:,.0f} GB, and "
-            f"a GPU has {gpu.memory / 1e9:,.0f}: this holds where they are sharded "
+            f"Parameters, gradients, moments and errors take {memory / 1e9:,.0f} GB, "
+            f"and a GPU has {gpu.memory / 1e9:,.0f}: this holds where they are sharded "
             "inside each host."
         )
     if config.rate_is == "nominal" and config.hosts > 1:

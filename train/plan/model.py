@@ -1,4 +1,4 @@
-"""What a training step costs on a cluster, with each optimizer: formulas.
+"""Formulas of a training step's cost on a cluster, with each optimizer.
 
 A step is computation, then an exchange, then the update; nothing overlaps but what
 `GpuWork.overlap` says. Every time is bytes by a stated rate or operations by a stated
