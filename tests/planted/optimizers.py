@@ -1,0 +1,320 @@
+"""Planted bugs of optimizers, wrappers, input checks, resuming and reports."""
+
+from planted.bug import Bug
+from planted.exchanges import EXCHANGES, resized
+
+OPTIMIZERS = "tests/optimizers/test_optimizers.py::test_"
+RULES = "tests/optimizers/test_onebit_adam.py::test_"
+GROWTH = "tests/optimizers/test_growth.py::test_"
+TRANSFORMS = "tests/transforms/test_wrappers.py::test_"
+BAD_INPUT = "tests/workers/test_bad_input.py::test_"
+TRAFFIC = "tests/inspect/test_traffic.py::test_"
+METRICS = "tests/inspect/test_metrics.py::test_"
+FORMULA = (f"{OPTIMIZERS}is_its_formula[1-bit Adam]",)
+PUBLISHED = (f"{OPTIMIZERS}is_its_formula[1-bit Adam as published]",)
+WARMUP = (f"{OPTIMIZERS}before_the_freeze_it_is_optaxs_on_the_mean[1-bit Adam]",)
+STATIC = (f"{OPTIMIZERS}static_stages_are_the_same_with_types_unchecked[1-bit Adam]",)
+NOT_FINITE = tuple(
+    f"{OPTIMIZERS}a_step_that_is_not_finite_changes_nothing[{step}-nan-1-bit Adam]"
+    for step in (0, 3)
+)
+STABLE = (f"{RULES}it_freezes_when_its_own_variance_is_stable",)
+WRONG_STAGE = (f"{RULES}a_static_stage_in_the_wrong_place_still_makes_sense",)
+NO_STAGE = (f"{BAD_INPUT}a_stage_that_does_not_exist",)
+LINES = (f"{GROWTH}every_line_is_exchanged_once_a_period",)
+ACCUMULATED = (f"{TRANSFORMS}accumulating_is_one_step_on_the_mean",)
+OF_THE_STATE = (f"{METRICS}metrics_are_of_the_state[AxisType.Auto]",)
+
+BUGS = {
+    # 1-bit Adam.
+    "the variance's correction goes on after the freeze": Bug(
+        "onebit_jax/optimizers/onebit_adam.py",
+        "self.ratio(direction, nu, frozen_at)",
+        "self.ratio(direction, nu, count)",
+        PUBLISHED,
+    ),
+    "a late warm-up thaws the variance": Bug(
+        "onebit_jax/optimizers/onebit_adam.py",
+        "nu = optax.tree.where(frozen, state.nu, nu)",
+        "nu = nu",
+        WRONG_STAGE,
+    ),
+    "the freeze comes a step late": Bug(
+        "onebit_jax/optimizers/freeze.py",
+        "return count >= step",
+        "return count > step",
+        ("tests/optimizers/test_freeze.py::test_freeze_at_fires_from_its_step_on",),
+    ),
+    "the rule sees an uncorrected norm": Bug(
+        "onebit_jax/optimizers/onebit_adam.py",
+        "norm = self.corrected(optax.tree.sum(nu), self.b2, steps)",
+        "norm = optax.tree.sum(nu)",
+        STABLE,
+    ),
+    "the floor is not applied": Bug(
+        "onebit_jax/optimizers/onebit_adam.py",
+        "nu=optax.tree.where(now, raised, nu)",
+        "nu=nu",
+        FORMULA,
+    ),
+    "the growth is not applied": Bug(
+        "onebit_jax/optimizers/onebit_adam.py",
+        "nu = self.grown(state.nu, growth, count, frozen_at)",
+        "nu = state.nu",
+        FORMULA,
+    ),
+    "the growth is corrected by the steps of the freeze": Bug(
+        "onebit_jax/optimizers/onebit_adam.py",
+        "weight_now=weight(self.b2, count)",
+        "weight_now=weight(self.b2, frozen_at)",
+        FORMULA,
+    ),
+    "the growth has no floor": Bug(
+        "onebit_jax/optimizers/growth.py",
+        "jnp.maximum(whole(rows) * whole(columns), _LEAST_GROWTH)",
+        "whole(rows) * whole(columns)",
+        (f"{GROWTH}a_line_that_falls_silent_keeps_a_quarter_of_its_variance",),
+    ),
+    "all matrices have the first one's rows": Bug(
+        "onebit_jax/optimizers/growth.py", "first = last\n", "first = 0\n", FORMULA
+    ),
+    "the bound is on the momentum": Bug(
+        "onebit_jax/optimizers/onebit_adam.py",
+        "bound = jnp.asarray(self.bound, jnp.float32)\n"
+        "            new_updates = optax.tree.clip(new_updates, -bound, bound)",
+        "bound = jnp.asarray(self.bound, jnp.float32)\n"
+        "            direction = optax.tree.clip(direction, -bound, bound)\n"
+        "            new_updates = self.ratio(direction, nu, frozen_at)",
+        FORMULA,
+    ),
+    "the warm-up is bounded": Bug(
+        "onebit_jax/optimizers/onebit_adam.py",
+        "bound = jnp.where(frozen, jnp.asarray(self.bound, jnp.float32), jnp.inf)",
+        "bound = jnp.float32(self.bound)",
+        WARMUP,
+    ),
+    "the lead has the wrong sign": Bug(
+        "onebit_jax/optimizers/moments.py",
+        "m + steps * (m - before)",
+        "m - steps * (m - before)",
+        FORMULA,
+    ),
+    "the lead is of uncorrected momenta": Bug(
+        "onebit_jax/optimizers/onebit_adam.py",
+        "last = self.corrected(state.mu, self.b1, jnp.maximum(state.count, 1))",
+        "last = state.mu",
+        FORMULA,
+    ),
+    "two phases are as late as one": Bug(
+        "onebit_jax/exchanges/two_phase.py",
+        "return 2 * self.codec.delay",
+        "return self.codec.delay",
+        (
+            "tests/exchanges/test_delay.py::"
+            "test_what_an_exchange_returns_is_behind_by_its_delay[sign]",
+        ),
+    ),
+    "the warm-up's collective is left in": Bug(
+        "onebit_jax/optimizers/onebit_adam.py",
+        "mean, exchanged = self.exchange.update(gradients, state.exchange)",
+        "exact = exact_mean(self.exchange.axes)\n"
+        "            too, _ = exact.update(gradients, exact.init(gradients))\n"
+        "            gradients = jax.tree.map(\n"
+        "                lambda g, m: g + 1e-30 * m, gradients, too)\n"
+        "            mean, exchanged = self.exchange.update(\n"
+        "                gradients, state.exchange)",
+        STATIC,
+    ),
+    "a static stage sends the other's too": Bug(
+        "onebit_jax/workers/stages.py",
+        "    if stage is not None:\n        return",
+        "    if stage is not None and len(stages) > 2:\n        return",
+        STATIC,
+    ),
+    "stages are run in the other order": Bug(
+        "onebit_jax/workers/stages.py",
+        "lax.cond(current > 0, branches[1], branches[0])",
+        "lax.cond(current > 0, branches[0], branches[1])",
+        OF_THE_STATE,
+    ),
+    "stages are without names": Bug(
+        "onebit_jax/workers/stages.py",
+        'with jax.named_scope(f"stage:{name}"):',
+        'with jax.named_scope("stage"):',
+        STATIC,
+    ),
+    "rows are exchanged in every step": Bug(
+        "onebit_jax/optimizers/growth.py",
+        "length = -(-new.size // (1 if all_lines else self.period))",
+        "length = -(-new.size // 1)",
+        LINES,
+    ),
+    "shares of rows are written in the wrong place": Bug(
+        "onebit_jax/optimizers/growth.py",
+        "lax.dynamic_update_slice_in_dim(state.now.shares, shares, first, 0)",
+        "lax.dynamic_update_slice_in_dim(state.now.shares, shares, 0, 0)",
+        LINES,
+    ),
+    "weights decay with the wrong sign": Bug(
+        "onebit_jax/optimizers/onebit_adam_alias.py",
+        "optax.add_decayed_weights(weight_decay, mask)",
+        "optax.add_decayed_weights(-weight_decay, mask)",
+        WARMUP,
+    ),
+    # What is refused.
+    "averaged gradients are taken": Bug(
+        "onebit_jax/workers/axes.py",
+        "if is_agreed(leaf, axes):",
+        "if False:",
+        (f"{EXCHANGES}averaged_gradients_are_refused[sign-2]",),
+    ),
+    "integers are taken": Bug(
+        "onebit_jax/workers/axes.py",
+        "if not jnp.issubdtype(leaf.dtype, jnp.floating):",
+        "if False:",
+        (f"{EXCHANGES}leaves_that_are_no_real_numbers_are_refused[sign-2]",),
+    ),
+    "a state of other workers is taken": Bug(
+        "onebit_jax/workers/axes.py",
+        "if not fits:",
+        "if False:",
+        (f"{EXCHANGES}a_state_of_other_workers_is_refused[sign-2]",),
+    ),
+    "an axis that the mesh lacks is taken": Bug(
+        "onebit_jax/workers/placement.py",
+        "if not set(node.axes) <= set(mesh.axis_names):",
+        "if False:",
+        (
+            f"{BAD_INPUT}an_axis_that_is_not_there",
+            f"{BAD_INPUT}a_mesh_without_the_axis",
+        ),
+    ),
+    "a stage of any name is taken": Bug(
+        "onebit_jax/step/data_parallel.py",
+        "        _check_stage(state, stage)\n",
+        "",
+        NO_STAGE,
+    ),
+    "a stage of any name is run": Bug(
+        "onebit_jax/workers/stages.py",
+        "if stage is not None and stage not in stages:",
+        "if False:",
+        NO_STAGE,
+    ),
+    "batches that cannot be shared are taken": Bug(
+        "onebit_jax/step/data_parallel.py",
+        "        _check_batch(batch, workers, self.axes)\n",
+        "",
+        (f"{BAD_INPUT}a_batch_that_cannot_be_shared_equally",),
+    ),
+    # Around an optimizer.
+    "a stage is not told to the optimizer": Bug(
+        "onebit_jax/step/data_parallel.py",
+        '{} if stage is None else {"stage": stage}',
+        "{}",
+        (f"{METRICS}a_static_stage_reaches_the_optimizer",),
+    ),
+    "the loss is one worker's times their number": Bug(
+        "onebit_jax/step/data_parallel.py",
+        "jax.tree.map(lambda x: mean(x, self.axes), value)",
+        "jax.tree.map(lambda x: 4 * mean(x, self.axes), value)",
+        (f"{TRANSFORMS}data_parallel_is_one_big_batch",),
+    ),
+    "a worker's loss does not see its own parameters": Bug(
+        "onebit_jax/step/data_parallel.py",
+        "local_params(params, state), batch",
+        "params, batch",
+        (f"{TRANSFORMS}a_worker_takes_gradients_at_its_own_parameters",),
+    ),
+    "a skipped step keeps its state": Bug(
+        "onebit_jax/transforms/skip_nonfinite.py",
+        "return no_update(take), state.inner",
+        "return no_update(take), take()[1]",
+        NOT_FINITE,
+    ),
+    "each worker decides for itself what is finite": Bug(
+        "onebit_jax/transforms/skip_nonfinite.py",
+        "jnp.isfinite(lax.psum(squared_norm(updates), axes))",
+        "jnp.isfinite(squared_norm(updates))",
+        NOT_FINITE,
+    ),
+    "a skipped step adds a positive zero": Bug(
+        "onebit_jax/transforms/branch.py",
+        "jnp.full(aval.shape, -0.0",
+        "jnp.full(aval.shape, 0.0",
+        NOT_FINITE,
+    ),
+    "accumulated gradients are not divided": Bug(
+        "onebit_jax/transforms/accumulate.py",
+        "g[None].astype(jnp.float32) / steps",
+        "g[None].astype(jnp.float32)",
+        ACCUMULATED,
+    ),
+    "accumulated gradients are not forgotten": Bug(
+        "onebit_jax/transforms/accumulate.py",
+        "jax.tree.map(jnp.zeros_like, gradient)",
+        "gradient",
+        ACCUMULATED,
+    ),
+    "each worker clips by its own norm": Bug(
+        "onebit_jax/transforms/clip_by_worker_norm.py",
+        "jnp.sqrt(lax.pmean(squared_norm(updates), axes))",
+        "jnp.sqrt(squared_norm(updates))",
+        (f"{TRANSFORMS}clipping_is_by_the_root_mean_square_of_the_workers_norms",),
+    ),
+    # Other numbers of workers, and resuming.
+    "resizing gives each worker the sum": Bug(
+        "onebit_jax/workers/resize.py",
+        "jnp.mean(rows.astype(jnp.float32), axis=1",
+        "jnp.sum(rows.astype(jnp.float32), axis=1",
+        resized("sign-3-{'data': 8}"),
+    ),
+    "resizing drops what servers owe": Bug(
+        "onebit_jax/workers/resize.py",
+        "rows = _fit(rows.reshape(number, 1, -1), new.size // number)",
+        "rows = 0 * _fit(rows.reshape(number, 1, -1), new.size // number)",
+        resized("sign-3-{'data': 8}"),
+    ),
+    "resizing mixes what shards owe": Bug(
+        "onebit_jax/workers/resize.py",
+        "rows = jnp.moveaxis(old.reshape(old.shape[0], number, -1), 1, 0)",
+        "rows = old.reshape(number, old.shape[0], -1)",
+        resized("per-shard-sign-2-{'data': 3, 'model': 2}"),
+    ),
+    "a resumption drops a leaf": Bug(
+        "train/core/checkpoint.py",
+        'state = arrays["state"]\n',
+        'state = arrays["state"]\n'
+        "        *kept, last = jax.tree.leaves(state)\n"
+        "        state = jax.tree.structure(state).unflatten([*kept, 0 * last])\n",
+        (
+            "tests/train/core/test_checkpoint.py::"
+            "test_everything_comes_back_in_its_place",
+        ),
+    ),
+    # What is told of a run.
+    "an all-reduce counts half": Bug(
+        "onebit_jax/workers/transfers.py",
+        'rounds = 2 if op == "all-reduce" else 1',
+        "rounds = 1",
+        (f"{TRAFFIC}psum_over_one_axis_of_two",),
+    ),
+    "an all-gather counts one worker's share": Bug(
+        "onebit_jax/inspect/collectives.py",
+        'if op == "all-gather":',
+        "if False:",
+        (f"{TRAFFIC}all_to_all_and_all_gather_of_words",),
+    ),
+    "replicas of the last leaf are not compared": Bug(
+        "onebit_jax/inspect/replicas.py",
+        "enumerate(zip(paths, specs, strict=True)):",
+        "enumerate(zip(paths[:-1], specs[:-1], strict=True)):",
+        ("tests/inspect/test_replicas.py::test_zeros_and_nans_differ_by_their_bits",),
+    ),
+    "the norm of errors is of all workers together": Bug(
+        "onebit_jax/optimizers/onebit_adam.py",
+        "squared_norm(x) / x.shape[0]",
+        "squared_norm(x)",
+        OF_THE_STATE,
+    ),
+}
