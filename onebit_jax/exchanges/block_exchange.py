@@ -6,7 +6,7 @@ import abc
 import dataclasses
 import itertools
 import operator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from jax import Array
     from jax.typing import ArrayLike, DTypeLike
     from jaxtyping import Float, Float32, Int32, UInt32
+
+    from onebit_jax.exchanges.codec import Codec
 
 
 class ErrorFeedbackState(NamedTuple):
@@ -68,6 +70,8 @@ class BlockExchange(Exchange):
     Attributes:
       name: the exchange's name, for messages.
       axes: the worker axes.
+      codec: encodes a worker's own blocks.
+      has_server: True where workers serve blocks, and have errors as servers.
       error_dtype: dtype of stored errors, float32 or bfloat16.
       exact_below: leaves of fewer values are averaged exactly, all in one all-reduce,
         whatever the number of workers, as a state is converted to other numbers.
@@ -77,10 +81,13 @@ class BlockExchange(Exchange):
 
     name: str
     axes: tuple[str, ...]
+    codec: Codec
     error_dtype: Any
     exact_below: int
     exact_1d: bool
     bucket_size: int
+
+    has_server: ClassVar[bool]
 
     def __post_init__(self) -> None:
         dtype = jnp.dtype(self.error_dtype)
@@ -92,14 +99,9 @@ class BlockExchange(Exchange):
         object.__setattr__(self, "exact_below", operator.index(self.exact_below))
 
     @property
-    @abc.abstractmethod
     def block_size(self) -> int:
         """Values a block."""
-
-    @property
-    @abc.abstractmethod
-    def has_server(self) -> bool:
-        """True where workers serve blocks, and have errors as servers."""
+        return self.codec.block_size
 
     @abc.abstractmethod
     def words(self, workers: int) -> int:

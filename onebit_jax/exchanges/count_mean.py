@@ -129,15 +129,7 @@ class CountMean(BlockExchange):
 
     codec: SignCodec
 
-    @property
-    def block_size(self) -> int:
-        """Values a block: the codec's."""
-        return self.codec.block_size
-
-    @property
-    def has_server(self) -> bool:
-        """False: sums are exact."""
-        return False
+    has_server = False  # Sums are exact.
 
     @property
     def delay(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]

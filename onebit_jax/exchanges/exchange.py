@@ -49,11 +49,10 @@ class Exchange(_Transformation):
     axes: tuple[str, ...]
     delay: float = 0.0
 
-    @abc.abstractmethod
     def init(  # pyright: ignore[reportIncompatibleVariableOverride]
         self, params: optax.Params
     ) -> Any:
-        """Makes the state, of which whatever differs from worker to worker is declared.
+        """Makes the state: here none, declared so that the workers are known.
 
         Args:
           params: parameters, or their shapes and dtypes; real floating-point.
@@ -61,6 +60,8 @@ class Exchange(_Transformation):
         Returns:
           A tree; what differs from worker to worker is in `WorkerLocal` nodes.
         """
+        del params
+        return WorkerLocal((), self.axes, "drop")
 
     @abc.abstractmethod
     def update(  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -130,11 +131,6 @@ class ExactMean(Exchange):
     """The exchange of `exact_mean`."""
 
     axes: tuple[str, ...]
-
-    def init(self, params: optax.Params) -> WorkerLocal:
-        """Nothing, declared as worker-local so that its workers are known."""
-        del params
-        return WorkerLocal((), self.axes, "drop")
 
     def update(
         self,

@@ -24,23 +24,9 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TwoPhase(BlockExchange):
-    """The exchange of `two_phase`.
+    """The exchange of `two_phase`, whose codec encodes there and back."""
 
-    Attributes:
-      codec: what blocks are encoded by, there and back.
-    """
-
-    codec: Codec
-
-    @property
-    def block_size(self) -> int:
-        """Values a block: the codec's."""
-        return self.codec.block_size
-
-    @property
-    def has_server(self) -> bool:
-        """True: each worker serves its share of the blocks."""
-        return True
+    has_server = True
 
     @property
     def delay(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -13,11 +13,12 @@ from jax import lax
 from onebit_jax.exchanges.exchange import Exchange
 from onebit_jax.workers.axes import AxisNames, as_tuple, bound_workers, check_local
 from onebit_jax.workers.transfers import Transfer
-from onebit_jax.workers.worker_local import WorkerLocal
 from pallas_kernels import pack_signs, unpack_bits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from onebit_jax.workers.worker_local import WorkerLocal
 
 
 def vote_mean(axis: AxisNames) -> Exchange:
@@ -65,11 +66,6 @@ class VoteMean(Exchange):
     """The exchange of `vote_mean`."""
 
     axes: tuple[str, ...]
-
-    def init(self, params: optax.Params) -> WorkerLocal:
-        """Nothing, declared as worker-local so that its workers are known."""
-        del params
-        return WorkerLocal((), self.axes, "drop")
 
     def update(
         self,
