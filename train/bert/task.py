@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from train.bert import phases
     from train.bert.config import PretrainConfig
     from train.bert.data import Data
-    from train.core.task import Params
+    from train.core.task import Evaluation, Params
 
 
 def make_task(
@@ -92,7 +92,7 @@ def _phase(
 
 def evaluation(
     model: BertConfig, data: Data, mesh: Mesh, sequences: int
-) -> Callable[[Params], Callable[[Params], float]]:
+) -> Callable[[Params], Evaluation]:
     """The evaluation on held-out text.
 
     Args:
@@ -105,7 +105,7 @@ def evaluation(
       For `train.core.task.Phase`.
     """
 
-    def compiled(params: Params) -> Callable[[Params], float]:
+    def compiled(params: Params) -> Evaluation:
         first = place(element(data.held_out, 0), mesh)
         count = -(-sequences // first.token_ids.shape[0])
         rest = [place(element(data.held_out, i), mesh) for i in range(1, count)]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from train.core.flags import TrainingFlags
     from train.core.processes.watchdog import Watchdog
-    from train.core.task import Params, Phase, Task
+    from train.core.task import Evaluation, Params, Phase, Task
 
 AHEAD = 2
 """Steps that a device has to do while the host prepares the next."""
@@ -92,7 +92,7 @@ class _Program(NamedTuple):
     """A compiled step, its evaluation, and the bytes that it sends by stage."""
 
     step: Callable[..., tuple[Params, Any, jax.Array]]
-    evaluate: Callable[[Params], float] | None
+    evaluate: Evaluation | None
     rates: dict[str, int]
 
 
@@ -110,6 +110,7 @@ class _Loop:
         self.task, self.flags, self.mesh = task, flags, mesh
         self.watchdog, self.checkpoints = watchdog, checkpoints
         self.totals = Totals()
+        self._held_out: dict[str, float] = {}
         self._reached: Checkpoint | None = None
 
     def take(self) -> Checkpoint:
@@ -235,6 +236,7 @@ class _Loop:
                 if evaluate and program.evaluate:
                     watchdog.expect(f"the evaluation after step {step}")
                     held_out = program.evaluate(onebit_jax.local_params(params, state))
+                    self._held_out = held_out
                     self._append(EvalMetrics(step, held_out))
                 if save:
                     watchdog.expect(f"the checkpoint of step {step}")
@@ -279,6 +281,7 @@ class _Loop:
                 "stage": totals.stage,
                 "examples/s": f"{rate:.0f}",
                 "MB sent": f"{totals.total_bytes / 1e6:.1f}",
+                **{f"held-out {n}": f"{x:.3f}" for n, x in self._held_out.items()},
             }
         )
 

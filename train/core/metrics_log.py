@@ -44,22 +44,26 @@ class StepMetrics:
 
 @dataclass(frozen=True)
 class EvalMetrics:
-    """An evaluation on held-out text.
+    """An evaluation on held-out examples.
 
     Attributes:
       step: Steps trained before it.
-      eval_loss: The mean loss, in nats.
+      means: Means over the examples by name, the loss in nats as 'loss'; written as
+        `eval_loss` and likewise.
     """
 
     step: int
-    eval_loss: float
+    means: dict[str, float]
 
 
 def append(folder: Path, metrics: StepMetrics | EvalMetrics) -> None:
     """Writes a line, at once."""
+    values = asdict(metrics)
+    means = values.pop("means", {})
+    values |= {f"eval_{name}": mean for name, mean in means.items()}
     line = {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in asdict(metrics).items()
+        for name, value in values.items()
     }
     with (folder / FILE).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line, allow_nan=False) + "\n")

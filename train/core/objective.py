@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from jaxtyping import Array, Float, Int, Key
 
-    from train.core.task import Params
+    from train.core.task import Evaluation, Params
 
 Model = TypeVar("Model", bound=nnx.Module)
 
@@ -66,7 +66,7 @@ def compile_mean(
     loss_fn: Callable[[Params, Any], Float[Array, ""]],
     params: Params,
     batches: Sequence[Any],
-) -> Callable[[Params], float]:
+) -> Evaluation:
     """An evaluation: the mean loss of some batches.
 
     Args:
@@ -80,9 +80,9 @@ def compile_mean(
     compiled = jax.jit(loss_fn).lower(params, batches[0]).compile()
     # One at a time: on virtual devices, programs in flight together can each hold
     # threads that another's collective waits for.
-    return lambda params: float(
-        np.mean([compiled(params, batch).item() for batch in batches])
-    )
+    return lambda params: {
+        "loss": float(np.mean([compiled(params, batch).item() for batch in batches]))
+    }
 
 
 def accumulated(

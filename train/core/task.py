@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import grain
     import jax
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
 Params = Any
 """A tree of arrays."""
+
+Evaluation = Callable[[Params], dict[str, float]]
+"""From parameters to means over held-out examples by name, the loss as 'loss'."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,7 +34,8 @@ class Phase:
       earlier_steps: Steps of the phases before.
       last: Steps of the run at its end.
       evaluation: From the parameters to start with to a compiled evaluation: a
-        function from parameters to the held-out loss. None for a phase without.
+        function from parameters to means over held-out examples by name, the loss
+        as 'loss'. None for a phase without.
       eval_every: Steps between evaluations; there is one at the end.
       advice: Why the optimizer may never have left its first stage, and what to do;
         nothing is said where it is empty.
@@ -44,7 +49,7 @@ class Phase:
     schedule: optax.Schedule
     earlier_steps: int = 0
     last: int
-    evaluation: Callable[[Params], Callable[[Params], float]] | None = None
+    evaluation: Callable[[Params], Evaluation] | None = None
     eval_every: int = 1
     advice: str = ""
     title: str = ""

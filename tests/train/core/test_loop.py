@@ -106,7 +106,8 @@ class Run:
         if step in self.copied_after:
             shutil.copytree(self.folder, self.folder.parent / f"killed-{step}")
         self.evaluated.append(step)
-        return float(jnp.mean(params["kernel"]))
+        mean = float(jnp.mean(params["kernel"]))
+        return {"loss": mean, "share": mean / 2}
 
 
 def assert_same(one, other):
@@ -171,6 +172,8 @@ def test_it_evaluates_logs_and_saves_when_asked_and_at_the_end(tmp_path):
     lines = metrics_log.read(run.folder)
     assert [line["step"] for line in lines if "eval_loss" in line] == [4, 8, 9]
     assert run.evaluated == [4, 8, 9]
+    assert lines[2].keys() == {"step", "eval_loss", "eval_share"}
+    assert lines[2]["eval_share"] == lines[2]["eval_loss"] / 2
     checkpoints = {path.name for path in (run.folder / "checkpoints").iterdir()}
     assert checkpoints == {"8", "9"}  # the last two
     assert set(lines[0]) == set(metrics_log.StepMetrics.__dataclass_fields__)
@@ -182,7 +185,7 @@ def test_it_evaluates_logs_and_saves_when_asked_and_at_the_end(tmp_path):
 
 def test_only_the_time_of_steps_is_counted(tmp_path, monkeypatch):
     run = Run(tmp_path / "run", optimizer="adam")
-    monkeypatch.setattr(Run, "evaluate", lambda *_: time.sleep(1) or 0.0)
+    monkeypatch.setattr(Run, "evaluate", lambda *_: time.sleep(1) or {"loss": 0.0})
     run.train(until=2, log_every=2, eval_every=1)
     (line,) = steps_of(run.folder)
     assert line["examples_per_second"] > 2 * BATCH / 1.0  # of the first evaluation
@@ -255,7 +258,8 @@ def test_a_stage_that_never_came_is_told_of(tmp_path, capsys, freeze):
 
 def test_a_picture_is_left(whole):
     image = matplotlib.image.imread(whole.folder / "training.png")
-    assert min(image.shape[:2]) > 300
+    height, width = image.shape[:2]
+    assert width > 3 * height > 900  # loss, the share of the evaluations, bytes
     assert len(np.unique(image.reshape(-1, image.shape[2]), axis=0)) > 50
 
 
