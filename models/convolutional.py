@@ -231,7 +231,7 @@ class ResNet(nnx.Module):
         """Logits, float32."""
         x = nnx.relu(self.stem(images.astype(self.head.dtype)))
         if self.pools:
-            x = nnx.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
+            x = nnx.max_pool(x, (3, 3), (2, 2), "SAME")
         for block in self.blocks:
             x = block(x)
         return _logits(self.head, x)

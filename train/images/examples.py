@@ -1,0 +1,59 @@
+"""The stream of training images: a function of the seed and the index alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grain
+import numpy as np
+
+from train.images.dataset import Labelled
+
+if TYPE_CHECKING:
+    from grain.sources import RandomAccessDataSource
+    from jaxtyping import UInt8
+
+PADDING = 8
+"""The part of a side that is padded at each of its ends: 4 of 32 pixels."""
+
+GREY = 128
+"""The padding's pixels, which the network sees as about zero."""
+
+
+def examples(
+    images: RandomAccessDataSource[Labelled], seed: int, *, augment: bool
+) -> grain.MapDataset[Labelled]:
+    """An endless sequence of images, each epoch shuffled anew.
+
+    Args:
+      images: What is learnt from.
+      seed: Decides the order and what is cut.
+      augment: Whether images are cut from padded ones and mirrored.
+
+    Returns:
+      A data set whose example i is a function of the seed and i.
+    """
+    ordered = grain.MapDataset.source(images).seed(seed).shuffle().repeat()
+    return ordered.random_map(augmented) if augment else ordered
+
+
+def augmented(example: Labelled, rng: np.random.Generator) -> Labelled:
+    """A random part, of its size, of an image with a border, mirrored or not.
+
+    Args:
+      example: The image and its class.
+      rng: Source of the choice.
+
+    Returns:
+      The part and the class.
+    """
+    image: UInt8[np.ndarray, "H W C"] = example.images
+    height, width, _ = image.shape
+    top, left = height // PADDING, width // PADDING
+    border = ((top, top), (left, left), (0, 0))
+    padded = np.pad(image, border, constant_values=GREY)
+    row, column = rng.integers((2 * top + 1, 2 * left + 1))
+    part = padded[row : row + height, column : column + width]
+    if rng.integers(2):
+        part = part[:, ::-1]
+    return Labelled(np.ascontiguousarray(part), example.labels)

@@ -1,0 +1,94 @@
+"""Image classification as a task of the training loop."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from models.convolutional import ConvolutionalConfig
+from train.core.batches import batches
+from train.core.optimizer import freeze_advice, planned_optimizer
+from train.core.task import Phase, Task
+from train.images.cifar import read_cifar
+from train.images.examples import examples
+from train.images.folder import read_folder
+from train.images.objective import Network, evaluation, init_params, training_loss
+from train.images.shipped import read_digits, read_mnist_5k
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from train.images.config import ImagesConfig
+    from train.images.dataset import Dataset
+
+SIZE = 32
+"""Pixels of a side of a folder's images, where nothing else is asked for."""
+
+
+def read(config: ImagesConfig) -> Dataset:
+    """Reads the images that the flags name.
+
+    Args:
+      config: The flags.
+
+    Returns:
+      The images.
+
+    Raises:
+      InputError: They are not there, or damaged.
+    """
+    if config.path is None:
+        return read_digits() if config.data == "digits" else read_mnist_5k()
+    if config.data == "cifar-10":
+        return read_cifar(config.path)
+    return read_folder(config.path, config.size or SIZE)
+
+
+def make_task(config: ImagesConfig, data: Dataset, mesh: Mesh) -> Task:
+    """The training that the flags ask for.
+
+    Args:
+      config: The flags.
+      data: The images.
+      mesh: The workers.
+
+    Returns:
+      The task.
+    """
+    model = ConvolutionalConfig(
+        architecture=config.model,
+        num_classes=data.num_classes,
+        channels=data.training[0].images.shape[-1],
+        dtype=config.dtype,
+    )
+    network, plan = Network(model), config.plan
+    tx, schedule = planned_optimizer(config, plan, mesh, "flat")
+    ordered = examples(data.training, config.seed, augment=config.augments)
+    training = batches(ordered, config.batch)
+    return Task(
+        name=config.optimizer,
+        model={**asdict(model), "optimizer": config.optimizer},
+        init=lambda: init_params(model, config.seed),
+        phases=[
+            Phase(
+                loss=training_loss(network),
+                batches=training,
+                batch=config.batch,
+                tx=tx,
+                schedule=schedule,
+                last=config.steps,
+                evaluation=evaluation(
+                    network,
+                    training,
+                    -(-config.statistics_images // config.batch),
+                    data.held_out,
+                    config.batch,
+                    mesh,
+                ),
+                eval_every=config.eval_every,
+                advice=freeze_advice(
+                    config, plan.freeze, config.steps, "--freeze-step"
+                ),
+            )
+        ],
+    )
