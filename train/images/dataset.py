@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from train.core.errors import InputError
+
 if TYPE_CHECKING:
     from grain.sources import RandomAccessDataSource
     from jaxtyping import Int, UInt8
@@ -68,7 +70,14 @@ def split(count: int) -> tuple[Int[np.ndarray, " N"], Int[np.ndarray, " M"]]:
 
     Returns:
       The indices to learn from, and those held out, in random order.
+
+    Raises:
+      InputError: They are too few.
     """
+    if count < HELD_OUT:
+        raise InputError(
+            f"{count} images are too few to hold one of six out; give more."
+        )
     shuffled = np.random.default_rng(0).permutation(count)
     held_out = count // HELD_OUT
     return shuffled[held_out:], shuffled[:held_out]

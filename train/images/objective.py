@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import grain
-    from grain.sources import RandomAccessDataSource
     from jax.sharding import Mesh
     from jaxtyping import Array, Float, Int, UInt8
 
@@ -101,7 +100,7 @@ def evaluation(
     network: Network,
     training: grain.MapDataset[Labelled],
     num_statistics: int,
-    held_out: RandomAccessDataSource[Labelled],
+    held_out: grain.MapDataset[Labelled],
     batch: int,
     mesh: Mesh,
 ) -> Callable[[Params], Evaluation]:
@@ -134,8 +133,8 @@ def evaluation(
         weights: Float[Array, " B"],
     ) -> Float[Array, " 2"]:
         logits = network.evaluate(params, statistics, part.images)
-        right = jnp.argmax(logits, axis=1) == part.labels
         losses = cross_entropy(logits, part.labels)
+        right = (jnp.argmax(logits, axis=1) == part.labels).astype(losses.dtype)
         return jnp.stack([jnp.sum(weights * x) for x in (losses, right)])
 
     def compiled(params: Params) -> Evaluation:
@@ -167,13 +166,13 @@ def evaluation(
 
 
 def _parts(
-    images: RandomAccessDataSource[Labelled], batch: int
+    images: grain.MapDataset[Labelled], batch: int
 ) -> Iterator[tuple[Labelled, Float[np.ndarray, " B"]]]:
     """This process's part of batches of images with weights, those of padding zero."""
     share = batch // jax.process_count()
     start = jax.process_index() * share
     for first in range(0, len(images), batch):
         places = np.arange(first + start, first + start + share)
-        rows = [images[min(i, len(images) - 1)] for i in places.tolist()]
+        rows = [element(images, min(i, len(images) - 1)) for i in places.tolist()]
         weights = (places < len(images)).astype(np.float32)
         yield Labelled(*(np.stack(x) for x in zip(*rows, strict=True))), weights

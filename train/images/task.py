@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+import grain
+
 from models.convolutional import ConvolutionalConfig
 from train.core.batches import batches
 from train.core.optimizer import freeze_advice, planned_optimizer
@@ -61,6 +63,7 @@ def make_task(config: ImagesConfig, data: Dataset, mesh: Mesh) -> Task:
         channels=data.training[0].images.shape[-1],
         dtype=config.dtype,
     )
+    held_out = grain.MapDataset.source(data.held_out)[: config.eval_images]
     network, plan = Network(model), config.plan
     tx, schedule = planned_optimizer(config, plan, mesh, "flat")
     ordered = examples(data.training, config.seed, augment=config.augments)
@@ -81,7 +84,7 @@ def make_task(config: ImagesConfig, data: Dataset, mesh: Mesh) -> Task:
                     network,
                     training,
                     -(-config.statistics_images // config.batch),
-                    data.held_out,
+                    held_out,
                     config.batch,
                     mesh,
                 ),

