@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Architecture = Literal["small", "resnet18", "resnet50"]
 """The names of the networks."""
 
-_SMALL = (32, 64, 128)
+_SMALL = (32, 64, 128, 128)
 """Channels of the small network's convolutions."""
 
 _RESNETS = {"resnet18": ((2, 2, 2, 2), (3, 3)), "resnet50": ((3, 4, 6, 3), (1, 3, 1))}
@@ -41,10 +41,10 @@ class ConvolutionalConfig:
     """A network's name and the shape of what it classifies.
 
     Attributes:
-      architecture: `small`: three convolutions of 32, 64 and 128 channels. `resnet18`:
-        of basic blocks, for images of about 32 pixels a side, as in CIFAR's ResNets
-        with a first convolution of 3 x 3 and no pooling. `resnet50`: of bottlenecks,
-        for about 224 pixels, with a first convolution of 7 x 7 and pooling.
+      architecture: `small`: four convolutions of 32 to 128 channels. `resnet18`: of
+        basic blocks, for images of about 32 pixels a side, with a first convolution of
+        3 x 3 and no pooling. `resnet50`: of bottlenecks, for about 224 pixels, with a
+        first convolution of 7 x 7 and pooling.
       num_classes: Classes.
       channels: Channels of an image.
       width: Channels of a ResNet's first stage; each stage after doubles them.

@@ -30,7 +30,7 @@ def sizes_of(**config):
 @pytest.mark.parametrize(
     ("architecture", "classes", "parameters"),
     [
-        ("small", 10, 94_762),
+        ("small", 10, 242_474),
         ("resnet18", 10, 11_173_962),
         ("resnet50", 1000, 25_557_032),
     ],

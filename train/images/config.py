@@ -47,14 +47,14 @@ class ImagesConfig(TrainingFlags):
     """Train on images cut at random from padded ones, half of them mirrored; default:
     all but digits."""
     model: Architecture = "small"
-    """Network: small, of three convolutions; resnet18 for about 32 pixels a side;
+    """Network: small, of four convolutions; resnet18 for about 32 pixels a side;
     resnet50 for about 224."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the convolutions; parameters, moments and statistics are float32."""
     freeze_step: Freeze | None = None
     """Steps before 1-bit Adam freezes its variance and compresses; auto: once the
     variance is stable; default: a fifth of the steps, not before the warm-up ends."""
-    steps: Count = 300
+    steps: Count = 200
     """Training steps."""
     batch: Count = 128
     """Images a step, of all workers together; each normalises by its own share."""
