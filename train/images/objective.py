@@ -67,6 +67,19 @@ class Network:
         model.eval()
         return model(_scaled(images))
 
+    def judge(
+        self,
+        params: Params,
+        statistics: Statistics,
+        part: Labelled,
+        weights: Float[Array, " B"],
+    ) -> Float[Array, " 2"]:
+        """Weighted sums of images' losses and of those that are classified right."""
+        logits = self.evaluate(params, statistics, part.images)
+        losses = cross_entropy(logits, part.labels)
+        right = (jnp.argmax(logits, axis=1) == part.labels).astype(losses.dtype)
+        return jnp.stack([jnp.sum(weights * x) for x in (losses, right)])
+
 
 def _scaled(images: UInt8[Array, "B H W C"]) -> Float[Array, "B H W C"]:
     """Pixels from -1 to 1."""
@@ -126,17 +139,6 @@ def evaluation(
     def statistics(params: Params, part: Labelled) -> Statistics:
         return network.train(params, part.images)[1]
 
-    def sums(
-        params: Params,
-        statistics: Statistics,
-        part: Labelled,
-        weights: Float[Array, " B"],
-    ) -> Float[Array, " 2"]:
-        logits = network.evaluate(params, statistics, part.images)
-        losses = cross_entropy(logits, part.labels)
-        right = (jnp.argmax(logits, axis=1) == part.labels).astype(losses.dtype)
-        return jnp.stack([jnp.sum(weights * x) for x in (losses, right)])
-
     def compiled(params: Params) -> Evaluation:
         def compile_for(function: Callable[..., Any], *arguments: Any) -> Any:
             everywhere = NamedSharding(mesh, PartitionSpec())
@@ -145,7 +147,7 @@ def evaluation(
 
         first = next(_parts(held_out, batch))
         estimate = compile_for(statistics, place(element(training, 0), mesh))
-        measure = compile_for(sums, network.unused, *place(first, mesh))
+        judge = compile_for(network.judge, network.unused, *place(first, mesh))
 
         def evaluate(params: Params) -> dict[str, float]:
             # One program at a time: those of virtual devices can block each other.
@@ -156,7 +158,7 @@ def evaluation(
             pooled = pooled_statistics(several)
             total = np.zeros(2)
             for part in _parts(held_out, batch):
-                total += jax.device_get(measure(params, pooled, *place(part, mesh)))
+                total += jax.device_get(judge(params, pooled, *place(part, mesh)))
             loss, accuracy = (total / len(held_out)).tolist()
             return {"loss": loss, "accuracy": accuracy}
 

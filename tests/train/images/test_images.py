@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from launching import arrays_of
+from launching import Launched, arrays_of
 from PIL import Image
 from runs import PROMOTION, steps_of, without_speed
 
@@ -350,6 +350,21 @@ def test_a_run_that_was_killed_goes_on_exactly(tmp_path, monkeypatch, capsys):
         k: v.tobytes() for k, v in theirs.items()
     }
     assert without_speed(metrics_log.read(other.out)) == without_speed(lines)
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_evaluate_as_one_does(tmp_path):
+    flags = "--batch 16 --steps 4 --freeze-step 2 --warmup-steps 1 --eval-every 2"
+    flags += " --eval-images 41 --statistics-images 32 --log-every 1 --workers 2"
+    lines = []
+    for processes in (1, 2):
+        out = tmp_path / str(processes)
+        arguments = ["-m", "train.images", *flags.split(), "--out", out]
+        with Launched(command=arguments, processes=processes) as launched:
+            assert launched.end() == 0, launched.said
+        lines.append(without_speed(metrics_log.read(out)))
+    assert sum("eval_accuracy" in line for line in lines[0]) == 2
+    assert lines[0] == lines[1]
 
 
 @pytest.mark.slow
