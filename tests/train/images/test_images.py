@@ -29,10 +29,10 @@ from train.core.optimizer import decays
 from train.images import command
 from train.images.cifar import TEST, TRAINING, VALUES
 from train.images.config import ImagesConfig, check
-from train.images.dataset import Arrays, Labelled, split
+from train.images.dataset import Arrays, Dataset, Labelled, split
 from train.images.examples import GREY, augmented, examples
 from train.images.objective import Network, evaluation, init_params, training_loss
-from train.images.task import read
+from train.images.task import make_task, read
 
 CONFIG = ConvolutionalConfig(num_classes=4, channels=1)
 STEPS, FREEZE = 6, 3
@@ -387,6 +387,23 @@ def test_digits_are_learnt(tmp_path):
 def test_flags_that_cannot_be_trained_with_are_refused(flags, message):
     with pytest.raises(InputError, match=message):
         check(ImagesConfig(**flags))
+
+
+@pytest.mark.parametrize(
+    ("flags", "augments"),
+    [
+        ({"data": "mnist-5k"}, False),
+        ({"data": "cifar-10"}, True),
+        ({"data": "digits", "augment": True}, True),
+        ({"data": "folder", "augment": False}, False),
+    ],
+)
+def test_all_but_digits_are_augmented_unless_asked_for(flags, augments):
+    images = random_images(8)
+    data = Dataset(training=images, held_out=images, num_classes=4, contents="")
+    task = make_task(ImagesConfig(batch=16, **flags), data, make_mesh(2, "flat"))
+    seen = {x.tobytes() for x in element(task.phases[0].batches, 0).images}
+    assert bool(seen - {x.tobytes() for x in images.images}) == augments
 
 
 def test_a_mistake_ends_in_one_sentence(monkeypatch, capsys):
