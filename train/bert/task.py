@@ -9,8 +9,7 @@ from models import SIZES
 from train.bert.objective import evaluation_loss, init_params, training_loss
 from train.core.batches import element, place
 from train.core.objective import compile_mean
-from train.core.optimizer import freeze_advice, planned_optimizer
-from train.core.task import Phase, Task
+from train.core.task import Task, planned_phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from train.bert import phases
     from train.bert.config import PretrainConfig
     from train.bert.data import Data
-    from train.core.task import Params
+    from train.core.task import Params, Phase
 
 
 def make_task(
@@ -68,24 +67,18 @@ def _phase(
     until: int,
 ) -> Phase:
     last = phase.last if phase.last < config.total_steps else until
-    tx, schedule = planned_optimizer(config, phase, mesh, config.topology)
     several = len(config.phases) > 1
-    return Phase(
+    return planned_phase(
+        config,
+        phase,
+        last,
+        mesh,
+        config.topology,
         loss=training_loss(model, config.seed, mesh.axis_names, phase.accumulate),
         batches=data.training,
         batch=phase.batch,
-        tx=tx,
-        schedule=schedule,
-        earlier_steps=phase.earlier_steps,
-        last=last,
         evaluation=evaluation(model, data, mesh, config.eval_sequences),
         eval_every=config.eval_every,
-        advice=freeze_advice(
-            config,
-            phase.freeze,
-            last - phase.earlier_steps,
-            f"{phase.flags}freeze-step",
-        ),
         title=f"sequences of {phase.seq} tokens to step {last:,}" if several else "",
     )
 

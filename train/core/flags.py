@@ -22,6 +22,7 @@ from train.core.optimizer import OPTIMIZERS, OptimizerName
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from typing import Self
 
 T = TypeVar("T")
 Flags = TypeVar("Flags", bound="TrainingFlags")
@@ -117,6 +118,23 @@ class TrainingFlags:
     """Folder for all that the run leaves."""
     resume: Changeable[bool] = False
     """Go on with the run in --out, exactly, with its own settings."""
+
+    @property
+    def fixed(self) -> set[str]:
+        """The changeable flags that a run of these cannot change all the same."""
+        return set()
+
+    def decided_by(self, earlier: Self) -> Self:
+        """The same flags, of a run that goes on.
+
+        Args:
+          earlier: The run's own flags, with what it has decided at its start.
+
+        Returns:
+          The flags, decided likewise.
+        """
+        del earlier
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,6 +269,15 @@ def differing(
         if first[name] != second[name]
         and (name in fixed or _CHANGEABLE not in _metadata(hint))
     )
+
+
+def places(config: TrainingFlags) -> dict[str, Any]:
+    """The flags that say where something is, which a run may change."""
+    return {
+        name: getattr(config, name)
+        for name, hint in _hints(type(config)).items()
+        if Path in _parts(hint) and _CHANGEABLE in _metadata(hint)
+    }
 
 
 def check_resumable(
