@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from models import SIZES
 from train.bert.objective import evaluation_loss, init_params, training_loss
-from train.core.batches import element, place
-from train.core.objective import compile_mean
+from train.core.objective import mean_over
 from train.core.task import Task, planned_phase
 
 if TYPE_CHECKING:
@@ -97,11 +96,4 @@ def evaluation(
     Returns:
       For `train.core.task.Phase`.
     """
-
-    def compiled(params: Params) -> Callable[[Params], float]:
-        first = place(element(data.held_out, 0), mesh)
-        count = -(-sequences // first.token_ids.shape[0])
-        rest = [place(element(data.held_out, i), mesh) for i in range(1, count)]
-        return compile_mean(evaluation_loss(model), params, [first, *rest])
-
-    return compiled
+    return mean_over(evaluation_loss(model), data.held_out, sequences, mesh)
