@@ -117,9 +117,9 @@ def load(
     evaluation = _windows(tokens, EVALUATION, config.seq, 1)
     return contents, Data(
         coding,
-        batches(_endless(training, config.seed), config.batch),
+        batches(endless(training, config.seed), config.batch),
         # As much at once as training does.
-        batches(_endless(evaluation, config.seed), config.batch // config.accumulate),
+        batches(endless(evaluation, config.seed), config.batch // config.accumulate),
         min(config.eval_sequences, len(evaluation)),
     )
 
@@ -171,8 +171,16 @@ def _windows(folder: Path, part: str, length: int, least: int) -> Windows:
     return windows
 
 
-def _endless(windows: Windows, seed: int) -> grain.MapDataset:
-    """All windows in a random order, each epoch shuffled anew."""
+def endless(windows: Windows, seed: int) -> grain.MapDataset:
+    """An endless sequence of windows, each epoch shuffled anew.
+
+    Args:
+      windows: The text.
+      seed: Decides the order.
+
+    Returns:
+      A data set whose example i is a function of the seed and i.
+    """
     return grain.MapDataset.source(windows).seed(seed).shuffle().repeat()
 
 
