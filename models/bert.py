@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from jaxtyping import Array, Float, Int, Key
 
-    from models.config import BertConfig
+    from models.config import BertConfig, Remat
 
 
 class Embeddings(nnx.Module):
@@ -124,7 +124,7 @@ class Encoder(nnx.Module):
     def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
         self.rate = config.dropout
         self.max_positions = config.max_positions
-        self.remat = config.remat
+        self.remat: Remat = config.remat
         self.batch_axis = config.batch_axis
         self.embeddings = Embeddings(config, rngs=rngs)
         layers = [Layer(config, rngs=rngs) for _ in range(config.num_layers)]

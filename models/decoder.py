@@ -25,7 +25,7 @@ from models.remat import recomputed
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int, Key
 
-    from models.config import Attention
+    from models.config import Attention, Remat
 
 DecoderSize = Literal["nano", "tiny", "mini", "small", "base", "large"]
 """The names of `DECODER_SIZES`."""
@@ -227,7 +227,8 @@ class Decoder(nnx.Module):
     """
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
-        self.rate, self.remat = config.dropout, config.remat
+        self.rate = config.dropout
+        self.remat: Remat = config.remat
         self.embedding = embed(config, config.vocab_size, rngs)
         layers = [DecoderLayer(config, rngs=rngs) for _ in range(config.num_layers)]
         self.layers = nnx.List(layers)

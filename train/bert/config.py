@@ -162,10 +162,7 @@ def check(config: PretrainConfig) -> None:
       InputError: A flag's value is out of its range, or contradicts another.
     """
     check_from_scratch(config)
-    try:
-        replace(SIZES[config.model], **config.model_options)
-    except ValueError as error:
-        raise InputError(str(error)) from error
+    config.model_of(SIZES[config.model])
     longest = SIZES[config.model].max_positions
     for phase in config.phases:
         if not MIN_LENGTH <= phase.seq <= longest:

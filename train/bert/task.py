@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from models import SIZES
@@ -41,10 +41,8 @@ def make_task(
     Returns:
       The task.
     """
-    model = replace(
-        size or SIZES[config.model],
-        vocab_size=len(data[0].vocabulary),
-        **config.model_options,
+    model = config.model_of(
+        size or SIZES[config.model], vocab_size=len(data[0].vocabulary)
     )
     return Task(
         name=config.optimizer,

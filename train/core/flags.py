@@ -15,7 +15,7 @@ from typing import (
     get_type_hints,
 )
 
-from models.config import Attention, Remat
+from models.config import Attention, Remat, TransformerConfig
 from train.core.errors import InputError
 from train.core.exchange import ExchangeName
 from train.core.optimizer import OPTIMIZERS, OptimizerName
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Flags = TypeVar("Flags", bound="TrainingFlags")
+Size = TypeVar("Size", bound=TransformerConfig)
 
 MAX_SEED = 2**32 - 1
 """The largest seed: JAX looks at its lowest 32 bits alone."""
@@ -124,7 +125,7 @@ class TrainingFlags:
         """The changeable flags that a run of these cannot change all the same."""
         return set()
 
-    def decided_by(self, earlier: Self) -> Self:
+    def decided_by(self, earlier: TrainingFlags) -> Self:
         """The same flags, of a run that goes on.
 
         Args:
@@ -154,6 +155,24 @@ class TransformerFlags:
     def model_options(self) -> dict[str, Any]:
         """Options of a model beside its size."""
         return {f.name: getattr(self, f.name) for f in fields(TransformerFlags)}
+
+    def model_of(self, size: Size, **values: Any) -> Size:
+        """The model that the flags ask for.
+
+        Args:
+          size: The sizes of its name.
+          **values: What else is known of it.
+
+        Returns:
+          The sizes with these options.
+
+        Raises:
+          InputError: The options cannot be computed with.
+        """
+        try:
+            return replace(size, **values, **self.model_options)
+        except ValueError as error:
+            raise InputError(str(error)) from error
 
 
 def spelling(name: str) -> str:

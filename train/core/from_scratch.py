@@ -94,12 +94,11 @@ class FromScratchFlags(TrainingFlags):
         """The flags by which a run is longer; its schedules are made for its own."""
         return {"steps": self.steps}
 
-    def decided_by(self, earlier: Self) -> Self:
-        """The same flags, of a run that goes on."""
-        decided = super().decided_by(earlier)
-        if self.topology != "auto":
-            return decided
-        return replace(decided, topology=earlier.topology)
+    def decided_by(self, earlier: TrainingFlags) -> Self:
+        """The same flags, with the topology that the run was begun with."""
+        if self.topology != "auto" or not isinstance(earlier, FromScratchFlags):
+            return self
+        return replace(self, topology=earlier.topology)
 
 
 Flags = TypeVar("Flags", bound=FromScratchFlags)

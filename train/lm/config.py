@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from models import DECODER_SIZES
 from models.decoder import DecoderSize
-from train.core.errors import InputError
 from train.core.flags import (
     Changeable,
     Count,
@@ -64,7 +63,4 @@ def check(config: LmConfig) -> None:
       InputError: A flag's value is out of its range, or contradicts another.
     """
     check_from_scratch(config)
-    try:
-        replace(DECODER_SIZES[config.model], **config.model_options)
-    except ValueError as error:
-        raise InputError(str(error)) from error
+    config.model_of(DECODER_SIZES[config.model])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -95,10 +95,8 @@ def make_task(
     Returns:
       The task.
     """
-    model = replace(
-        size or DECODER_SIZES[config.model],
-        vocab_size=data.coding.vocab_size,
-        **config.model_options,
+    model = config.model_of(
+        size or DECODER_SIZES[config.model], vocab_size=data.coding.vocab_size
     )
     (plan,) = config.phases
     phase = planned_phase(

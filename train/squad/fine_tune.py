@@ -8,7 +8,7 @@ Hugging Face's layout.
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -103,7 +103,7 @@ def fine_tune(
             scores.update(score(config, questions.squad, predictions))
             write_weights(config, model, params, weights)
 
-        model = _model(config, weights.config)
+        model = config.model_of(weights.config)
         task = _task(config, model, weights, learnt, questions, steps, mesh, finish)
         keep_tokenizer = partial(_keep_tokenizer, config, weights)
         run_folder.agree([run], config, keep_tokenizer, watchdog)
@@ -149,13 +149,6 @@ def _opened(
 def _keep_tokenizer(config: SquadConfig, weights: InitialWeights, folder: Path) -> None:
     if not config.resume:
         write_tokenizer(folder, weights)
-
-
-def _model(config: SquadConfig, size: BertConfig) -> BertConfig:
-    try:
-        return replace(size, **config.model_options)
-    except ValueError as error:
-        raise InputError(str(error)) from error
 
 
 def _task(
