@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from models import DECODER_SIZES, Decoder, DecoderConfig, next_token_loss
+from models import DECODER_SIZES, Decoder, DecoderConfig, decoder, next_token_loss
 from models.decoder import RMSNorm, rotate
 from models.dropout import sequence_keys
 from train.core.objective import graph_of, init_params
@@ -155,11 +155,11 @@ def test_the_loss_is_of_the_next_tokens():
     logits = np.random.default_rng(3).normal(size=(3, 7, 11))
     read = []
 
-    def decoder(token_ids, keys):
+    def fixed(token_ids, keys):
         read.append((token_ids, keys))
         return jnp.asarray(logits, jnp.float32)
 
-    loss = next_token_loss(decoder, TOKENS)
+    loss = next_token_loss(fixed, TOKENS)
     ((token_ids, keys),) = read
     np.testing.assert_array_equal(token_ids, TOKENS[:, :7])
     assert keys is None
@@ -191,6 +191,27 @@ def test_what_is_recomputed_and_dropped_is_the_same():
     kept = gradient("none")
     for remat in ("attention", "layer"):
         chex.assert_trees_all_close(gradient(remat), kept, atol=1e-6)
+
+
+def test_no_two_sublayers_drop_alike(monkeypatch):
+    drawn = []
+
+    def record(x, rate, keys):
+        drawn.append(jax.random.key_data(keys))
+        return x
+
+    monkeypatch.setattr(decoder, "dropout", record)
+    graph = graph_of(partial(Decoder, CONFIG))
+
+    @jax.jit
+    def keys_of(params):
+        nnx.merge(graph, params)(
+            TOKENS, sequence_keys(jax.random.key(4), jnp.arange(3))
+        )
+        return jnp.concatenate(drawn)
+
+    keys = keys_of(parameters(CONFIG))
+    assert len(np.unique(keys, axis=0)) == len(keys) == 3 * (1 + 2 * 2)
 
 
 def test_half_precision_is_computed_in_and_logits_are_float32():

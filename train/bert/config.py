@@ -9,6 +9,11 @@ from typing import Any, Literal
 from models import SIZES
 from models.config import Size
 from train.bert.phases import Phase
+from train.core.commands.from_scratch import (
+    FREEZE,
+    FromScratchFlags,
+    check_from_scratch,
+)
 from train.core.errors import InputError
 from train.core.flags import (
     Changeable,
@@ -20,7 +25,6 @@ from train.core.flags import (
     TransformerFlags,
     spelling,
 )
-from train.core.from_scratch import FREEZE, FromScratchFlags, check_from_scratch
 from train.core.optimizer import warmup_and_freeze
 from train.data.flags import CorpusFlags
 

@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from train.core.command import watched
-from train.core.command_line import Command, parse_flags, run_command
-from train.core.from_scratch import open_run, train_run
+from train.core.commands.from_scratch import open_run, train_run
+from train.core.commands.line import Command, parse_flags, run_command
 from train.core.mesh import check_attention, check_divisible, make_mesh
 from train.core.processes.distributed import Cluster
 from train.lm.config import LmConfig, check

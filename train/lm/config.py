@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from models import DECODER_SIZES
 from models.decoder import DecoderSize
+from train.core.commands.from_scratch import FromScratchFlags, check_from_scratch
 from train.core.flags import (
     Changeable,
     Count,
@@ -16,7 +17,6 @@ from train.core.flags import (
     Seed,
     TransformerFlags,
 )
-from train.core.from_scratch import FromScratchFlags, check_from_scratch
 from train.data.flags import CorpusFlags
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from train.core import run_folder
 from train.core.batches import batches
 from train.core.command import say, say_if_unknown, watched
-from train.core.command_line import Command, parse_flags, run_command
+from train.core.commands.line import Command, parse_flags, run_command
 from train.core.errors import InputError
 from train.core.flags import check_resumable
 from train.core.loop import train

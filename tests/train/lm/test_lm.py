@@ -66,7 +66,7 @@ def write_tokenizer(path):
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.enable_truncation(5)
-    tokenizer.enable_padding(length=7)
+    tokenizer.enable_padding(length=20)
     tokenizer.save(str(path))
     return path
 
