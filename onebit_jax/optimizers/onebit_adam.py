@@ -78,7 +78,10 @@ class ScaleByOnebitAdamState(NamedTuple):
     growth: GrowthState | None
     exchange: Any
 
-    stages = ("warmup", "compressed")
+    def steps_by_stage(self) -> dict[str, Array]:
+        """Steps taken in each stage; see `onebit_jax.steps_by_stage`."""
+        warmup = jnp.where(self.frozen_at > 0, self.frozen_at, self.count)
+        return {"warmup": warmup, "compressed": self.count - warmup}
 
     def metrics(self) -> dict[str, Array]:
         """Measures of the optimizer; see `onebit_jax.metrics`."""

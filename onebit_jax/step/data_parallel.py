@@ -18,10 +18,10 @@ from onebit_jax.step.local_gradients import local_value_and_grad
 from onebit_jax.step.local_params import local_params
 from onebit_jax.workers.arithmetic import mean
 from onebit_jax.workers.axes import AxisNames, as_tuple, varying_axes
-from onebit_jax.workers.nodes import nodes_with
 from onebit_jax.workers.placement import abstract_state, state_specs
 from onebit_jax.workers.placement import init as init_state
 from onebit_jax.workers.specs import is_spec, names_of
+from onebit_jax.workers.stages import steps_by_stage
 from onebit_jax.workers.worker_local import worker_local_nodes
 
 
@@ -70,7 +70,7 @@ def data_parallel(
       `init(params)` and `step(params, state, batch, *args, stage=None)`. Each leaf
       of the batch has the examples of all workers along its first axis. `stage` is
       static: the name of one of the optimizer's stages, which its state tells
-      (`stages`), compiles that one alone.
+      (`steps_by_stage`), compiles that one alone.
 
     Raises:
       ValueError: from `init`, if the exchange works over other axes; from `step`, if
@@ -257,9 +257,9 @@ def _check_batch(batch: Any, workers: int, axes: tuple[str, ...]) -> None:
 
 
 def _check_stage(state: Any, stage: str | None) -> None:
-    stages = {name for node in nodes_with((state,), "stages") for name in node.stages}
+    stages = jax.eval_shape(steps_by_stage, state)
     if stage is not None and stage not in stages:
-        known = ", ".join(map(repr, sorted(stages))) or "none"
+        known = ", ".join(map(repr, stages)) or "none"
         raise ValueError(
             f"the optimizer has no stage {stage!r}, but {known}: name one of its own, "
             "or leave the stage out."
