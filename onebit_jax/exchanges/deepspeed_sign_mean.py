@@ -85,7 +85,7 @@ class DeepSpeedSignMean(Exchange):
     axes: tuple[str, ...]
 
     @property
-    def delay(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def delay(self) -> float:
         """That of signs with their root mean square, there and back."""
         return 2 * sign_delay("rms")
 

@@ -42,12 +42,17 @@ class Exchange(_Transformation):
 
     Attributes:
       axes: names of the mesh axes whose members are the workers.
-      delay: steps by which what is returned is behind what is given, in the mean, of
-        normally distributed values; 0 for an exchange without error feedback.
     """
 
     axes: tuple[str, ...]
-    delay: float = 0.0
+
+    @property
+    def delay(self) -> float:
+        """Steps by which what is returned is behind what is given, in the mean.
+
+        Of normally distributed values; 0 for an exchange without error feedback.
+        """
+        return 0.0
 
     def init(  # pyright: ignore[reportIncompatibleVariableOverride]
         self, params: optax.Params

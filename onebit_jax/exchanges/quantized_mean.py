@@ -121,7 +121,7 @@ class IntegerCodec(Codec):
         return self.block_size * self.bits // 32 + 1
 
     @property
-    def delay(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def delay(self) -> float:
         """Measured on normally distributed values, as of `onebit_jax.Codec`."""
         return _DELAY[self.bits]
 

@@ -144,7 +144,7 @@ class SignCodec(Codec):
         return self.block_size // 32 + 1
 
     @property
-    def delay(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def delay(self) -> float:
         """`sign_delay` of the scale."""
         return sign_delay(self.scale)
 

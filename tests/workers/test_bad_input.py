@@ -55,6 +55,44 @@ def test_an_axis_without_a_name():
             sign_mean(axis)
 
 
+class Halves(onebit_jax.Codec):
+    """A codec that sends values as they are, in 16 bits."""
+
+    block_size = 64
+    words = 32
+
+    def encode(self, blocks, counts):
+        return jax.lax.bitcast_convert_type(
+            blocks.astype(jnp.bfloat16).reshape(-1, 32, 2), jnp.uint32
+        )
+
+    def decode(self, words):
+        values = jax.lax.bitcast_convert_type(words, jnp.bfloat16)
+        return values.reshape(*words.shape[:-1], 64).astype(jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"block_size": 0}, "positive integers, got 0 and 32"),
+        ({"words": lambda self: 32}, "positive integers, got 64 and <bound method"),
+        ({"words": 33}, r"uint32 words of shape \(2, 33\), not as uint32 of \(2, 32\)"),
+        ({"encode": lambda self, x, n: x[:, ::2]}, "not as float32"),
+        ({"decode": lambda self, words: words}, r"not to uint32 of \(2, 32\)"),
+    ],
+)
+def test_a_codec_that_gives_other_words_or_values(wrong, match):
+    onebit_jax.two_phase("data", Halves(), name="halves")
+    codec = type("Wrong", (Halves,), wrong)()
+    with pytest.raises(ValueError, match=match):
+        onebit_jax.two_phase("data", codec, name="wrong")
+
+
+def test_other_numbers_of_bits():
+    with pytest.raises(ValueError, match="bits must be 2, 4 or 8, got 3"):
+        onebit_jax.quantized_mean("data", 3)
+
+
 def test_a_mesh_without_the_axis():
     with pytest.raises(ValueError, match=r"no axis 'dta'.*'data'"):
         data_parallel(lambda p, x: p, exact_mean("dta"), mesh_of(2), axis="dta")
