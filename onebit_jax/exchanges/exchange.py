@@ -128,6 +128,12 @@ class Exchange(_Transformation):
 
     def workers(self, axis_sizes: Mapping[str, int]) -> int:
         """The number of workers on a mesh of these axis sizes."""
+        missing = [axis for axis in self.axes if axis not in axis_sizes]
+        if missing:
+            raise ValueError(
+                f"axis_sizes has no axis {missing[0]!r} of the workers: give the sizes "
+                f"of {self.axes}, such as mesh.shape, got {axis_sizes!r}."
+            )
         return math.prod(axis_sizes[axis] for axis in self.axes)
 
 

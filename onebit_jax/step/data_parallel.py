@@ -22,7 +22,7 @@ from onebit_jax.workers.placement import abstract_state, state_specs
 from onebit_jax.workers.placement import init as init_state
 from onebit_jax.workers.specs import is_spec, names_of
 from onebit_jax.workers.stages import steps_by_stage
-from onebit_jax.workers.worker_local import worker_local_nodes
+from onebit_jax.workers.worker_local import is_worker_local, worker_local_nodes
 
 
 class DataParallel(NamedTuple):
@@ -168,9 +168,9 @@ class _Run:
         )
         value, gradients = value_and_grad(local_params(params, state), batch, *args)
         updates, state = self.tx.update(gradients, state, params, **extra)
-        _check_agreed(updates, self.axes)
+        _check_agreed(updates, state, self.axes)
         params = optax.apply_updates(params, updates)
-        means = jax.tree.map(lambda x: mean(x, self.axes), value)
+        means = jax.tree.map(lambda x: mean(_as_float(x), self.axes), value)
         return params, state, *(means if self.has_aux else (means,))
 
     def placed(self, params: Any) -> Any:
@@ -235,15 +235,24 @@ def _check_sharded(state: Any, specs: Any) -> None:
         )
 
 
-def _check_agreed(updates: Any, axes: tuple[str, ...]) -> None:
-    for path, leaf in jax.tree.leaves_with_path(updates):
-        if set(axes) & varying_axes(leaf):
-            raise ValueError(
-                f"the update {jax.tree_util.keystr(path)} differs from worker to "
-                "worker, because it passes through no exchange: put "
-                f"onebit_jax.exact_mean({axes}) before what handles it, also before "
-                "optax.set_to_zero."
-            )
+def _check_agreed(updates: Any, state: Any, axes: tuple[str, ...]) -> None:
+    trees = {"update": updates, "optimizer's state": state}
+    for what, tree in trees.items():
+        leaves = jax.tree.leaves_with_path(tree, is_leaf=is_worker_local)
+        for path, leaf in leaves:
+            if not is_worker_local(leaf) and set(axes) & varying_axes(leaf):
+                raise ValueError(
+                    f"the {what} {jax.tree_util.keystr(path)} differs from worker to "
+                    "worker, because gradients pass through no exchange before it: "
+                    f"put onebit_jax.exact_mean({axes}) before what handles it, also "
+                    "before optax.set_to_zero."
+                )
+
+
+def _as_float(x: Any) -> jax.Array:
+    # A mean of integers is none, and their sum may overflow.
+    x = jnp.asarray(x)
+    return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)
 
 
 def _check_batch(batch: Any, workers: int, axes: tuple[str, ...]) -> None:

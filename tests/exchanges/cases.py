@@ -134,9 +134,10 @@ def by_counts(values, errors, server_error, blocks, kind="mean_abs"):
 
 def as_deepspeed(values, errors, server_error, blocks):
     """One scale a leaf and one a server's share, of padding as well."""
-    if len(values) == 1:
-        return dense.exact_mean(values, errors, server_error)
     size = values.shape[1]
+    if len(values) == 1:
+        paid = values + (errors + server_error)[:, :size]
+        return dense.exact_mean(paid, errors, server_error)
     values = np.pad(values, ((0, 0), (0, errors.shape[1] - size)))
     codec = functools.partial(dense.signs, kind="rms")
     place = np.arange(errors.shape[1])
@@ -267,7 +268,7 @@ CASES = {
         exact_below=0,
         spoils="leaf",
         squares=True,
-        resized=moved(data(3)),
+        resized=moved(data(3), data(1)),
     ),
     "deepspeed-3": Case(
         lambda: deepspeed_sign_mean("data"),

@@ -88,9 +88,50 @@ def test_a_codec_that_gives_other_words_or_values(wrong, match):
         onebit_jax.two_phase("data", codec, name="wrong")
 
 
-def test_other_numbers_of_bits():
-    with pytest.raises(ValueError, match="bits must be 2, 4 or 8, got 3"):
-        onebit_jax.quantized_mean("data", 3)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: onebit_jax.quantized_mean("data", 3), "bits must be 2, 4 or 8, got 3"),
+        (lambda: onebit_jax.quantized_mean("data", 4.0), "'float' object cannot be"),
+        (lambda: sign_mean(("data", "data")), "tuple of different names, got"),
+        (lambda: sign_mean(None), "tuple of different names, got None"),
+        (lambda: onebit_jax.two_phase("data", 7, name="x"), "needs a codec.*got 7"),
+        (lambda: adam(bound=0), "bound must be more than 0, or None for none, got 0"),
+        (lambda: adam(bound=float("nan")), "bound must be more than 0"),
+        (lambda: adam(lead="Delay"), "lead must be a number, 'delay' or None"),
+        (lambda: adam(growth=False), "growth must be a GrowthByMeanSquares or None"),
+        (lambda: adam(floor=1e-6), "floor must be a FloorAtMean or None, got 1e-06"),
+        (lambda: onebit_jax.GrowthByMeanSquares(0), "period must be at least 1 step"),
+        (lambda: onebit_jax.FloorAtMean(-1.0), "negligible must be a share from 0"),
+        (lambda: sign_mean("x").wire_cost({}, {"y": 2}), "has no axis 'x' of the work"),
+    ],
+)
+def test_options_that_make_no_sense(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
+
+
+def adam(**options):
+    return onebit_adam(0.1, sign_mean("data"), freeze_at(2), **options)
+
+
+@pytest.mark.parametrize("wrapper", ["clip_by_worker_norm", "skip_nonfinite"])
+def test_a_decision_for_some_of_the_workers_alone(wrapper):
+    exchange, mesh = exact_mean(("a", "b")), jax.make_mesh((2, 2), ("a", "b"))
+    tx = {
+        "clip_by_worker_norm": optax.chain(clip_by_worker_norm(1.0, "b"), exchange),
+        "skip_nonfinite": onebit_jax.skip_nonfinite(exchange, "b"),
+    }[wrapper]
+    run = data_parallel(lambda p, x: jnp.sum(p) * jnp.mean(x), tx, mesh)
+    with pytest.raises(ValueError, match=rf"{wrapper} decides .* over \['a'\] too"):
+        run.step(*run.init(jnp.ones(3)), jnp.ones((4, 3)))
+
+
+def test_a_state_that_differs_from_worker_to_worker():
+    tx = optax.chain(optax.trace(0.9), sign_mean("data"))
+    run = data_parallel(lambda p, x: jnp.sum(p) * jnp.mean(x), tx, mesh_of(2))
+    with pytest.raises(ValueError, match=r"optimizer's state .*trace.* differs from"):
+        run.step(*run.init(jnp.ones(3)), jnp.ones((2, 3)))
 
 
 def test_a_mesh_without_the_axis():
@@ -250,7 +291,7 @@ def test_a_stage_that_does_not_exist():
         )
     # Another optimizer would take no notice of it.
     tx = optax.chain(exact_mean("data"), optax.sgd(0.1))
-    run = data_parallel(lambda p, x: jnp.mean(p * x), tx, mesh_of(2))
+    run = data_parallel(lambda p, x: jnp.sum(p) * jnp.mean(x), tx, mesh_of(2))
     with pytest.raises(ValueError, match="no stage 'frozen', but none"):
         run.step(*run.init(jnp.zeros(3)), jnp.zeros((2, 3)), stage="frozen")
 
