@@ -35,10 +35,12 @@ lint: $(ENV)/.test
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-# Compiling takes longer than running here, so that little of it is optimised; test-all
-# runs what users run.
+# Compiling takes longer than running here, so that little of it is optimised, and XLA's
+# slow fusion emitters are left out where it still can; test-all runs what users run.
+PLAIN := --xla_cpu_use_fusion_emitters=false
 test: lint
-	JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS=--xla_cpu_use_fusion_emitters=false \
+	JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS=$$(XLA_FLAGS=$(PLAIN) $(BIN)/python -c \
+	  "import jax; jax.devices()" 2> /dev/null && echo $(PLAIN)) \
 	  $(BIN)/python -m pytest -n 2 --dist loadfile \
 	  -m 'not slow' --ignore tests/drills $(ARGS)
 

@@ -1,7 +1,8 @@
-"""Flax NNX models: BERT and its heads."""
+"""Flax NNX models: BERT and its heads, and a decoder."""
 
 from models.bert import Bert, Encoder
 from models.config import SIZES, BertConfig
+from models.decoder import DECODER_SIZES, Decoder, DecoderConfig, next_token_loss
 from models.errors import WeightsError
 from models.fine_tuning import (
     BertForQuestionAnswering,
@@ -14,17 +15,21 @@ from models.pretraining import BertForPreTraining, PreTrainingBatch, pretraining
 from models.stack import stack_layers, unstack_layers
 
 __all__ = [
+    "DECODER_SIZES",
     "SIZES",
     "Bert",
     "BertConfig",
     "BertForPreTraining",
     "BertForQuestionAnswering",
     "BertForSequenceClassification",
+    "Decoder",
+    "DecoderConfig",
     "Encoder",
     "PreTrainingBatch",
     "SpanBatch",
     "WeightsError",
     "classification_loss",
+    "next_token_loss",
     "pretraining_losses",
     "span_loss",
     "stack_layers",

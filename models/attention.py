@@ -72,28 +72,50 @@ class SelfAttention(nnx.Module):
         qkv = self.qkv(x).reshape(  # (B, T, 3, N, D)
             batch, length, 3, self.num_heads, hidden // self.num_heads
         )
-        attend = partial(_attend, implementation=self.implementation)
+        mix = partial(attend, implementation=self.implementation)
         if self.recompute:
-            attend = jax.checkpoint(attend)
+            mix = jax.checkpoint(mix)
         q, k, v = (qkv[:, :, i] for i in range(3))
-        attended = attend(q, k, v, lengths)
+        attended = mix(q, k, v, lengths)
         return self.out(attended.reshape(batch, length, hidden))
 
 
-def _attend(
+def attend(
     q: Float[Array, "B T N D"],
     k: Float[Array, "B T N D"],
     v: Float[Array, "B T N D"],
-    lengths: Int[Array, " B"],
+    lengths: Int[Array, " B"] | None = None,
     *,
+    is_causal: bool = False,
     implementation: Attention,
 ) -> Float[Array, "B T N D"]:
+    """softmax(q kᵀ / √D) v, by XLA or by cuDNN.
+
+    Args:
+      q: Queries.
+      k: Keys.
+      v: Values.
+      lengths: Tokens of each sequence that are attended to; None for all.
+      is_causal: True to attend to a token itself and those before it alone.
+      implementation: Who computes it; `SelfAttention` compares them.
+
+    Returns:
+      An array like `q`.
+
+    Raises:
+      ValueError: cuDNN is asked for and not there.
+    """
     # Lengths rather than a mask: cuDNN would take a mask for a bias of N · T² numbers.
     # Strict promotion would bar jax.nn's own mixing of bfloat16 and float32.
     with jax.numpy_dtype_promotion("standard"):
         try:
             return jax.nn.dot_product_attention(
-                q, k, v, key_value_seq_lengths=lengths, implementation=implementation
+                q,
+                k,
+                v,
+                is_causal=is_causal,
+                key_value_seq_lengths=lengths,
+                implementation=implementation,
             )
         except NotImplementedError:
             raise

@@ -16,13 +16,14 @@ from jax.sharding import PartitionSpec
 from models.attention import SelfAttention
 from models.dropout import dropout, fold_in
 from models.parts import LayerNorm, embed, gelu, linear
+from models.remat import recomputed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jaxtyping import Array, Float, Int, Key
 
-    from models.config import BertConfig
+    from models.config import BertConfig, Remat
 
 
 class Embeddings(nnx.Module):
@@ -105,12 +106,6 @@ class Layer(nnx.Module):
         return norm(x + dropout(f(x), self.rate, keys))
 
 
-_POLICIES = {
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "layer": jax.checkpoint_policies.nothing_saveable,
-}
-
-
 class Encoder(nnx.Module):
     """Embeddings and layers: what every head stands on.
 
@@ -129,7 +124,7 @@ class Encoder(nnx.Module):
     def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
         self.rate = config.dropout
         self.max_positions = config.max_positions
-        self.remat = config.remat
+        self.remat: Remat = config.remat
         self.batch_axis = config.batch_axis
         self.embeddings = Embeddings(config, rngs=rngs)
         layers = [Layer(config, rngs=rngs) for _ in range(config.num_layers)]
@@ -165,7 +160,8 @@ class Encoder(nnx.Module):
             )
         x = self.embeddings(token_ids, token_types)
         x = self._divided(dropout(x, self.rate, fold_in(keys, 0)))
-        run = self._recomputed(_run)
+        in_loop = not isinstance(self.layers, nnx.List)
+        run = recomputed(_run, self.remat, in_loop=in_loop)
         if isinstance(self.layers, nnx.List):
             for i, layer in enumerate(self.layers):
                 x = run(*nnx.split(layer), x, lengths, fold_in(keys, i + 1))
@@ -183,18 +179,6 @@ class Encoder(nnx.Module):
 
             x, _ = jax.lax.scan(body, x, (stack, jnp.arange(count)))
         return x if self.final_norm is None else self.final_norm(x)
-
-    def _recomputed(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        if self.remat not in _POLICIES:
-            return run
-        # A loop's body is compiled once for forward and once for backward, so that
-        # nothing could undo the recomputation; barriers would only hinder fusion.
-        return jax.checkpoint(
-            run,
-            static_argnums=0,
-            policy=_POLICIES[self.remat],
-            prevent_cse=isinstance(self.layers, nnx.List),
-        )
 
     def _divided(self, x: Float[Array, "B T H"]) -> Float[Array, "B T H"]:
         if self.batch_axis is None:

@@ -1,7 +1,8 @@
-"""The configuration of a BERT: its sizes, and the published ones by name."""
+"""The configuration of a transformer; that of a BERT, and the published sizes."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, get_args
@@ -17,34 +18,24 @@ Remat = Literal["none", "attention", "dots", "layer"]
 
 
 @dataclass(frozen=True)
-class BertConfig:
-    """The shape of a BERT encoder.
+class TransformerConfig:
+    """The shape of a transformer, and how it is computed.
 
     Attributes:
-      vocab_size: Rows of the word embedding.
+      vocab_size: Rows of the embedding of tokens.
       hidden_size: Width of the residual stream.
-      num_layers: Encoder layers.
+      num_layers: Layers.
       num_heads: Attention heads; they divide `hidden_size`.
       intermediate_size: Width of the feed-forward layer.
-      max_positions: Rows of the position embedding, the longest sequence.
-      num_token_types: Rows of the token-type embedding.
-      layer_norm_epsilon: Added to the variance in every LayerNorm.
       initializer_range: Standard deviation of the initial weights.
       dropout: Share of the activations dropped while training.
       dtype: Name of the dtype that is computed in; parameters are float32.
-      scan: Whether the layers are one loop over stacked parameters, which compiles in
-        the time of one layer; `models.stack_layers` converts.
       remat: What the backward pass recomputes instead of keeping it. `none`: nothing.
         `attention`: scores and probabilities, of which there are B · heads · T² for
         two products more. `dots`: all but the products with weights. `layer`: all but
         each layer's input.
-      pre_norm: Whether a LayerNorm is before each sublayer instead of after it;
-        `models.bert.Layer` and `models.Encoder` say where.
       attention: `xla` runs everywhere; `cudnn`, cuDNN's flash attention, on NVIDIA's
         GPUs, in bfloat16 or float16; `models.attention.SelfAttention` says more.
-      batch_axis: Mesh axis inside a worker that divides the batch, where parameters are
-        sharded over it too: activations stay divided by sequences, so that the
-        compiler gathers a layer's weights instead; None leaves it to the compiler.
     """
 
     vocab_size: int = 30522
@@ -52,17 +43,11 @@ class BertConfig:
     num_layers: int = 12
     num_heads: int = 12
     intermediate_size: int = 3072
-    max_positions: int = 512
-    num_token_types: int = 2
-    layer_norm_epsilon: float = 1e-12
     initializer_range: float = 0.02
     dropout: float = 0.1
     dtype: str = "float32"
-    scan: bool = False
     remat: Remat = "none"
-    pre_norm: bool = False
     attention: Attention = "xla"
-    batch_axis: str | None = None
 
     def __post_init__(self) -> None:
         """Refuses what cannot be built."""
@@ -79,6 +64,16 @@ class BertConfig:
                 raise ValueError(f"{field} is one of {names}, not {value!r}.")
         if self.attention == "cudnn":
             self._check_cudnn()
+
+    @property
+    def residual_range(self) -> float:
+        """Standard deviation of initial weights whose product joins the residuals.
+
+        The residual stream is never normalised, so that it is divided by
+        √(2 · layers), the root of the number of such sums, as in Megatron-LM and
+        DeepSpeed.
+        """
+        return self.initializer_range / math.sqrt(2 * self.num_layers)
 
     def _check_cudnn(self) -> None:
         otherwise = 'or attention="xla"'
@@ -98,6 +93,36 @@ class BertConfig:
                 "cuDNN's attention keeps no scores that could be recomputed; choose "
                 f'remat="none" {otherwise}.'
             )
+
+
+@dataclass(frozen=True)
+class BertConfig(TransformerConfig):
+    """The shape of a BERT encoder.
+
+    Attributes:
+      max_positions: Rows of the position embedding, the longest sequence.
+      num_token_types: Rows of the token-type embedding.
+      layer_norm_epsilon: Added to the variance in every LayerNorm.
+      scan: Whether the layers are one loop over stacked parameters, which compiles in
+        the time of one layer; `models.stack_layers` converts.
+      pre_norm: Whether a LayerNorm is before each sublayer instead of after it;
+        `models.bert.Layer` and `models.Encoder` say where.
+      batch_axis: Mesh axis inside a worker that divides the batch, where parameters are
+        sharded over it too: activations stay divided by sequences, so that the
+        compiler gathers a layer's weights instead; None leaves it to the compiler.
+    """
+
+    max_positions: int = 512
+    num_token_types: int = 2
+    layer_norm_epsilon: float = 1e-12
+    scan: bool = False
+    pre_norm: bool = False
+    batch_axis: str | None = None
+
+    @property
+    def residual_range(self) -> float:
+        """As of every transformer, but that post-LayerNorm normalises the stream."""
+        return super().residual_range if self.pre_norm else self.initializer_range
 
 
 def _size(num_layers: int, hidden_size: int, num_heads: int) -> BertConfig:

@@ -1,4 +1,4 @@
-"""The parts that the layers and the heads of a BERT are built of."""
+"""The parts that the layers and the heads of transformers are built of."""
 
 from __future__ import annotations
 
@@ -13,47 +13,46 @@ from flax import nnx
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
 
-    from models.config import BertConfig
+    from models.config import BertConfig, TransformerConfig
 
 
-def initializer(config: BertConfig, *, residual: bool = False) -> nnx.Initializer:
+def initializer(
+    config: TransformerConfig, *, residual: bool = False
+) -> nnx.Initializer:
     """BERT's initial weights: a normal distribution cut at two deviations.
 
     Args:
       config: The model's sizes.
-      residual: Whether the weights' product is added to the residual stream, which
-        pre-LayerNorm never normalises: there their deviation is divided by
-        √(2 · layers), the root of the number of such sums, as in Megatron-LM and
-        DeepSpeed.
+      residual: Whether the weights' product is added to the residual stream.
 
     Returns:
       The initializer.
     """
-    deviation = config.initializer_range
-    if config.pre_norm and residual:
-        deviation /= math.sqrt(2 * config.num_layers)
+    deviation = config.residual_range if residual else config.initializer_range
     return nnx.initializers.truncated_normal(deviation)
 
 
 def linear(
-    config: BertConfig,
+    config: TransformerConfig,
     size_in: int,
     size_out: int,
     rngs: nnx.Rngs,
     *,
     residual: bool = False,
+    use_bias: bool = True,
 ) -> nnx.Linear:
     """A dense layer initialised as BERT's are; `residual` as in `initializer`."""
     return nnx.Linear(
         size_in,
         size_out,
+        use_bias=use_bias,
         kernel_init=initializer(config, residual=residual),
         dtype=jnp.dtype(config.dtype),
         rngs=rngs,
     )
 
 
-def embed(config: BertConfig, rows: int, rngs: nnx.Rngs) -> nnx.Embed:
+def embed(config: TransformerConfig, rows: int, rngs: nnx.Rngs) -> nnx.Embed:
     """An embedding table initialised as BERT's are."""
     return nnx.Embed(
         rows,

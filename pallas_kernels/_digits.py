@@ -29,14 +29,14 @@ def digits_of_word(terms: int) -> int:
 def pack_digits(
     digits: UInt32[Array, "b block_size"], terms: int
 ) -> UInt32[Array, "b w"]:
-    r"""Packs digits of 0 or 1 into words that can be added `terms` times.
+    r"""Packs digits of base `terms` + 1; of 0 and 1 they can be added `terms` times.
 
     Word j of a block is :math:`\sum_k d_{k W + j} (n + 1)^k` for n terms and W words
     a block. A digit of the sum of n words is at most n, so that nothing carries.
 
     Args:
-      digits: 0 or 1.
-      terms: n, how many words will be added.
+      digits: 0 to n; 0 or 1 where words will be added.
+      terms: n, one less than the base: how many words of 0 and 1 may be added.
 
     Returns:
       The words.

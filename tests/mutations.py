@@ -28,7 +28,6 @@ def run_tests(folder, tests, cache, limit=SECONDS):
     """The exit status of the tests, None where they do not end, and seconds."""
     environment = os.environ | {
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false",
         # Of a bug's programs most are those of the code without it.
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

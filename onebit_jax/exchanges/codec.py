@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import abc
+import numbers
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 
 if TYPE_CHECKING:
@@ -23,12 +25,20 @@ class Codec(abc.ABC):
 
     Attributes:
       block_size: values a block.
-      delay: steps by which error feedback makes what is decoded late, in the mean, of
-        normally distributed values.
     """
 
     block_size: int
-    delay: float = 0.0
+
+    @property
+    def delay(self) -> float:
+        r"""Steps by which error feedback makes what is decoded late, in the mean.
+
+        .. math:: d = \frac{1 - a}{a}, \quad a = \frac{E[x D[C[x]]]}{E[x^2]}
+
+        of normally distributed values x, of which a is the share that is sent at once.
+        An optimizer leads its momentum by it.
+        """
+        return 0.0
 
     @property
     @abc.abstractmethod
@@ -141,6 +151,33 @@ class Codec(abc.ABC):
         """
         del into
         return self.decode(words).reshape(-1)[:size].astype(dtype)
+
+
+def check_codec(codec: Codec) -> None:
+    """Refuses a codec whose words or blocks are not of the shapes and dtypes told."""
+    if not isinstance(codec, Codec):
+        raise TypeError(f"two_phase needs a codec, such as SignCodec(), got {codec!r}.")
+    block = codec.block_size
+    integers = all(isinstance(x, numbers.Integral) for x in (block, codec.words))
+    if not integers or block < 1:
+        raise ValueError(
+            "a codec's block_size and words must be positive integers, got "
+            f"{block!r} and {codec.words!r} of {codec!r}."
+        )
+    blocks = jax.ShapeDtypeStruct((2, block), jnp.float32)
+    counts = jax.ShapeDtypeStruct((2,), jnp.int32)
+    words = jax.eval_shape(codec.encode, blocks, counts)
+    if (words.shape, words.dtype) != ((2, codec.words), jnp.uint32):
+        raise ValueError(
+            f"{codec!r} must encode 2 blocks as uint32 words of shape "
+            f"{(2, codec.words)}, not as {words.dtype} of {words.shape}."
+        )
+    values = jax.eval_shape(codec.decode, words)
+    if (values.shape, values.dtype) != (blocks.shape, jnp.float32):
+        raise ValueError(
+            f"{codec!r} must decode 2 blocks to float32 of shape {blocks.shape}, not "
+            f"to {values.dtype} of {values.shape}."
+        )
 
 
 def clear_padding(

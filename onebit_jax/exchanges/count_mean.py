@@ -132,7 +132,7 @@ class CountMean(BlockExchange):
     has_server = False  # Sums are exact.
 
     @property
-    def delay(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def delay(self) -> float:
         """The codec's, once."""
         return self.codec.delay
 

@@ -85,7 +85,7 @@ class DeepSpeedSignMean(Exchange):
     axes: tuple[str, ...]
 
     @property
-    def delay(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def delay(self) -> float:
         """That of signs with their root mean square, there and back."""
         return 2 * sign_delay("rms")
 
@@ -97,7 +97,8 @@ class DeepSpeedSignMean(Exchange):
 
         def errors(parts: int) -> optax.Params:
             def zeros(p: Array) -> Array:
-                return jnp.zeros((slices, padded_size(p.size, workers) // parts))
+                shape = slices, padded_size(p.size, workers) // parts
+                return jnp.zeros(shape, jnp.float32)
 
             return jax.tree.map(zeros, params)
 
@@ -117,8 +118,6 @@ class DeepSpeedSignMean(Exchange):
         axes = self.axes
         workers = bound_workers(axes)
         check_local(updates, axes, _NAME)
-        if workers == 1:  # DeepSpeed does not compress what it need not send
-            return jax.tree.map(lambda x: lax.pmean(x, axes), updates), state
         leaves, treedef = jax.tree.flatten(updates)
         results = []
         for leaf, worker_error, server_error in zip(
@@ -129,7 +128,9 @@ class DeepSpeedSignMean(Exchange):
         ):
             fits = worker_error.shape == (1, padded_size(leaf.size, workers))
             check_workers(fits, _NAME, workers, axes)
-            results.append(_exchange_leaf(leaf, worker_error, server_error, axes))
+            # DeepSpeed does not compress what it need not send.
+            exchange = _exchange_leaf if workers > 1 else _pay_leaf
+            results.append(exchange(leaf, worker_error, server_error, axes))
         means, worker_errors, server_errors = (
             treedef.unflatten([result[i] for result in results]) for i in range(3)
         )
@@ -163,6 +164,19 @@ def padded_size(size: int, workers: int) -> int:
     """The size that DeepSpeed pads a leaf to."""
     quantum = workers * math.lcm(workers, 8)
     return -(-size // quantum) * quantum
+
+
+def _pay_leaf(
+    leaf: Array,
+    worker_error: Float32[Array, "1 padded"],
+    server_error: Float32[Array, "1 padded"],
+    axes: tuple[str, ...],
+) -> tuple[Array, Float32[Array, "1 padded"], Float32[Array, "1 padded"]]:
+    """A leaf of the only worker, with the errors that several have left it."""
+    owed = (worker_error + server_error)[0, : leaf.size].reshape(leaf.shape)
+    value = (leaf.astype(jnp.float32) + owed).astype(leaf.dtype)
+    zeros = jnp.zeros_like(worker_error), jnp.zeros_like(server_error)
+    return lax.pmean(value, axes), *zeros
 
 
 def _exchange_leaf(

@@ -42,12 +42,17 @@ class Exchange(_Transformation):
 
     Attributes:
       axes: names of the mesh axes whose members are the workers.
-      delay: steps by which what is returned is behind what is given, in the mean, of
-        normally distributed values; 0 for an exchange without error feedback.
     """
 
     axes: tuple[str, ...]
-    delay: float = 0.0
+
+    @property
+    def delay(self) -> float:
+        """Steps by which what is returned is behind what is given, in the mean.
+
+        Of normally distributed values; 0 for an exchange without error feedback.
+        """
+        return 0.0
 
     def init(  # pyright: ignore[reportIncompatibleVariableOverride]
         self, params: optax.Params
@@ -123,6 +128,12 @@ class Exchange(_Transformation):
 
     def workers(self, axis_sizes: Mapping[str, int]) -> int:
         """The number of workers on a mesh of these axis sizes."""
+        missing = [axis for axis in self.axes if axis not in axis_sizes]
+        if missing:
+            raise ValueError(
+                f"axis_sizes has no axis {missing[0]!r} of the workers: give the sizes "
+                f"of {self.axes}, such as mesh.shape, got {axis_sizes!r}."
+            )
         return math.prod(axis_sizes[axis] for axis in self.axes)
 
 

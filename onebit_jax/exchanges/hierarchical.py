@@ -104,7 +104,7 @@ class _Hierarchical(Exchange):
     axes: tuple[str, ...]
 
     @property
-    def delay(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def delay(self) -> float:
         return self.exchange.delay
 
     def devices(self, axis_sizes: Mapping[str, int]) -> int:

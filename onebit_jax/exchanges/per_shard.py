@@ -112,7 +112,7 @@ class PerShard(Exchange):
     axes: tuple[str, ...]
 
     @property
-    def delay(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def delay(self) -> float:
         """The exchange's."""
         return self.exchange.delay
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from typing import TYPE_CHECKING, Literal
 
 import jax.numpy as jnp
@@ -51,7 +52,8 @@ def quantized_mean(
 
     and for 2 bits, where L is 1, :math:`s_b = 1.224\,\mathrm{rms}(x)`, the step of the
     smallest error for normally distributed values. Zero is a level, so that no
-    coordinate's error is larger than its value.
+    coordinate's error is larger than its value. With 2 bits a block with values whose
+    squares overflow, from 1.8e19 on, is not finite.
 
     Args:
       axis: name, or names, of the mesh axes whose members are the workers.
@@ -111,6 +113,8 @@ class IntegerCodec(Codec):
     block_size: int = 1024
 
     def __post_init__(self) -> None:
+        for name in ("bits", "block_size"):
+            object.__setattr__(self, name, operator.index(getattr(self, name)))
         if self.bits not in (2, 4, 8):
             raise ValueError(f"bits must be 2, 4 or 8, got {self.bits!r}.")
         check_block_size(self.block_size)
@@ -121,7 +125,7 @@ class IntegerCodec(Codec):
         return self.block_size * self.bits // 32 + 1
 
     @property
-    def delay(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def delay(self) -> float:
         """Measured on normally distributed values, as of `onebit_jax.Codec`."""
         return _DELAY[self.bits]
 

@@ -38,8 +38,8 @@ def add_shard_axis(
     def of_node(node: WorkerLocal) -> WorkerLocal:
         if node.specs:
             raise TypeError(
-                "hierarchical and per_shard take an exchange between workers, and not "
-                "one another: give the exchange that they would be given."
+                "hierarchical and per_shard cannot be put inside one another: give "
+                "either an exchange between workers, such as sign_mean('host')."
             )
         first = node.axes[0] if len(node.axes) == 1 else node.axes
         value = jax.tree.map(

@@ -70,7 +70,8 @@ def sign_mean(
       axis: name, or names, of the mesh axes whose members are the workers.
       block_size: values a scale; a power of two of at least 32.
       scale: 'mean_abs' for the mean magnitude, or 'rms' for the root mean square, whose
-        error can be larger than what it compresses.
+        error can be larger than what it compresses, and which is not finite where
+        squares overflow, from 1.8e19 on.
       error_dtype: dtype of the stored errors. bfloat16 halves their memory and
         loses what rounding drops.
       exact_below: leaves of fewer values are averaged exactly, all in one all-reduce.
@@ -144,7 +145,7 @@ class SignCodec(Codec):
         return self.block_size // 32 + 1
 
     @property
-    def delay(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def delay(self) -> float:
         """`sign_delay` of the scale."""
         return sign_delay(self.scale)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from onebit_jax.exchanges.block_exchange import BlockExchange, Buffer
+from onebit_jax.exchanges.codec import Codec, check_codec
 from onebit_jax.workers.axes import AxisNames, as_tuple, worker_index
 from onebit_jax.workers.transfers import Transfer
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from jax.typing import DTypeLike
     from jaxtyping import Float, Float32, Int32, UInt32
 
-    from onebit_jax.exchanges.codec import Codec
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TwoPhase(BlockExchange):
@@ -29,7 +28,7 @@ class TwoPhase(BlockExchange):
     has_server = True
 
     @property
-    def delay(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def delay(self) -> float:
         """The codec's, there and back."""
         return 2 * self.codec.delay
 
@@ -149,11 +148,13 @@ def two_phase(
       and returns the dtype that it is given.
 
     Raises:
-      ValueError: if `error_dtype` or `bucket_size` is not one of these.
+      ValueError: if `error_dtype` or `bucket_size` is not one of these, or the codec's
+        words or values do not have the shapes and dtypes that it must give.
 
     References:
       Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888, Algorithm 1.
     """
+    check_codec(codec)
     return TwoPhase(
         name=name,
         axes=as_tuple(axis),

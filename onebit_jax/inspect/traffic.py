@@ -35,7 +35,7 @@ class Traffic:
 
         Args:
           stage: name of a stage; may be left out where the program does the same in
-            each step.
+            each step. Of a program without stages any name means all of it.
           axis: count only the collectives over this mesh axis. One that works over
             several axes at once counts for each of them.
 
@@ -43,8 +43,8 @@ class Traffic:
           A number of bytes; the most that any worker sends, where they differ.
 
         Raises:
-          ValueError: if the stage must be named or is not in the program, if the axis
-            is not in the mesh, or if a collective belongs to no axis.
+          ValueError: if the stage must be named or is not one of the program's, if the
+            axis is not in the mesh, or if a collective belongs to no axis.
         """
         if axis is not None and axis not in self.mesh_axes:
             raise ValueError(f"the mesh has axes {self.mesh_axes}, not {axis!r}")

@@ -27,6 +27,12 @@ class FloorAtMean:
 
     negligible: float = 1e-6
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.negligible < 1:
+            raise ValueError(
+                f"negligible must be a share from 0 up to 1, got {self.negligible}."
+            )
+
     def apply(
         self, nu: optax.Params, means: optax.Params
     ) -> tuple[optax.Params, Float32[Array, ""]]:

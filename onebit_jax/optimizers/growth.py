@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -91,6 +92,10 @@ class GrowthByMeanSquares:
     """
 
     period: int = 32
+
+    def __post_init__(self) -> None:
+        if operator.index(self.period) < 1:
+            raise ValueError(f"period must be at least 1 step, got {self.period}.")
 
     def init(self, params: optax.Params, axes: tuple[str, ...]) -> GrowthState:
         """The mean squares before any gradient."""

@@ -78,7 +78,10 @@ class ScaleByOnebitAdamState(NamedTuple):
     growth: GrowthState | None
     exchange: Any
 
-    stages = ("warmup", "compressed")
+    def steps_by_stage(self) -> dict[str, Array]:
+        """Steps taken in each stage; see `onebit_jax.steps_by_stage`."""
+        warmup = jnp.where(self.frozen_at > 0, self.frozen_at, self.count)
+        return {"warmup": warmup, "compressed": self.count - warmup}
 
     def metrics(self) -> dict[str, Array]:
         """Measures of the optimizer; see `onebit_jax.metrics`."""
@@ -167,9 +170,10 @@ def scale_by_onebit_adam(
       variance that is not frozen freezes it as it is.
 
     Raises:
-      TypeError: if `exchange` is not an exchange or `freeze` not a freeze rule.
-      ValueError: if `send` is neither 'gradient' nor 'momentum', or the lead is
-        negative or not finite.
+      TypeError: if `exchange` is not an exchange, `freeze` not a freeze rule, or growth
+        or floor are of another type.
+      ValueError: if `send` is neither 'gradient' nor 'momentum', the lead is negative
+        or not finite, or the bound is not more than 0.
 
     Example:
       >>> import onebit_jax, optax
@@ -191,7 +195,17 @@ def scale_by_onebit_adam(
         )
     if send not in ("gradient", "momentum"):
         raise ValueError(f"send must be 'gradient' or 'momentum', got {send!r}.")
+    for name, part, kind in (
+        ("growth", growth, GrowthByMeanSquares),
+        ("floor", floor, FloorAtMean),
+    ):
+        if part is not None and not isinstance(part, kind):
+            raise TypeError(f"{name} must be a {kind.__name__} or None, got {part!r}.")
+    if isinstance(bound, (int, float)) and not bound > 0:
+        raise ValueError(f"bound must be more than 0, or None for none, got {bound}.")
     steps = exchange.delay if lead == "delay" else lead
+    if isinstance(steps, str):
+        raise ValueError(f"lead must be a number, 'delay' or None, got {lead!r}.")
     if isinstance(steps, (int, float)) and not 0 <= steps < math.inf:
         raise ValueError(
             "the lead, or the exchange's delay that it is by default, must be a finite "

@@ -72,6 +72,9 @@ def onebit_adam(
       A transformation whose `update` must be called inside `jax.shard_map` with
       each worker's own gradients; `onebit_jax.data_parallel` does so.
 
+    Raises:
+      TypeError, ValueError: as `scale_by_onebit_adam` does.
+
     Warns:
       UserWarning: if the variance may be frozen while the learning rate still rises.
 
@@ -159,6 +162,9 @@ def onebit_adamw(
     Returns:
       A transformation whose `update` must be called inside `jax.shard_map` with
       each worker's own gradients and the parameters.
+
+    Raises:
+      TypeError, ValueError: as `scale_by_onebit_adam` does.
 
     Warns:
       UserWarning: if the variance may be frozen while the learning rate still rises.

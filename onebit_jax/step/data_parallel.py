@@ -18,11 +18,11 @@ from onebit_jax.step.local_gradients import local_value_and_grad
 from onebit_jax.step.local_params import local_params
 from onebit_jax.workers.arithmetic import mean
 from onebit_jax.workers.axes import AxisNames, as_tuple, varying_axes
-from onebit_jax.workers.nodes import nodes_with
 from onebit_jax.workers.placement import abstract_state, state_specs
 from onebit_jax.workers.placement import init as init_state
 from onebit_jax.workers.specs import is_spec, names_of
-from onebit_jax.workers.worker_local import worker_local_nodes
+from onebit_jax.workers.stages import steps_by_stage
+from onebit_jax.workers.worker_local import is_worker_local, worker_local_nodes
 
 
 class DataParallel(NamedTuple):
@@ -70,7 +70,7 @@ def data_parallel(
       `init(params)` and `step(params, state, batch, *args, stage=None)`. Each leaf
       of the batch has the examples of all workers along its first axis. `stage` is
       static: the name of one of the optimizer's stages, which its state tells
-      (`stages`), compiles that one alone.
+      (`steps_by_stage`), compiles that one alone.
 
     Raises:
       ValueError: from `init`, if the exchange works over other axes; from `step`, if
@@ -168,9 +168,9 @@ class _Run:
         )
         value, gradients = value_and_grad(local_params(params, state), batch, *args)
         updates, state = self.tx.update(gradients, state, params, **extra)
-        _check_agreed(updates, self.axes)
+        _check_agreed(updates, state, self.axes)
         params = optax.apply_updates(params, updates)
-        means = jax.tree.map(lambda x: mean(x, self.axes), value)
+        means = jax.tree.map(lambda x: mean(_as_float(x), self.axes), value)
         return params, state, *(means if self.has_aux else (means,))
 
     def placed(self, params: Any) -> Any:
@@ -235,15 +235,24 @@ def _check_sharded(state: Any, specs: Any) -> None:
         )
 
 
-def _check_agreed(updates: Any, axes: tuple[str, ...]) -> None:
-    for path, leaf in jax.tree.leaves_with_path(updates):
-        if set(axes) & varying_axes(leaf):
-            raise ValueError(
-                f"the update {jax.tree_util.keystr(path)} differs from worker to "
-                "worker, because it passes through no exchange: put "
-                f"onebit_jax.exact_mean({axes}) before what handles it, also before "
-                "optax.set_to_zero."
-            )
+def _check_agreed(updates: Any, state: Any, axes: tuple[str, ...]) -> None:
+    trees = {"update": updates, "optimizer's state": state}
+    for what, tree in trees.items():
+        leaves = jax.tree.leaves_with_path(tree, is_leaf=is_worker_local)
+        for path, leaf in leaves:
+            if not is_worker_local(leaf) and set(axes) & varying_axes(leaf):
+                raise ValueError(
+                    f"the {what} {jax.tree_util.keystr(path)} differs from worker to "
+                    "worker, because gradients pass through no exchange before it: "
+                    f"put onebit_jax.exact_mean({axes}) before what handles it, also "
+                    "before optax.set_to_zero."
+                )
+
+
+def _as_float(x: Any) -> jax.Array:
+    # A mean of integers is none, and their sum may overflow.
+    x = jnp.asarray(x)
+    return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)
 
 
 def _check_batch(batch: Any, workers: int, axes: tuple[str, ...]) -> None:
@@ -257,9 +266,9 @@ def _check_batch(batch: Any, workers: int, axes: tuple[str, ...]) -> None:
 
 
 def _check_stage(state: Any, stage: str | None) -> None:
-    stages = {name for node in nodes_with((state,), "stages") for name in node.stages}
+    stages = jax.eval_shape(steps_by_stage, state)
     if stage is not None and stage not in stages:
-        known = ", ".join(map(repr, sorted(stages))) or "none"
+        known = ", ".join(map(repr, stages)) or "none"
         raise ValueError(
             f"the optimizer has no stage {stage!r}, but {known}: name one of its own, "
             "or leave the stage out."

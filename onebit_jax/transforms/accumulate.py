@@ -47,7 +47,8 @@ def accumulate(
     r"""Updates once every so many steps, with the mean of their gradients.
 
     Each worker accumulates its own gradients, in float32, and nothing is exchanged
-    in between; the updates in between are zero.
+    in between; the updates in between are zero. Their mean is given on in the
+    gradients' dtype.
 
     `optax.MultiSteps` cannot be used around an exchange: it takes the accumulated
     gradients for the same on all workers.

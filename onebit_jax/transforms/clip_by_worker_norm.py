@@ -10,7 +10,13 @@ import optax
 from jax import lax
 
 from onebit_jax.workers.arithmetic import squared_norm
-from onebit_jax.workers.axes import AxisNames, as_tuple, bound_workers, check_local
+from onebit_jax.workers.axes import (
+    AxisNames,
+    as_tuple,
+    bound_workers,
+    check_all_axes,
+    check_local,
+)
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
@@ -37,7 +43,8 @@ def clip_by_worker_norm(
       A transformation to be chained before an exchange, inside `jax.shard_map`.
 
     Raises:
-      ValueError: if `max_norm` is a number that is not more than 0.
+      ValueError: if `max_norm` is a number that is not more than 0, or, from `update`,
+        if gradients differ over further axes than the workers'.
 
     Example:
       >>> import onebit_jax, optax
@@ -57,6 +64,7 @@ def clip_by_worker_norm(
         del params
         bound_workers(axes)
         check_local(updates, axes, "clip_by_worker_norm")
+        check_all_axes(updates, axes, "clip_by_worker_norm")
         norm = jnp.sqrt(lax.pmean(squared_norm(updates), axes))
         factor = jnp.minimum(1.0, jnp.asarray(max_norm, jnp.float32) / norm)
         clipped = jax.tree.map(lambda g: g * factor.astype(g.dtype), updates)

@@ -10,7 +10,12 @@ from jax import lax
 
 from onebit_jax.transforms.branch import no_update
 from onebit_jax.workers.arithmetic import squared_norm
-from onebit_jax.workers.axes import AxisNames, as_tuple, bound_workers
+from onebit_jax.workers.axes import (
+    AxisNames,
+    as_tuple,
+    bound_workers,
+    check_all_axes,
+)
 
 if TYPE_CHECKING:
     from jax import Array
@@ -75,6 +80,7 @@ def skip_nonfinite(
         **extra_args: Any,
     ) -> tuple[optax.Updates, Any]:
         bound_workers(axes)
+        check_all_axes(updates, axes, "skip_nonfinite")
         finite = jnp.isfinite(lax.psum(squared_norm(updates), axes))
 
         def take() -> tuple[optax.Updates, Any]:

@@ -18,10 +18,12 @@ AxisNames = str | tuple[str, ...]
 
 def as_tuple(axis: AxisNames) -> tuple[str, ...]:
     """The axis names as a tuple."""
-    axes = (axis,) if isinstance(axis, str) else tuple(axis)
-    if not axes or not all(isinstance(name, str) for name in axes):
+    axes = (axis,) if isinstance(axis, str) else tuple(axis or ())
+    names = all(isinstance(name, str) for name in axes)
+    if not axes or not names or len(set(axes)) < len(axes):
         raise ValueError(
-            f"axis must be the name of a mesh axis or a tuple of names, got {axis!r}"
+            "axis must be the name of a mesh axis or a tuple of different names, got "
+            f"{axis!r}."
         )
     return axes
 
@@ -124,6 +126,18 @@ def check_local(updates: Any, axes: tuple[str, ...], who: str) -> None:
                 "replicated parameters sums over the workers in full precision; "
                 "use onebit_jax.local_value_and_grad, no pmean before the optimizer, "
                 "and onebit_jax.accumulate instead of optax.MultiSteps."
+            )
+
+
+def check_all_axes(updates: Any, axes: tuple[str, ...], who: str) -> None:
+    """Refuses leaves that differ over further axes, over which a decision would too."""
+    for path, leaf in jax.tree.leaves_with_path(updates):
+        further = sorted(varying_axes(leaf) - set(axes))
+        if further:
+            raise ValueError(
+                f"{who} decides for the workers of {axes}, and "
+                f"{jax.tree_util.keystr(path) or 'the update'} differs over {further} "
+                "too: give it the axes of all workers."
             )
 
 

@@ -12,6 +12,7 @@ import optax
 from jax.sharding import AbstractMesh, Mesh
 
 from onebit_jax.workers.placement import abstract_state
+from onebit_jax.workers.specs import names_of
 from onebit_jax.workers.worker_local import WorkerLocal, is_worker_local
 
 
@@ -68,12 +69,28 @@ def resize(
     def convert(old: Any, new: Any) -> Any:
         if not is_worker_local(old):
             return jax.device_put(old, new.sharding)
+        _check_shards(old, old_mesh, mesh)
         value = jax.tree.map(
             lambda x, like: _convert_leaf(old, x, like), old.value, new.value
         )
         return dataclasses.replace(new, value=value)
 
     return jax.tree.map(convert, state, target, is_leaf=is_worker_local)
+
+
+def _check_shards(node: WorkerLocal, old_mesh: Mesh | AbstractMesh, mesh: Mesh) -> None:
+    """Refuses shards that are cut differently, though there be as many."""
+    if not node.shard_axes:
+        return
+    names = {name for spec in node.specs or () for name in names_of(spec)}
+    names -= set(node.leading_axes())
+    before, after = ({n: m.shape[n] for n in sorted(names)} for m in (old_mesh, mesh))
+    if before != after:
+        raise ValueError(
+            f"the state is divided into shards over {before} and the mesh divides it "
+            f"over {after}: resize changes the number of workers, or of hosts, so keep "
+            "the other axes as they are."
+        )
 
 
 def _convert_leaf(
@@ -83,15 +100,8 @@ def _convert_leaf(
         return jax.device_put(old, new.sharding)
     if node.resizing == "drop":
         return jnp.zeros(new.shape, new.dtype, device=new.sharding)
-    shards = old.shape[1 : 1 + node.shard_axes]
-    if shards != new.shape[1 : 1 + node.shard_axes]:
-        raise ValueError(
-            f"the state is divided into {shards} shards and the mesh divides it into "
-            f"{new.shape[1 : 1 + node.shard_axes]}: resize changes the number of "
-            "workers, or of hosts, so keep the other axes as they are."
-        )
     # A row for each shard: what its workers hold, one after another.
-    number = math.prod(shards)
+    number = math.prod(old.shape[1 : 1 + node.shard_axes])
     rows = jnp.moveaxis(old.reshape(old.shape[0], number, -1), 1, 0)
     if node.resizing == "average":
         if old.shape[0] != new.shape[0]:

@@ -6,7 +6,10 @@ import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 from jax import lax
+
+from onebit_jax.workers.nodes import nodes_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -67,6 +70,35 @@ def run_stage(
     if len(branches) == 2:
         return lax.cond(current > 0, branches[1], branches[0])
     return lax.switch(current, branches)
+
+
+def steps_by_stage(state: Any) -> dict[str, Int32[Array, ""]]:
+    """The steps taken in each stage, told by the optimizer's state.
+
+    A node of the state that has a method `steps_by_stage` tells its own: a dictionary
+    from the names of its stages, in their order, to numbers of steps.
+
+    Args:
+      state: an optimizer's state.
+
+    Returns:
+      Steps by the stage's name, of several nodes that have a stage of the same name,
+      as in `optax.partition`, the most. Empty where no node tells. Steps that
+      `skip_nonfinite` has skipped are in no stage.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, onebit_jax
+      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
+      >>> tx = onebit_jax.onebit_adam(
+      ...     1e-3, onebit_jax.sign_mean('data'), onebit_jax.freeze_at(10))
+      >>> steps_by_stage(onebit_jax.init(tx, jnp.zeros(3), mesh))
+      {'warmup': Array(0, dtype=int32), 'compressed': Array(0, dtype=int32)}
+    """
+    steps: dict[str, Any] = {}
+    for node in nodes_with((state,), "steps_by_stage"):
+        for stage, taken in node.steps_by_stage().items():
+            steps[stage] = jnp.maximum(steps.get(stage, taken), taken)
+    return steps
 
 
 def branches_in(name_stacks: Iterable[str]) -> dict[str, int]:

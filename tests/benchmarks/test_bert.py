@@ -92,6 +92,7 @@ def test_the_baseline_is_pytorch_where_it_runs():
     assert baseline(OURS, OURS) == OURS
 
 
+@pytest.mark.slow
 def test_what_runs_is_measured_and_what_does_not_is_said(tmp_path, capsys):
     file, page = tmp_path / "bert.json", tmp_path / "bert.md"
     page.write_text("before\n<!-- cpu -->\nold\n<!-- end of cpu -->\nafter\n")

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 from virtual_workers import Workers, mesh_of
 
 import onebit_jax
@@ -33,7 +34,7 @@ def test_sums_of_many_terms_do_not_overflow(terms):
 
 def test_more_workers_than_a_word_can_count_are_refused():
     tx = onebit_jax.count_mean("data")
-    mesh = jax.sharding.AbstractMesh((2**16,), ("data",))
+    mesh = jax.sharding.AbstractMesh((2**16,), ("data",), (AxisType.Auto,))
     update = jax.shard_map(
         lambda x: tx.update(x[0], tx.init(x[0]))[0],
         mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P(),

@@ -26,8 +26,9 @@ def noise(steps, seed=0):
         sign_mean("data"),
         sign_mean("data", scale="rms"),
         onebit_jax.deepspeed_sign_mean("data"),
+        onebit_jax.quantized_mean("data", 2),
     ],
-    ids=["exact", "count", "sign", "rms", "deepspeed"],
+    ids=["exact", "count", "sign", "rms", "deepspeed", "2 bits"],
 )
 def test_what_an_exchange_returns_is_behind_by_its_delay(exchange):
     """Of white noise, by the response to the mean of so many steps before."""

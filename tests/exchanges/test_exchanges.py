@@ -82,9 +82,7 @@ class Step:
     errors: list
 
 
-def one_step(name, step):
-    case, (run, _) = CASES[name], program(name)
-    counted(name)
+def one_step(case, run, step):
     values, before = values_of(case.workers, step), errors_of(case, run.state)
     agreed = run.update(values)
     after = errors_of(case, run.state)
@@ -95,7 +93,8 @@ def one_step(name, step):
 def history(name):
     """Several steps of a case, and the state that they end with."""
     run, run.state = program(name)
-    return [one_step(name, step) for step in range(STEPS)], run.state
+    counted(name)
+    return [one_step(CASES[name], run, step) for step in range(STEPS)], run.state
 
 
 def check_step(case, step):
@@ -257,14 +256,9 @@ def test_another_number_of_workers_keeps_what_is_owed(name, mesh):
         expected = np.broadcast_to(expected[:, :size], found.shape)
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
         np.testing.assert_array_equal(after[leaf][1][:size], server_error[:size])
-    # A program of that many workers, of another row, goes on with it.
-    kind = name.rpartition("-")[0]
-    for other, its in CASES.items():
-        same = other.startswith(kind) and its.error_dtype == case.error_dtype
-        if its.mesh == mesh and same:
-            run, _ = program(other)
-            run.state = state
-            check_step(its, one_step(other, STEPS))
+    run = workers_of(new, new.make())
+    run.state = state
+    check_step(new, one_step(new, run, STEPS))
 
 
 @each_with_errors

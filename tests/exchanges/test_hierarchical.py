@@ -64,7 +64,7 @@ def test_what_is_no_exchange_is_refused():
     with pytest.raises(TypeError, match="sign_mean\\('host'\\)"):
         onebit_jax.hierarchical(optax.identity(), within="device")
     twice = onebit_jax.hierarchical(onebit_jax.exact_mean("host"), within="device")
-    with pytest.raises(TypeError, match="not one another"):
+    with pytest.raises(TypeError, match="cannot be put inside one another"):
         onebit_jax.init(
             onebit_jax.hierarchical(
                 onebit_jax.hierarchical(onebit_jax.deepspeed_sign_mean("a"), "b"), "c"

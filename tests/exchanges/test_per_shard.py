@@ -181,6 +181,18 @@ def test_resizing_to_other_shards_is_refused():
         onebit_jax.resize(state, exchange_of(), params_of(), mesh_over(MESH), other)
 
 
+@pytest.mark.parametrize(
+    "exchange", [onebit_jax.sign_mean, onebit_jax.deepspeed_sign_mean]
+)
+def test_resizing_to_as_many_shards_cut_otherwise_is_refused(exchange):
+    tx = onebit_jax.per_shard(exchange("data"), P("a", "b"))
+    params = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    old, new = (mesh_over({"data": 2, "a": a, "b": 4 // a}) for a in (1, 2))
+    state = onebit_jax.init(tx, jnp.zeros(params.shape), old)
+    with pytest.raises(ValueError, match=r"over {'a': 1, 'b': 4} .* {'a': 2, 'b': 2}"):
+        onebit_jax.resize(state, tx, params, old, new)
+
+
 def test_any_exchange_is_given_the_shards():
     tx = onebit_jax.per_shard(onebit_jax.deepspeed_sign_mean("data"), P(None, "model"))
     run = Workers(

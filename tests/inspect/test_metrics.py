@@ -47,6 +47,12 @@ def test_metrics_are_of_the_state(axis_type):
         assert measured["count"] == taken
         assert measured["compressed"] == (taken >= FREEZE)
         assert measured["frozen_at"] == (FREEZE if taken >= FREEZE else 0)
+        told = onebit_jax.steps_by_stage(run.state)
+        assert list(told) == ["warmup", "compressed"]
+        assert told == {
+            "warmup": min(taken, FREEZE),
+            "compressed": max(taken - FREEZE, 0),
+        }
         low = 2 / (20 * 9 + 9) if taken >= FREEZE else 0
         np.testing.assert_allclose(measured["floored_share"], low, rtol=1e-6)
         exchange, momentum = adam.exchange, norm(adam.mu)

@@ -82,7 +82,12 @@ def plain(mode):
     "mode", ["graph", pytest.param("tree", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize(
-    ("scan", "remat"), [(True, "none"), (False, "layer"), (True, "layer")]
+    ("scan", "remat"),
+    [
+        (True, "layer"),
+        pytest.param(True, "none", marks=pytest.mark.slow),
+        pytest.param(False, "layer", marks=pytest.mark.slow),
+    ],
 )
 def test_is_the_same_model(mode, scan, remat):
     params, loss, gradients = plain(mode)

@@ -5,7 +5,7 @@ What depends on the form of an optimizer's arguments and state stands here alone
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -31,12 +31,14 @@ class Case:
       warmup: Optax's, on the mean gradient, that the warm-up equals.
       leaf: the formula of one leaf.
       parts: those of the formula that it has.
+      moments: for each moment of the state what Optax's state and the formula call it.
     """
 
     make: Callable[..., Any]
     warmup: Callable[..., Any]
     leaf: Callable[..., Any]
     parts: frozenset[str]
+    moments: Mapping[str, tuple[str, str]]
 
 
 def onebit_adam(learning_rate, exchange, freeze, published, **options):
@@ -50,6 +52,7 @@ def row(parts, **options):
         optax.adamw,
         functools.partial(formula.Leaf, parts=parts),
         parts,
+        {"mu": ("mu", "m"), "nu": ("nu", "v")},
     )
 
 
@@ -74,16 +77,24 @@ def freeze(step):
 
 
 def moments_of(state):
-    """The optimizer's own state, below wrappers: mu, nu, count and frozen_at."""
+    """The optimizer's own state, below wrappers, which has a momentum mu."""
     while not hasattr(state, "mu"):
         state = state.inner if hasattr(state, "inner") else state[0]
     return state
 
 
+def is_local(node):
+    return isinstance(node, onebit_jax.WorkerLocal)
+
+
+def replicated_of(state):
+    """The arrays of a state that all workers have."""
+    return [x for x in jax.tree.leaves(state, is_leaf=is_local) if not is_local(x)]
+
+
 def owed_of(state):
     """For each worker-local array of a state its mean, or what all shares hold."""
     found = []
-    is_local = lambda node: isinstance(node, onebit_jax.WorkerLocal)  # noqa: E731
     for node in jax.tree.leaves(state, is_leaf=is_local):
         if is_local(node):
             for x in jax.tree.leaves(node):

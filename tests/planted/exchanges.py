@@ -92,7 +92,7 @@ BUGS = {
         "onebit_jax/exchanges/codec.py",
         "x = (1 - decay) * x + decay * momentum",
         "x = x + decay * momentum",
-        (f"{EXCHANGES}a_momentum_is_exchanged_as_its_sum[quantized-4-2]",),
+        (f"{EXCHANGES}a_momentum_is_exchanged_as_its_sum[quantized-2-3]",),
     ),
     "a tied vote is against": Bug(
         "onebit_jax/exchanges/vote_mean.py",

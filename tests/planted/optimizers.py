@@ -216,7 +216,7 @@ BUGS = {
     ),
     "the loss is one worker's times their number": Bug(
         "onebit_jax/step/data_parallel.py",
-        "jax.tree.map(lambda x: mean(x, self.axes), value)",
+        "jax.tree.map(lambda x: mean(_as_float(x), self.axes), value)",
         "jax.tree.map(lambda x: 4 * mean(x, self.axes), value)",
         (f"{TRANSFORMS}data_parallel_is_one_big_batch",),
     ),

@@ -193,6 +193,18 @@ def test_data_parallel_is_one_big_batch(axis_type, has_aux):
     assert not own.is_deleted(), "the caller's parameters are his own"
 
 
+def test_auxiliary_integers_and_numbers_are_averaged_too():
+    """A sum of as many would overflow."""
+
+    def loss(p, x):
+        return jnp.sum(p) * jnp.mean(x), {"byte": jnp.uint8(200), "number": 3}
+
+    tx = optax.chain(exact_mean("data"), optax.sgd(0.1))
+    run = data_parallel(loss, tx, mesh_of(2), has_aux=True)
+    *_, aux = run.step(*run.init(jnp.ones(1)), jnp.ones((2, 1)))
+    assert aux == {"byte": 200.0, "number": 3.0}
+
+
 def test_a_worker_takes_gradients_at_its_own_parameters(monkeypatch):
     """Where a state makes the parameters others, the loss and its gradient see them."""
     monkeypatch.setattr(

@@ -55,6 +55,85 @@ def test_an_axis_without_a_name():
             sign_mean(axis)
 
 
+class Halves(onebit_jax.Codec):
+    """A codec that sends values as they are, in 16 bits."""
+
+    block_size = 64
+    words = 32
+
+    def encode(self, blocks, counts):
+        return jax.lax.bitcast_convert_type(
+            blocks.astype(jnp.bfloat16).reshape(-1, 32, 2), jnp.uint32
+        )
+
+    def decode(self, words):
+        values = jax.lax.bitcast_convert_type(words, jnp.bfloat16)
+        return values.reshape(*words.shape[:-1], 64).astype(jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"block_size": 0}, "positive integers, got 0 and 32"),
+        ({"words": lambda self: 32}, "positive integers, got 64 and <bound method"),
+        ({"words": 33}, r"uint32 words of shape \(2, 33\), not as uint32 of \(2, 32\)"),
+        ({"encode": lambda self, x, n: x[:, ::2]}, "not as float32"),
+        ({"decode": lambda self, words: words}, r"not to uint32 of \(2, 32\)"),
+    ],
+)
+def test_a_codec_that_gives_other_words_or_values(wrong, match):
+    onebit_jax.two_phase("data", Halves(), name="halves")
+    codec = type("Wrong", (Halves,), wrong)()
+    with pytest.raises(ValueError, match=match):
+        onebit_jax.two_phase("data", codec, name="wrong")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: onebit_jax.quantized_mean("data", 3), "bits must be 2, 4 or 8, got 3"),
+        (lambda: onebit_jax.quantized_mean("data", 4.0), "'float' object cannot be"),
+        (lambda: sign_mean(("data", "data")), "tuple of different names, got"),
+        (lambda: sign_mean(None), "tuple of different names, got None"),
+        (lambda: onebit_jax.two_phase("data", 7, name="x"), "needs a codec.*got 7"),
+        (lambda: adam(bound=0), "bound must be more than 0, or None for none, got 0"),
+        (lambda: adam(bound=float("nan")), "bound must be more than 0"),
+        (lambda: adam(lead="Delay"), "lead must be a number, 'delay' or None"),
+        (lambda: adam(growth=False), "growth must be a GrowthByMeanSquares or None"),
+        (lambda: adam(floor=1e-6), "floor must be a FloorAtMean or None, got 1e-06"),
+        (lambda: onebit_jax.GrowthByMeanSquares(0), "period must be at least 1 step"),
+        (lambda: onebit_jax.FloorAtMean(-1.0), "negligible must be a share from 0"),
+        (lambda: sign_mean("x").wire_cost({}, {"y": 2}), "has no axis 'x' of the work"),
+    ],
+)
+def test_options_that_make_no_sense(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
+
+
+def adam(**options):
+    return onebit_adam(0.1, sign_mean("data"), freeze_at(2), **options)
+
+
+@pytest.mark.parametrize("wrapper", ["clip_by_worker_norm", "skip_nonfinite"])
+def test_a_decision_for_some_of_the_workers_alone(wrapper):
+    exchange, mesh = exact_mean(("a", "b")), jax.make_mesh((2, 2), ("a", "b"))
+    tx = {
+        "clip_by_worker_norm": optax.chain(clip_by_worker_norm(1.0, "b"), exchange),
+        "skip_nonfinite": onebit_jax.skip_nonfinite(exchange, "b"),
+    }[wrapper]
+    run = data_parallel(lambda p, x: jnp.sum(p) * jnp.mean(x), tx, mesh)
+    with pytest.raises(ValueError, match=rf"{wrapper} decides .* over \['a'\] too"):
+        run.step(*run.init(jnp.ones(3)), jnp.ones((4, 3)))
+
+
+def test_a_state_that_differs_from_worker_to_worker():
+    tx = optax.chain(optax.trace(0.9), sign_mean("data"))
+    run = data_parallel(lambda p, x: jnp.sum(p) * jnp.mean(x), tx, mesh_of(2))
+    with pytest.raises(ValueError, match=r"optimizer's state .*trace.* differs from"):
+        run.step(*run.init(jnp.ones(3)), jnp.ones((2, 3)))
+
+
 def test_a_mesh_without_the_axis():
     with pytest.raises(ValueError, match=r"no axis 'dta'.*'data'"):
         data_parallel(lambda p, x: p, exact_mean("dta"), mesh_of(2), axis="dta")
@@ -212,7 +291,7 @@ def test_a_stage_that_does_not_exist():
         )
     # Another optimizer would take no notice of it.
     tx = optax.chain(exact_mean("data"), optax.sgd(0.1))
-    run = data_parallel(lambda p, x: jnp.mean(p * x), tx, mesh_of(2))
+    run = data_parallel(lambda p, x: jnp.sum(p) * jnp.mean(x), tx, mesh_of(2))
     with pytest.raises(ValueError, match="no stage 'frozen', but none"):
         run.step(*run.init(jnp.zeros(3)), jnp.zeros((2, 3)), stage="frozen")
 

@@ -9,6 +9,11 @@ from typing import Any, Literal
 from models import SIZES
 from models.config import Size
 from train.bert.phases import Phase
+from train.core.commands.from_scratch import (
+    FREEZE,
+    FromScratchFlags,
+    check_from_scratch,
+)
 from train.core.errors import InputError
 from train.core.flags import (
     Changeable,
@@ -17,13 +22,11 @@ from train.core.flags import (
     Natural,
     Positive,
     Seed,
-    TrainingFlags,
     TransformerFlags,
-    check_flags,
     spelling,
 )
-from train.core.mesh import Topology
 from train.core.optimizer import warmup_and_freeze
+from train.data.flags import CorpusFlags
 
 Preset = Literal["bert-base", "bert-large"]
 
@@ -33,19 +36,13 @@ MIN_LENGTH = 8
 DECAY_RATE = 0.99
 """Factor of an exponential fall of the learning rate, where none is given."""
 
-FREEZE = 0.2
-"""Share of the steps after which a variance is frozen by default."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainConfig(TransformerFlags, TrainingFlags):
+class PretrainConfig(TransformerFlags, CorpusFlags, FromScratchFlags):
     """Pre-trains BERT on text, by workers that exchange one bit a parameter."""
 
     preset: Preset | None = None
     """Hyperparameters of 1-bit Adam's paper, for the flags that are not given."""
-    corpus: Changeable[tuple[Path, ...]] = ()  # its contents are compared elsewhere
-    """Text files, or folders of them; default: the reference documentation of the
-    running Python, two megabytes of English."""
     vocab: Path | None = None
     """A vocab.txt of word pieces; default: one trained on the corpus."""
     vocab_size: Count | None = None
@@ -54,24 +51,12 @@ class PretrainConfig(TransformerFlags, TrainingFlags):
     """Size of the BERT."""
     pre_norm: bool = False
     """Put a LayerNorm before each sublayer instead of after it."""
-    freeze_step: Freeze | None = None
-    """Steps before 1-bit Adam freezes its variance and compresses; auto: once the
-    variance is stable; default: a fifth of the steps, not before the warm-up ends."""
-    steps: Changeable[Count] = 500
-    """Training steps."""
     batch: Count = 32
     """Sequences a step, of all workers together."""
-    accumulate: Count = 1
-    """Parts of a worker's share of the batch, computed one after another: memory for
-    one; the gradients and the exchange are the whole batch's."""
     seq: int = 64
     """Tokens a sequence."""
     whole_words: bool = False
     """Mask all pieces of a word together."""
-    topology: Topology = "auto"
-    """Compression by each device (flat), or by each host for its devices together
-    (hierarchical); auto: hierarchical where several processes have several devices
-    each. A run that goes on keeps its own."""
     seed: Seed = 0
     """Decides the parameters, the order of the text, its masks and the dropout."""
     learning_rate: Positive = 1.5e-3
@@ -102,20 +87,8 @@ class PretrainConfig(TransformerFlags, TrainingFlags):
     long_freeze_step: Freeze | None = None
     """Steps of the second phase before the variance is frozen; default: as in the
     first, a fifth or auto."""
-    eval_every: Changeable[Count] = 50
-    """Steps between evaluations on held-out text; there is one at the end."""
-    eval_sequences: Count = 512
-    """Held-out sequences of an evaluation, to the next whole batch."""
     out: Changeable[Path] = Path("runs/pretrain")
     """Folder for checkpoints, metrics, vocabulary and picture."""
-    tokens: Changeable[Path | None] = None
-    """Folder that keeps the corpus as word pieces, for any number of runs; default: one
-    in --out."""
-    resume: Changeable[bool] = False
-    """Go on with the run in --out, exactly, with its own settings; with one that has
-    ended for as many steps again, or to --steps."""
-    compare: bool = False
-    """Train plain Adam as well, on the same samples, and draw it beside."""
 
     @property
     def model_options(self) -> dict[str, Any]:
@@ -156,9 +129,9 @@ class PretrainConfig(TransformerFlags, TrainingFlags):
         )
 
     @property
-    def total_steps(self) -> int:
-        """The steps of all phases."""
-        return self.phases[-1].last
+    def lengths(self) -> dict[str, Any]:
+        """The flags by which a run is longer."""
+        return {**super().lengths, "long_steps": self.long_steps}
 
     @property
     def fixed(self) -> set[str]:
@@ -192,11 +165,8 @@ def check(config: PretrainConfig) -> None:
     Raises:
       InputError: A flag's value is out of its range, or contradicts another.
     """
-    check_flags(config)
-    try:
-        replace(SIZES[config.model], **config.model_options)
-    except ValueError as error:
-        raise InputError(str(error)) from error
+    check_from_scratch(config)
+    config.model_of(SIZES[config.model])
     longest = SIZES[config.model].max_positions
     for phase in config.phases:
         if not MIN_LENGTH <= phase.seq <= longest:
@@ -224,8 +194,6 @@ def check(config: PretrainConfig) -> None:
         raise InputError(
             "--vocab-size is of a vocabulary trained on the corpus; drop it or --vocab."
         )
-    if config.compare and config.optimizer == "adam":
-        raise InputError("--compare trains plain Adam beside; drop --optimizer adam.")
 
 
 def without_second_phase(config: PretrainConfig) -> PretrainConfig:

@@ -17,20 +17,11 @@ class Phase(Plan):
     warm-up of its own.
 
     Attributes:
-      flags: What its flags begin with.
       seq: Tokens a sequence.
       batch: Sequences a step, of all workers together.
       accumulate: Micro-batches that a worker's share of them is computed in.
-      earlier_steps: Steps of the phases before.
     """
 
-    flags: str
     seq: int
     batch: int
     accumulate: int
-    earlier_steps: int
-
-    @property
-    def last(self) -> int:
-        """The steps of the run at its end."""
-        return self.earlier_steps + self.steps

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from models import SIZES
 from train.bert.objective import evaluation_loss, init_params, training_loss
-from train.core.batches import element, place
-from train.core.objective import compile_mean
-from train.core.optimizer import freeze_advice, planned_optimizer
-from train.core.task import Phase, Task
+from train.core.objective import mean_over
+from train.core.task import Task, planned_phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from train.bert import phases
     from train.bert.config import PretrainConfig
     from train.bert.data import Data
-    from train.core.task import Evaluation, Params
+    from train.core.task import Evaluation, Params, Phase
 
 
 def make_task(
@@ -43,10 +41,8 @@ def make_task(
     Returns:
       The task.
     """
-    model = replace(
-        size or SIZES[config.model],
-        vocab_size=len(data[0].vocabulary),
-        **config.model_options,
+    model = config.model_of(
+        size or SIZES[config.model], vocab_size=len(data[0].vocabulary)
     )
     return Task(
         name=config.optimizer,
@@ -68,24 +64,18 @@ def _phase(
     until: int,
 ) -> Phase:
     last = phase.last if phase.last < config.total_steps else until
-    tx, schedule = planned_optimizer(config, phase, mesh, config.topology)
     several = len(config.phases) > 1
-    return Phase(
+    return planned_phase(
+        config,
+        phase,
+        last,
+        mesh,
+        config.topology,
         loss=training_loss(model, config.seed, mesh.axis_names, phase.accumulate),
         batches=data.training,
         batch=phase.batch,
-        tx=tx,
-        schedule=schedule,
-        earlier_steps=phase.earlier_steps,
-        last=last,
         evaluation=evaluation(model, data, mesh, config.eval_sequences),
         eval_every=config.eval_every,
-        advice=freeze_advice(
-            config,
-            phase.freeze,
-            last - phase.earlier_steps,
-            f"{phase.flags}freeze-step",
-        ),
         title=f"sequences of {phase.seq} tokens to step {last:,}" if several else "",
     )
 
@@ -104,11 +94,4 @@ def evaluation(
     Returns:
       For `train.core.task.Phase`.
     """
-
-    def compiled(params: Params) -> Evaluation:
-        first = place(element(data.held_out, 0), mesh)
-        count = -(-sequences // first.token_ids.shape[0])
-        rest = [place(element(data.held_out, i), mesh) for i in range(1, count)]
-        return compile_mean(evaluation_loss(model), params, [first, *rest])
-
-    return compiled
+    return mean_over(evaluation_loss(model), data.held_out, sequences, mesh)

@@ -6,19 +6,16 @@ import contextlib
 import os
 import sys
 import traceback
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn
 
 import jax
-import tyro
 
 from train.core.errors import LOST_EXIT, InputError, LostError
 from train.core.processes.distributed import Cluster, initialize, loss_in
 from train.core.processes.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-Command = TypeVar("Command")
+    from collections.abc import Iterator
 
 MUCH_UNKNOWN = 0.1
 """Share of [UNK] in a text above which it is told."""
@@ -49,26 +46,6 @@ def say(text: str) -> None:
     """Prints a line, on one process of many."""
     if is_main_process():
         print(text, flush=True)
-
-
-def read_flags(default: Command, arguments: Sequence[str], module: str) -> Command:
-    """Reads a command line.
-
-    Args:
-      default: The flags as they are where they are not given.
-      arguments: The command line's.
-      module: What Python runs.
-
-    Returns:
-      The flags.
-    """
-    return tyro.cli(
-        type(default),
-        args=arguments,
-        default=default,
-        prog=f"python -m {module}",
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
-    )
 
 
 def join(cluster: Cluster, workers: int | None) -> None:

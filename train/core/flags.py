@@ -15,16 +15,18 @@ from typing import (
     get_type_hints,
 )
 
-from models.config import Attention, Remat
+from models.config import Attention, Remat, TransformerConfig
 from train.core.errors import InputError
 from train.core.exchange import ExchangeName
 from train.core.optimizer import OPTIMIZERS, OptimizerName
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from typing import Self
 
 T = TypeVar("T")
 Flags = TypeVar("Flags", bound="TrainingFlags")
+Size = TypeVar("Size", bound=TransformerConfig)
 
 MAX_SEED = 2**32 - 1
 """The largest seed: JAX looks at its lowest 32 bits alone."""
@@ -87,7 +89,8 @@ class TrainingFlags:
     """Flags of every task."""
 
     optimizer: OptimizerName = "onebit_adam"
-    """The optimizer; adam is plain Adam on the exact mean of the gradients."""
+    """The optimizer, by its name in the registry; adam is plain Adam on the exact mean
+    of the gradients."""
     exchange: ExchangeName = "sign_mean"
     """The exchange of an optimizer that compresses: sign_mean, signs there and back;
     count_mean, counts of them in one all-reduce."""
@@ -118,6 +121,23 @@ class TrainingFlags:
     resume: Changeable[bool] = False
     """Go on with the run in --out, exactly, with its own settings."""
 
+    @property
+    def fixed(self) -> set[str]:
+        """The changeable flags that a run of these cannot change all the same."""
+        return set()
+
+    def decided_by(self, earlier: TrainingFlags) -> Self:
+        """The same flags, of a run that goes on.
+
+        Args:
+          earlier: The run's own flags, with what it has decided at its start.
+
+        Returns:
+          The flags, decided likewise.
+        """
+        del earlier
+        return self
+
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerFlags:
@@ -136,6 +156,24 @@ class TransformerFlags:
     def model_options(self) -> dict[str, Any]:
         """Options of a model beside its size."""
         return {f.name: getattr(self, f.name) for f in fields(TransformerFlags)}
+
+    def model_of(self, size: Size, **values: Any) -> Size:
+        """The model that the flags ask for.
+
+        Args:
+          size: The sizes of its name.
+          **values: What else is known of it.
+
+        Returns:
+          The sizes with these options.
+
+        Raises:
+          InputError: The options cannot be computed with.
+        """
+        try:
+            return replace(size, **values, **self.model_options)
+        except ValueError as error:
+            raise InputError(str(error)) from error
 
 
 def spelling(name: str) -> str:
@@ -251,6 +289,15 @@ def differing(
         if first[name] != second[name]
         and (name in fixed or _CHANGEABLE not in _metadata(hint))
     )
+
+
+def places(config: TrainingFlags) -> dict[str, Any]:
+    """The flags that say where something is, which a run may change."""
+    return {
+        name: getattr(config, name)
+        for name, hint in _hints(type(config)).items()
+        if Path in _parts(hint) and _CHANGEABLE in _metadata(hint)
+    }
 
 
 def check_resumable(

@@ -183,11 +183,13 @@ class _Loop:
         arguments = begun.params, begun.state, batch, np.uint32(0)
         step = run.step.lower(*arguments).compile()
         traffic = onebit_jax.traffic(step, mesh)
-        rates = stage_rates(traffic)
+        stages = onebit_jax.steps_by_stage(begun.state)
+        rates = stage_rates(traffic, stages)
         say(f"{name}: a worker sends {_spelled(rates)}")
         if len(mesh.axis_names) > 1:
             axis = mesh.axis_names[0]
-            say(f"{name}: between {axis}s {_spelled(stage_rates(traffic, axis))}")
+            between = stage_rates(traffic, stages, axis)
+            say(f"{name}: between {axis}s {_spelled(between)}")
         onebit_jax.metrics(begun.state)  # is compiled by itself, at its first call
         evaluate = phase.evaluation(begun.params) if phase.evaluation else None
         return _Program(step, evaluate, rates)
@@ -227,8 +229,7 @@ class _Loop:
                 )
             )
             if log or save:
-                measured = jax.device_get(onebit_jax.metrics(state))
-                self.totals = count(self.totals, step, measured, program.rates)
+                self.totals = _counted(self.totals, step, state, program.rates)
             if log:
                 rate = phase.batch * speed.steps_per_second(step)
                 self._log(phase, program.rates, float(loss), rate, bar)
@@ -290,6 +291,12 @@ class _Loop:
             folder = self.flags.out
             with writable(folder):
                 metrics_log.append(folder, metrics)
+
+
+def _counted(totals: Totals, step: int, state: Any, rates: dict[str, int]) -> Totals:
+    measured = onebit_jax.metrics(state), onebit_jax.steps_by_stage(state)
+    metrics, taken = jax.device_get(measured)
+    return count(totals, step, taken, int(metrics.get("skipped", 0)), rates)
 
 
 class _Speed:

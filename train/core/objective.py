@@ -10,10 +10,13 @@ import numpy as np
 from flax import nnx
 
 from models.dropout import sequence_keys
+from train.core.batches import element, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import grain
+    from jax.sharding import Mesh
     from jaxtyping import Array, Float, Int, Key
 
     from train.core.task import Evaluation, Params
@@ -83,6 +86,33 @@ def compile_mean(
     return lambda params: {
         "loss": float(np.mean([compiled(params, batch).item() for batch in batches]))
     }
+
+
+def mean_over(
+    loss_fn: Callable[[Params, Any], Float[Array, ""]],
+    batches: grain.MapDataset[Any],
+    examples: int,
+    mesh: Mesh,
+) -> Callable[[Params], Evaluation]:
+    """The evaluation of a phase: the mean loss of the first examples.
+
+    Args:
+      loss_fn: From parameters and a batch to its loss.
+      batches: This process's parts of batches.
+      examples: How many to evaluate on, to the next whole batch.
+      mesh: The workers.
+
+    Returns:
+      For `train.core.task.Phase`.
+    """
+
+    def compiled(params: Params) -> Evaluation:
+        first = place(element(batches, 0), mesh)
+        count = -(-examples // jax.tree.leaves(first)[0].shape[0])
+        rest = [place(element(batches, i), mesh) for i in range(1, count)]
+        return compile_mean(loss_fn, params, [first, *rest])
+
+    return compiled
 
 
 def accumulated(

@@ -30,6 +30,8 @@ class Plan:
     """Schedule and freeze of an optimizer, all defaults put in.
 
     Attributes:
+      flags: What its flags begin with.
+      earlier_steps: Steps of the run before its first.
       steps: Steps that the schedule is made for.
       learning_rate: Peak of the learning rate.
       warmup: Steps in which it rises.
@@ -44,6 +46,13 @@ class Plan:
     freeze: int | Literal["auto"]
     decay_rate: float = 1.0
     decay_every: int | None = None
+    flags: str = "--"
+    earlier_steps: int = 0
+
+    @property
+    def last(self) -> int:
+        """The steps of the run at its end."""
+        return self.earlier_steps + self.steps
 
 
 def warmup_and_freeze(

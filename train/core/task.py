@@ -6,12 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from train.core.optimizer import freeze_advice, planned_optimizer
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import grain
     import jax
     import optax
+    from jax.sharding import Mesh
+
+    from train.core.flags import TrainingFlags
+    from train.core.mesh import Topology
+    from train.core.optimizer import Plan
 
 Params = Any
 """A tree of arrays."""
@@ -73,3 +80,36 @@ class Task:
     init: Callable[[], Params]
     phases: Sequence[Phase]
     finish: Callable[[Params], None] = lambda params: None
+
+
+def planned_phase(
+    config: TrainingFlags,
+    plan: Plan,
+    last: int,
+    mesh: Mesh,
+    topology: Topology,
+    **values: Any,
+) -> Phase:
+    """A phase with the optimizer that the flags ask for.
+
+    Args:
+      config: The flags.
+      plan: The phase's schedule and freeze.
+      last: Steps of the run at its end.
+      mesh: The workers.
+      topology: Who compresses.
+      **values: The other attributes of a `Phase`.
+
+    Returns:
+      The phase.
+    """
+    tx, schedule = planned_optimizer(config, plan, mesh, topology)
+    steps, flag = last - plan.earlier_steps, f"{plan.flags}freeze-step"
+    return Phase(
+        tx=tx,
+        schedule=schedule,
+        earlier_steps=plan.earlier_steps,
+        last=last,
+        advice=freeze_advice(config, plan.freeze, steps, flag),
+        **values,
+    )

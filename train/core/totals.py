@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
+    from collections.abc import Iterable, Mapping
 
     import onebit_jax
 
@@ -23,6 +22,8 @@ class Totals:
       steps: Steps run, of all phases.
       stage: The stage that the last step ran in; empty before the first.
       by_stage: Steps of this phase, by the stage that they ran in.
+      taken_by_stage: The same without those that were skipped, as the optimizer's
+        state tells them.
       skipped: How many of this phase's were skipped.
       total_bytes: Bytes sent in all steps.
       earlier_steps: Steps run in the phases before.
@@ -32,6 +33,7 @@ class Totals:
     steps: int = 0
     stage: str = ""
     by_stage: Mapping[str, int] = field(default_factory=dict)
+    taken_by_stage: Mapping[str, int] = field(default_factory=dict)
     skipped: int = 0
     total_bytes: int = 0
     earlier_steps: int = 0
@@ -57,13 +59,18 @@ class Totals:
         )
 
     def after(
-        self, by_stage: Mapping[str, int], skipped: int, rates: Mapping[str, int]
+        self,
+        new: Mapping[str, int],
+        taken: Mapping[str, int],
+        skipped: int,
+        rates: Mapping[str, int],
     ) -> Totals:
         """The totals some steps later.
 
         Args:
-          by_stage: Steps of this phase run by now, by stage; of the stages that were
-            gone on with, the last is that of the last step.
+          new: Steps run since, by stage; of the stages that were gone on with, the last
+            is that of the last step.
+          taken: Steps of this phase taken by now, by stage.
           skipped: Steps of this phase skipped by now.
           rates: Bytes that a worker sends in a step of each stage.
 
@@ -72,63 +79,84 @@ class Totals:
 
         Example:
           >>> from train.core.totals import Totals
+          >>> steps = {"warmup": 4, "compressed": 6}
           >>> rates = {"warmup": 100, "compressed": 3}
-          >>> Totals().after({"warmup": 4, "compressed": 6}, 0, rates).total_bytes
+          >>> Totals().after(steps, steps, 0, rates).total_bytes
           418
         """
-        new = {name: n - self.by_stage.get(name, 0) for name, n in by_stage.items()}
+        by_stage = {name: self.by_stage.get(name, 0) + n for name, n in new.items()}
         return replace(
             self,
             steps=self.steps + sum(new.values()),
             stage=[self.stage, *(name for name, n in new.items() if n)][-1],
-            by_stage=dict(by_stage),
+            by_stage=by_stage,
+            taken_by_stage=dict(taken),
             skipped=skipped,
             total_bytes=self.total_bytes + sum(n * rates[s] for s, n in new.items()),
         )
 
 
 def count(
-    totals: Totals, steps: int, measured: Mapping[str, Any], rates: Mapping[str, int]
+    totals: Totals,
+    steps: int,
+    taken: Mapping[str, int],
+    skipped: int,
+    rates: Mapping[str, int],
 ) -> Totals:
     """The totals after so many steps, from what the optimizer's state tells.
 
-    An optimizer runs in its first stage until the state tells of a freeze, and in its
-    last from then on. The state counts the steps that were taken; those that were
-    skipped between the count before and a freeze are taken for compressed ones.
+    The state counts the steps that were taken in each stage; those that were skipped
+    since the count before are taken for steps of the last stage since then.
 
     Args:
       totals: Those of the count before.
       steps: Steps run by now, of all phases.
-      measured: `onebit_jax.metrics` of the state.
+      taken: `onebit_jax.steps_by_stage` of the state.
+      skipped: Steps of this phase skipped by now.
       rates: Bytes that a worker sends in a step of each stage, in the stages' order.
 
     Returns:
       The totals by now.
     """
-    stages = list(rates)
-    first, last = stages[0], stages[-1]
-    before, now = (n - totals.earlier_steps for n in (totals.steps, steps))
-    in_first = totals.by_stage.get(first, 0)
-    if in_first == before:
-        frozen_at = int(measured.get("frozen_at", 0))
-        until = frozen_at + totals.skipped if frozen_at else now
-        in_first = min(now, max(before, until))
-    by_stage = {first: in_first}
-    if first != last:
-        by_stage[last] = now - in_first
-    return totals.after(by_stage, int(measured.get("skipped", 0)), rates)
+    left = steps - totals.steps
+    new = {}
+    for stage in rates:
+        since = int(taken.get(stage, 0)) - totals.taken_by_stage.get(stage, 0)
+        # Of several optimizers, the stages that each tells may overlap.
+        new[stage] = min(left, since)
+        left -= new[stage]
+    last = [totals.stage or next(iter(rates)), *(s for s, n in new.items() if n)][-1]
+    new[last] += left
+    return totals.after(new, {s: int(n) for s, n in taken.items()}, skipped, rates)
 
 
-def stage_rates(traffic: onebit_jax.Traffic, axis: str | None = None) -> dict[str, int]:
+def stage_rates(
+    traffic: onebit_jax.Traffic, stages: Iterable[str], axis: str | None = None
+) -> dict[str, int]:
     """Bytes that a worker sends in a step of each stage.
 
     Args:
       traffic: What a compiled step sends.
+      stages: The stages that the optimizer's state tells of, in their order.
       axis: The one mesh axis to count collectives over; None for all.
 
     Returns:
       The bytes by the stage's name, in the stages' order.
+
+    Raises:
+      ValueError: if the state does not tell of the stages that the step has.
     """
     if not traffic.stages:
         return {EVERY: traffic.sent_bytes(None, axis)}
-    return {stage: traffic.sent_bytes(stage, axis) for stage in traffic.stages}
+    names = {stage: stage for stage in stages}
+    lost = [stage for stage in names if stage not in traffic.stages]
+    unknown = [stage for stage in traffic.stages if stage not in names]
+    if len(lost) == len(unknown) == 1:  # The compiler may have dropped a stage's name.
+        names[lost.pop()] = unknown.pop()
+    if lost or unknown:
+        raise ValueError(
+            f"the step has the stages {', '.join(traffic.stages)}, and the optimizer's "
+            f"state tells of {', '.join(names) or 'none'}: give the state a method "
+            "steps_by_stage that tells the steps taken in each."
+        )
+    return {stage: traffic.sent_bytes(name, axis) for stage, name in names.items()}

@@ -8,29 +8,21 @@ Hugging Face's layout.
 
 from __future__ import annotations
 
-import sys
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
 from train.core import run_folder
 from train.core.batches import batches
-from train.core.command import (
-    is_main_process,
-    join,
-    one_sentence,
-    read_flags,
-    say_if_unknown,
-    watched,
-)
+from train.core.command import say, say_if_unknown, watched
+from train.core.commands.line import Command, parse_flags, run_command
 from train.core.errors import InputError
 from train.core.flags import check_resumable
 from train.core.loop import train
 from train.core.mesh import check_attention, check_divisible, make_mesh
-from train.core.optimizer import freeze_advice, planned_optimizer
 from train.core.processes.distributed import Cluster
 from train.core.run_folder import Run, contents_name
-from train.core.task import Phase, Task
+from train.core.task import Task, planned_phase
 from train.data.pieces import special_pieces
 from train.data.vocabulary import UNK, tokenizer_of
 from train.squad.answer import Questions, answer, score, write_weights
@@ -55,23 +47,9 @@ if TYPE_CHECKING:
 MODULE = "train.squad"
 
 
-@dataclass(frozen=True)
-class Command:
-    """Fine-tunes BERT to find answers in texts, and writes its answers."""
-
-    training: SquadConfig = field(default_factory=SquadConfig)
-    cluster: Cluster = field(default_factory=Cluster)
-
-
-def parse(arguments: Sequence[str]) -> Command:
+def parse(arguments: Sequence[str]) -> Command[SquadConfig]:
     """Reads the flags; a run that goes on has its own for those not given."""
-    given = read_flags(Command(), arguments, MODULE)
-    if not given.training.resume:
-        return given
-    earlier = run_folder.read(given.training.out, MODULE, SquadConfig).flags
-    given = read_flags(Command(replace(earlier, resume=True)), arguments, MODULE)
-    check_resumable(earlier, given.training)
-    return given
+    return parse_flags(SquadConfig(), arguments, MODULE)
 
 
 def fine_tune(
@@ -125,7 +103,7 @@ def fine_tune(
             scores.update(score(config, questions.squad, predictions))
             write_weights(config, model, params, weights)
 
-        model = _model(config, weights.config)
+        model = config.model_of(weights.config)
         task = _task(config, model, weights, learnt, questions, steps, mesh, finish)
         keep_tokenizer = partial(_keep_tokenizer, config, weights)
         run_folder.agree([run], config, keep_tokenizer, watchdog)
@@ -173,13 +151,6 @@ def _keep_tokenizer(config: SquadConfig, weights: InitialWeights, folder: Path) 
         write_tokenizer(folder, weights)
 
 
-def _model(config: SquadConfig, size: BertConfig) -> BertConfig:
-    try:
-        return replace(size, **config.model_options)
-    except ValueError as error:
-        raise InputError(str(error)) from error
-
-
 def _task(
     config: SquadConfig,
     model: BertConfig,
@@ -190,22 +161,21 @@ def _task(
     mesh: Mesh,
     finish: Callable[[Params], None],
 ) -> Task:
-    plan = config.plan(steps)
-    tx, schedule = planned_optimizer(config, plan, mesh, "flat")
     ordered = examples(learnt, questions.pieces, config.seq, config.seed)
     return Task(
         name=config.optimizer,
         model={**asdict(model), "optimizer": config.optimizer},
         init=lambda: init_params(model, config.seed, weights.params),
         phases=[
-            Phase(
+            planned_phase(
+                config,
+                config.plan(steps),
+                steps,
+                mesh,
+                "flat",
                 loss=training_loss(model, config.seed),
                 batches=batches(ordered, config.batch),
                 batch=config.batch,
-                tx=tx,
-                schedule=schedule,
-                last=steps,
-                advice=freeze_advice(config, plan.freeze, steps, "--freeze-step"),
             )
         ],
         finish=finish,
@@ -219,14 +189,12 @@ def main(size: BertConfig | None = None) -> None:
       size: The model's where it starts with random weights; None for the one that
         the flags name.
     """
-    with one_sentence():
-        command = parse(sys.argv[1:])
-        check(command.training)
-        join(command.cluster, command.training.workers)
-        scores = fine_tune(command.training, command.cluster.timeout, size)
-        if is_main_process():
-            for name, reached in scores.items():
-                print(
-                    f"{name}: exact match {reached.exact:.2f}, F1 {reached.f1:.2f} "
-                    f"({reached.total:,} questions)"
-                )
+
+    def run(config: SquadConfig, timeout: float) -> None:
+        for name, reached in fine_tune(config, timeout, size).items():
+            say(
+                f"{name}: exact match {reached.exact:.2f}, F1 {reached.f1:.2f} "
+                f"({reached.total:,} questions)"
+            )
+
+    run_command(parse, check, run)

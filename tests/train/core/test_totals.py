@@ -13,7 +13,11 @@ RATES = {"warmup": 100, "compressed": 3}
 
 
 def later(totals, steps, frozen_at, skipped=0, rates=RATES):
-    return count(totals, steps, {"frozen_at": frozen_at, "skipped": skipped}, rates)
+    """As the state tells that was frozen after so many steps taken; 0 for not yet."""
+    taken = steps - totals.earlier_steps - skipped
+    warmup = frozen_at or taken
+    told = {"warmup": warmup, "compressed": taken - warmup}
+    return count(totals, steps, told, skipped, rates)
 
 
 def test_bytes_are_counted_by_the_stage_each_step_ran_in():
@@ -44,10 +48,11 @@ def test_bytes_are_counted_on_in_a_second_phase():
 
 def test_stages_have_any_names_and_may_come_again():
     rates = {"sync": 50, "local": 0, "exact": 400}
-    totals = Totals().after({"sync": 1, "local": 7, "exact": 2}, 0, rates)
+    taken = {"sync": 1, "local": 7, "exact": 2}
+    totals = count(Totals(), 10, taken, 0, rates)
     assert (totals.steps, totals.stage, totals.total_bytes) == (10, "exact", 850)
-    totals = totals.after({"sync": 2, "local": 7, "exact": 2}, 0, rates)
-    assert (totals.steps, totals.stage, totals.total_bytes) == (11, "sync", 900)
+    totals = count(totals, 12, taken | {"sync": 2}, 1, rates)
+    assert (totals.steps, totals.stage, totals.total_bytes) == (12, "sync", 950)
     totals = later(Totals(), 7, 0, rates={EVERY: 9})
     assert (totals.stage, totals.by_stage) == (EVERY, {EVERY: 7})
     assert totals.total_bytes == 63

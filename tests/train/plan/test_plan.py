@@ -1,6 +1,8 @@
 """Predictions depend on the cluster as they must, and the verdict follows from them."""
 
 import json
+import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,8 @@ from train.plan import command as plan
 from train.plan.cluster import GIGABIT, GpuCluster
 from train.plan.model import GpuWork, Model, arms
 from train.plan.report import PAYS, break_even_rate, make_plan, verdict
+
+PAGE = pathlib.Path(__file__).parents[3] / "docs" / "plan.md"
 
 
 def cluster(hosts, gpus, rate=10 * GIGABIT, latency=0.0, inside=2000 * GIGABIT):
@@ -153,6 +157,23 @@ def test_the_command_line_answers_and_writes_all_numbers(capsys, tmp_path):
     parts = step["compute"] + step["update"] + step["exchange"]
     assert step["seconds"] == pytest.approx(parts)
     assert "iperf" in run("--rate 4.1 --model 3e8", capsys)
+
+
+def test_the_page_shows_what_the_command_prints(capsys):
+    page = PAGE.read_text(encoding="utf-8")
+    example = re.search(
+        r"python -m train\.plan ((?:.*\\\n)*.*)\n```\n\n```\n(.*?)```", page, re.S
+    )
+    assert run(example[1].replace("\\\n", " "), capsys) == example[2]
+    section = page.partition("## When it does not pay")[2].partition("\n## ")[0]
+    bullets = re.findall(r"^- \*\*.*?(?=^- |\Z)", section, re.M | re.S)
+    assert len(bullets) == 4
+    for bullet in bullets:
+        _, flags, text = bullet.split("`", 2)
+        out = run(flags, capsys)
+        assert "Compression does not pay" in out
+        for number in re.findall(r"[\d.,]+(?= times| [TG]bit)", text):
+            assert f"{number} times" in out or f"{number} Gbit" in out, number
 
 
 @pytest.mark.parametrize(("parameters", "fits"), [("7e9", True), ("7.1e9", False)])

@@ -1,0 +1,240 @@
+"""The language model's text, its runs, and that they go on exactly."""
+
+import shutil
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from launching import arrays_of
+from runs import PROMOTION, steps_of, without_speed, write_corpus
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from models import Decoder, DecoderConfig
+from train.core import metrics_log, run_folder
+from train.core.batches import batches, element
+from train.core.errors import InputError
+from train.core.objective import init_params
+from train.data.corpus import read_corpus
+from train.lm import command
+from train.lm.coding import BYTES, read_coding
+from train.lm.config import LmConfig
+from train.lm.data import Windows, endless, load
+from train.lm.task import evaluation_loss, training_loss
+
+SMALL = DecoderConfig(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=24)
+STEPS, FREEZE = 6, 3
+WORDS = ["sun", "moon", "star", "river", "stone", "tree", "cloud", "wind", "rain"]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture
+def config(corpus, tmp_path):
+    return LmConfig(
+        corpus=(corpus,),
+        steps=STEPS,
+        freeze_step=FREEZE,
+        batch=4,
+        seq=16,
+        workers=2,
+        eval_every=4,
+        eval_sequences=8,
+        checkpoint_every=2,
+        log_every=1,
+        out=tmp_path / "run",
+    )
+
+
+def train(config):
+    with PROMOTION:
+        command.train_lm(config, size=SMALL)
+
+
+def write_tokenizer(path):
+    """A tokenizer of words, whose file would cut texts short and pad them."""
+    pieces = ["?", "[EOS]", *WORDS, *(word.capitalize() for word in WORDS), "."]
+    ids = {piece: number for number, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.enable_truncation(5)
+    tokenizer.enable_padding(length=20)
+    tokenizer.save(str(path))
+    return path
+
+
+def test_windows_are_disjoint_and_predict_each_token_once():
+    windows = Windows(np.arange(23, dtype=np.uint8), 5)
+    rows = np.stack([windows[i] for i in range(len(windows))])
+    np.testing.assert_array_equal(rows[:, :-1].ravel(), np.arange(20))
+    np.testing.assert_array_equal(rows[:, 1:].ravel(), np.arange(1, 21))
+    assert rows.dtype == np.int32
+    assert [len(Windows(np.zeros(n), 5)) for n in (0, 5, 6, 10, 11)] == [0, 0, 1, 1, 2]
+
+
+def test_a_step_has_other_windows_than_its_neighbours_and_any_processes_the_same():
+    windows = Windows(np.arange(6 * 40 + 1), 6)
+    ordered = endless(windows, seed=1)
+    whole = batches(ordered, 8, process=0, num_processes=1)
+    steps = [element(whole, step) for step in range(10)]
+    for first in 0, 5:  # an epoch is 5 steps
+        starts = np.concatenate([rows[:, 0] for rows in steps[first : first + 5]])
+        assert sorted(starts) == list(range(0, 240, 6))
+    assert not np.array_equal(steps[0], steps[5])
+    for step in 0, 7:
+        parts = [
+            element(batches(ordered, 8, process=p, num_processes=4), step)
+            for p in range(4)
+        ]
+        np.testing.assert_array_equal(np.concatenate(parts), steps[step])
+    other = batches(endless(windows, seed=2), 8, process=0, num_processes=1)
+    assert not np.array_equal(element(other, 0), steps[0])
+
+
+def test_text_is_kept_byte_by_byte_and_held_out_documents_apart(config):
+    corpus = config.corpus[0]
+    documents = [" ".join(document).encode() for document in read_corpus([corpus])]
+    load(config)
+    parts = {
+        part: np.load(next(config.out.glob(f"tokens/*/{part}/tokens.npy")))
+        for part in ("training", "held_out")
+    }
+    texts = {}
+    for part, tokens in parts.items():
+        assert tokens.dtype == np.uint8
+        *texts[part], rest = tokens.tobytes().split(bytes([BYTES.end]))
+        assert rest == b""
+    assert len(texts["held_out"]) == 2
+    assert sorted([*texts["training"], *texts["held_out"]]) == sorted(documents)
+    # Kept once, for all lengths.
+    before = list(config.out.rglob("tokens.npy"))
+    load(replace(config, seq=24))
+    assert list(config.out.rglob("tokens.npy")) == before
+
+
+def test_a_tokenizers_file_neither_cuts_nor_pads_nor_adds(tmp_path):
+    coding = read_coding(write_tokenizer(tmp_path / "words.json"))
+    ids = coding.encode("Sun moon star river stone tree nothing.")
+    pieces = ["?", "[EOS]", *WORDS, *(word.capitalize() for word in WORDS), "."]
+    expected = [pieces.index(word) for word in ["Sun", *WORDS[1:6], "?", "."]]
+    np.testing.assert_array_equal(ids, expected)
+    assert (coding.end, coding.vocab_size) == (len(pieces), len(pieces) + 1)
+
+
+def test_any_workers_and_micro_batches_have_the_gradient_of_the_whole():
+    config = replace(SMALL, dropout=0.2)
+    params = init_params(partial(Decoder, config), 0)
+    windows = np.random.default_rng(0).integers(0, 256, (6, 9), dtype=np.int32)
+    step = jnp.int32(3)
+
+    def gradient(workers, accumulate):
+        loss_fn = training_loss(config, 0, "data", accumulate)
+        one = jax.value_and_grad(lambda params, share: loss_fn(params, share, step))
+        shares = windows.reshape(workers, -1, windows.shape[1])
+        each = jax.jit(jax.vmap(one, (None, 0), axis_name="data"))(params, shares)
+        return jax.tree.map(lambda x: jnp.mean(x, axis=0), each)
+
+    whole = gradient(1, 1)
+    for others in (2, 3), (3, 1):
+        chex.assert_trees_all_close(gradient(*others), whole, atol=1e-6)
+    without = evaluation_loss(config)(params, windows)
+    assert 1e-4 < abs(whole[0] - without) < 0.1
+
+
+def test_a_killed_run_goes_on_bit_by_bit_with_its_own_tokenizer(
+    config, tmp_path, monkeypatch
+):
+    """SIGKILL leaves on the disk what is there at the time, and no more."""
+    file = write_tokenizer(tmp_path / "words.json")
+    config = replace(config, tokenizer=file, dropout=0.1, tied=False)
+    killed, append = tmp_path / "killed", metrics_log.append
+
+    def append_and_copy(folder, metrics):
+        append(folder, metrics)
+        if folder == config.out and metrics.step == STEPS - 1:
+            shutil.copytree(config.out, killed)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(metrics_log, "append", append_and_copy)
+        train(config)
+    names = "config.json checkpoints metrics.jsonl training.png tokens tokenizer.json"
+    assert {path.name for path in config.out.iterdir()} == set(names.split())
+    lines = steps_of(config.out)
+    stages = [line["stage"] for line in lines]
+    assert stages == ["warmup"] * FREEZE + ["compressed"] * (STEPS - FREEZE)
+
+    file.unlink()
+    shutil.rmtree(killed / "tokens")
+    assert len(steps_of(killed)) == STEPS - 1
+    train(command.parse(["--resume", "--out", str(killed)]).training)
+    ours, theirs = (arrays_of(folder, STEPS) for folder in (killed, config.out))
+    assert ours.keys() == theirs.keys()
+    assert not [k for k in ours if ours[k].tobytes() != theirs[k].tobytes()]
+    assert any("worker_error" in k and ours[k].any() for k in ours)
+    logs = [without_speed(metrics_log.read(folder)) for folder in (killed, config.out)]
+    assert logs[0] == logs[1]
+
+    assert [line["step"] for line in logs[0] if "eval_loss" in line] == [4, STEPS]
+    kept = run_folder.read(killed, command.MODULE, LmConfig)
+    expected = held_out_loss(kept, ours)
+    assert logs[0][-1]["eval_loss"] == pytest.approx(expected, rel=1e-5)
+    tokenizer = killed / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace("rain", "hail"))
+    with pytest.raises(InputError, match="the tokenizer is not the one that the run"):
+        load(kept.flags, kept)
+
+
+def held_out_loss(run, arrays):
+    """The loss of a checkpoint's parameters, without dropout."""
+    _, data = load(run.flags, run)
+    config = replace(SMALL, vocab_size=data.coding.vocab_size, tied=False)
+    first = init_params(partial(Decoder, config), 0)
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, _: arrays[by_path_name(path)], first
+    )
+    loss_of = jax.jit(evaluation_loss(config))
+    losses = [loss_of(params, element(data.held_out, i)) for i in (0, 1)]
+    return np.mean(losses)  # of 8 sequences
+
+
+def by_path_name(path):
+    return "params." + jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seq": 4000}, "training text makes 1 sequences of 4000 tokens, and 4 at"),
+        ({"seq": 2500, "batch": 2}, "the corpus's held-out text makes 0 sequences"),
+        ({"batch": 6, "workers": 4}, "--batch 6 cannot be shared equally by 4 workers"),
+        ({"dropout": 1.0}, "--dropout must be less than 1, not 1.0"),
+        ({"seq": 0}, "--seq must be at least 1, not 0"),
+        ({"attention": "cudnn"}, "computes in bfloat16 or float16, not float32"),
+        (
+            {"optimizer": "adam", "freeze_step": None, "compare": True},
+            "trains plain Ad",
+        ),
+        ({"tokenizer": Path(__file__)}, "is not of Hugging Face's tokenizers"),
+    ],
+)
+def test_what_cannot_be_trained_with_is_refused(config, changes, message):
+    with pytest.raises(InputError) as caught:
+        train(replace(config, **changes))
+    assert message in str(caught.value)
+    assert not run_folder.exists(config.out)
+
+
+def test_a_mistake_on_the_command_line_ends_in_one_sentence(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["lm", "--model", "nano", "--batch", "0"])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "error: --batch must be at least 1, not 0.\n"

@@ -1,0 +1,1 @@
+"""The task of predicting the next token of a text."""

@@ -1,0 +1,71 @@
+"""`python -m train.lm`: trains a causal language model with 1-bit Adam.
+
+`--help` lists the flags. A run leaves in its folder `config.json` (what was asked
+for), `checkpoints`, `metrics.jsonl`, `training.png`, the text as `tokens`, and
+`tokenizer.json` if it was given one; with `--compare` plain Adam's own are in the
+folder `adam` inside it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from train.core.command import watched
+from train.core.commands.from_scratch import open_run, train_run
+from train.core.commands.line import Command, parse_flags, run_command
+from train.core.mesh import check_attention, check_divisible, make_mesh
+from train.core.processes.distributed import Cluster
+from train.lm.config import LmConfig, check
+from train.lm.data import keep_tokenizer, load
+from train.lm.task import make_task
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from models import DecoderConfig
+
+MODULE = "train.lm"
+
+
+def parse(arguments: Sequence[str]) -> Command[LmConfig]:
+    """Reads the flags; a run that goes on has its own for those not given."""
+    return parse_flags(LmConfig(), arguments, MODULE)
+
+
+def train_lm(
+    config: LmConfig,
+    timeout: float = Cluster.timeout,
+    size: DecoderConfig | None = None,
+) -> None:
+    """Trains what the flags ask for and draws the picture.
+
+    Args:
+      config: The flags, the same in all processes.
+      timeout: Seconds that what needs the other processes may take.
+      size: The model's; None for the one that the flags name.
+
+    Raises:
+      InputError: The flags, or what they name, cannot be used.
+      LostError: Another process is gone.
+    """
+    check(config)
+    mesh = make_mesh(config.workers, config.topology)
+    check_divisible(config.batch, mesh, config.accumulate)
+    check_attention(config.attention, mesh)
+    with watched(timeout) as watchdog:
+        run, data = open_run(config, MODULE, mesh, load)
+        train_run(
+            run,
+            config,
+            mesh,
+            watchdog,
+            about=f"decoder {config.model}, {data.coding.vocab_size:,} tokens",
+            make_task=lambda arm: make_task(arm, data, mesh, run.until, size),
+            keep_files=partial(keep_tokenizer, data.coding),
+        )
+
+
+def main() -> None:
+    """Runs the command line; a mistake in it ends in one sentence."""
+    run_command(parse, check, train_lm)

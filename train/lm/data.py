@@ -1,0 +1,191 @@
+"""From text to windows over its tokens: what a run reads, and keeps to read again."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grain
+import numpy as np
+
+from train.core.batches import batches
+from train.core.errors import InputError, writable
+from train.core.run_folder import check_contents, contents_name
+from train.data.array_files import growing_array, make_folder, mapped_array
+from train.data.corpus import read_corpus, survey
+from train.data.tokenized import EVALUATION, TRAINING, held_out_documents
+from train.lm.coding import BYTES, read_coding
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable
+    from pathlib import Path
+
+    from jaxtyping import Int
+
+    from train.core.run_folder import Run
+    from train.data.corpus import Document
+    from train.lm.coding import Coding
+    from train.lm.config import LmConfig
+
+TOKENIZER_FILE = "tokenizer.json"
+TOKENS_FOLDER = "tokens"
+
+_FILE = "tokens.npy"
+_RESTORE = {
+    "corpus": "restore its files (or the Python that it was started with)",
+    "tokenizer": f"restore its {TOKENIZER_FILE}",
+}
+
+
+@dataclass(frozen=True)
+class Windows:
+    """A text in stretches of one length, each with the token after it.
+
+    Every token but the first is to be predicted in one window, and in one alone.
+
+    Attributes:
+      tokens: The text, end to end.
+      length: Tokens of a stretch, T.
+    """
+
+    tokens: Int[np.ndarray, " tokens"]
+    length: int
+
+    def __len__(self) -> int:
+        """Whole windows."""
+        return max(0, len(self.tokens) - 1) // self.length
+
+    def __getitem__(self, index: int) -> Int[np.ndarray, " T+1"]:
+        """A window."""
+        first = index * self.length
+        return self.tokens[first : first + self.length + 1].astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Data:
+    """The text to train and to evaluate on.
+
+    Attributes:
+      coding: Its tokens.
+      training: Element t is this process's part of the windows of step t.
+      held_out: Likewise, of text that is not trained on, in micro-batches.
+      evaluated: Held-out windows of an evaluation.
+    """
+
+    coding: Coding
+    training: grain.MapDataset[Int[np.ndarray, "B T+1"]]
+    held_out: grain.MapDataset[Int[np.ndarray, "B T+1"]]
+    evaluated: int
+
+
+def load(
+    config: LmConfig, run: Run[LmConfig] | None = None
+) -> tuple[dict[str, str], Data]:
+    """Reads the corpus, and cuts it into tokens once, in files.
+
+    Args:
+      config: The flags.
+      run: The run that goes on, whose corpus it must be; it goes on with the tokenizer
+        in its folder.
+
+    Returns:
+      The names of corpus and tokenizer by their contents, and the text.
+
+    Raises:
+      InputError: The corpus or the tokenizer cannot be used or has changed, or there
+        is too little text, or no room for its tokens.
+    """
+    about = survey(read_corpus(config.corpus))
+    held_out = held_out_documents(about, config.seed)
+    coding = _coding(config, goes_on=run is not None)
+    contents = {"corpus": about.fingerprint, "tokenizer": contents_name(coding.file)}
+    if run:
+        for what, name in contents.items():
+            check_contents(run, what, name, _RESTORE[what])
+    tokens = (config.tokens or config.out / TOKENS_FOLDER) / contents_name(
+        *contents.values(), str(config.seed), _FILE
+    )[:16]
+
+    def fill(new: Path) -> None:
+        write_tokens(new, read_corpus(config.corpus), held_out, coding)
+
+    where = (config.tokens, "--tokens") if config.tokens else (config.out, "--out")
+    with writable(*where):
+        make_folder(tokens, fill)
+    training = _windows(tokens, TRAINING, config.seq, config.batch)
+    evaluation = _windows(tokens, EVALUATION, config.seq, 1)
+    return contents, Data(
+        coding,
+        batches(endless(training, config.seed), config.batch),
+        # As much at once as training does.
+        batches(endless(evaluation, config.seed), config.batch // config.accumulate),
+        min(config.eval_sequences, len(evaluation)),
+    )
+
+
+def _coding(config: LmConfig, *, goes_on: bool) -> Coding:
+    """The tokenizer of a run that goes on, or else the given one, or else bytes."""
+    if config.tokenizer is None:
+        return BYTES
+    kept = config.out / TOKENIZER_FILE
+    # What else is there was left by a run that was killed before it began.
+    return read_coding(kept if goes_on and kept.exists() else config.tokenizer)
+
+
+def write_tokens(
+    folder: Path,
+    documents: Iterable[Document],
+    held_out: Container[int],
+    coding: Coding,
+) -> None:
+    """Cuts documents into tokens, one at a time, each followed by the token of its end.
+
+    Args:
+      folder: Takes a file of training text, and one of held-out text.
+      documents: All documents.
+      held_out: The numbers of those that are not trained on.
+      coding: The tokens.
+    """
+    dtype = np.min_scalar_type(coding.vocab_size - 1)
+    with contextlib.ExitStack() as stack:
+        appends = []
+        for part in TRAINING, EVALUATION:
+            (folder / part).mkdir()
+            file = growing_array(folder / part / _FILE, dtype)
+            appends.append(stack.enter_context(file))
+        for number, document in enumerate(documents):
+            append = appends[number in held_out]
+            append(coding.encode(" ".join(document)))
+            append(coding.end)
+
+
+def _windows(folder: Path, part: str, length: int, least: int) -> Windows:
+    windows = Windows(mapped_array(folder / part / _FILE), length)
+    if len(windows) < least:
+        raise InputError(
+            f"the corpus's {part.replace('_', '-')} text makes {len(windows)} "
+            f"sequences of {length} tokens, and {least} at least are needed; give more "
+            "text, or a smaller --seq or --batch."
+        )
+    return windows
+
+
+def endless(windows: Windows, seed: int) -> grain.MapDataset:
+    """An endless sequence of windows, each epoch shuffled anew.
+
+    Args:
+      windows: The text.
+      seed: Decides the order.
+
+    Returns:
+      A data set whose example i is a function of the seed and i.
+    """
+    return grain.MapDataset.source(windows).seed(seed).shuffle().repeat()
+
+
+def keep_tokenizer(coding: Coding, folder: Path) -> None:
+    """Writes the tokenizer into the run's folder, unless it is there."""
+    file = folder / TOKENIZER_FILE
+    if coding.file and not file.exists():
+        file.write_text(coding.file, encoding="utf-8")
