@@ -6,12 +6,11 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from train.core import metrics_log, run_folder
-from train.core.command import join, one_sentence, read_flags, say, watched
+from train.core.command import say, watched
+from train.core.commands.line import Command, parse_flags, run_command
 from train.core.flags import check_resumable
 from train.core.loop import train
 from train.core.mesh import check_divisible, make_mesh
@@ -26,23 +25,9 @@ if TYPE_CHECKING:
 MODULE = "train.images"
 
 
-@dataclass(frozen=True)
-class Command:
-    """Trains a network to classify images, by workers that exchange one bit."""
-
-    training: ImagesConfig = field(default_factory=ImagesConfig)
-    cluster: Cluster = field(default_factory=Cluster)
-
-
-def parse(arguments: Sequence[str]) -> Command:
+def parse(arguments: Sequence[str]) -> Command[ImagesConfig]:
     """Reads the flags; a run that goes on has its own for those not given."""
-    given = read_flags(Command(), arguments, MODULE)
-    if not given.training.resume:
-        return given
-    earlier = run_folder.read(given.training.out, MODULE, ImagesConfig).flags
-    given = read_flags(Command(replace(earlier, resume=True)), arguments, MODULE)
-    check_resumable(earlier, given.training)
-    return given
+    return parse_flags(ImagesConfig(), arguments, MODULE)
 
 
 def train_images(config: ImagesConfig, timeout: float = Cluster.timeout) -> None:
@@ -85,8 +70,4 @@ def train_images(config: ImagesConfig, timeout: float = Cluster.timeout) -> None
 
 def main() -> None:
     """Runs the command line; a mistake in it ends in one sentence."""
-    with one_sentence():
-        command = parse(sys.argv[1:])
-        check(command.training)
-        join(command.cluster, command.training.workers)
-        train_images(command.training, command.cluster.timeout)
+    run_command(parse, check, train_images)
