@@ -1,5 +1,5 @@
 # make pretrain   train a small BERT with 1-bit Adam beside plain Adam
-# make test       what every change must pass (eight minutes on two cores)
+# make test       what every change must pass (six minutes on two cores)
 # make test-all   the long tests as well
 # make test-aot   the GPU kernels and whole clusters' steps, compiled for H200s without
 #                 one (a download of 700 MB)
