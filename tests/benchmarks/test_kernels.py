@@ -42,6 +42,7 @@ def test_bytes_are_those_of_the_arguments_and_results(size):
     assert moved["unpackbits"] == bits + size
 
 
+@pytest.mark.slow
 def test_every_operation_is_measured_beside_its_baseline(tmp_path, capsys):
     too_large = 10**15
     with jax.numpy_dtype_promotion("standard"):

@@ -184,6 +184,7 @@ FLAGS = {
 }
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_named_and_a_restart_goes_on_bit_by_bit(
     tmp_path_factory, tmp_path
 ):

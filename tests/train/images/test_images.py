@@ -166,6 +166,7 @@ def run(config):
         command.train_images(config)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_exactly(tmp_path, monkeypatch, capsys):
     whole, other = (config_of(tmp_path / name) for name in ("whole", "other"))
 
