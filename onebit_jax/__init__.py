@@ -40,6 +40,7 @@ from onebit_jax.step.data_parallel import DataParallel as DataParallel
 from onebit_jax.step.data_parallel import data_parallel as data_parallel
 from onebit_jax.step.local_gradients import local_value_and_grad as local_value_and_grad
 from onebit_jax.step.local_params import local_params as local_params
+from onebit_jax.step.simulated import simulated as simulated
 from onebit_jax.transforms.accumulate import AccumulateState as AccumulateState
 from onebit_jax.transforms.accumulate import accumulate as accumulate
 from onebit_jax.transforms.clip_by_worker_norm import (

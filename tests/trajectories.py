@@ -1,12 +1,13 @@
 """Trajectories of 1-bit Adam that a change of the code must not change by a bit.
 
 `python tests/trajectories.py` runs all of them and says which are the same as in
-`golden/trajectories.npz`, bit for bit; `--write` writes the file anew.
+`golden/trajectories.npz`, bit for bit; `--write` writes them there anew. Names after it
+are of those alone.
 """
 
+import argparse
 import hashlib
 import pathlib
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +20,7 @@ import onebit_jax
 
 FILE = pathlib.Path(__file__).parent / "golden" / "trajectories.npz"
 STEPS, FREEZE, WORKERS = 30, 10, 4
-# Rows and columns that are followed; matrices of one leaf; a block cut short; a leaf
-# that is exchanged exactly.
+# A matrix; matrices of one leaf; a block cut short; a leaf that is exchanged exactly.
 SHAPES = {"kernel": (18, 20), "heads": (2, 16, 18), "long": (150,), "bias": (4,)}
 SPECS = {
     "kernel": P(None, "model"),
@@ -146,20 +146,20 @@ def digest(arrays):
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="of trajectories; all without one")
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", 8)
-    arrays = {"jax": np.array(jax.__version__)}
-    if "--write" not in sys.argv:
-        stored = np.load(FILE)
-        print(f"written by jax {stored['jax']}, this is {jax.__version__}")
-    for name in sys.argv[1:] if sys.argv[1:] and "--write" not in sys.argv else NAMES:
+    arrays = dict(np.load(FILE))
+    print(f"written by jax {arrays['jax']}, this is {jax.__version__}")
+    for name in arguments.names or NAMES:
         digests, values = run(name)
-        arrays[f"{name}/digests"] = np.array(digests)
-        arrays[f"{name}/values"] = values
-        if "--write" not in sys.argv:
-            differ = np.flatnonzero(stored[f"{name}/digests"] != np.array(digests))
-            where = f"differs from step {differ[0] + 1} on" if differ.size else "same"
-            print(f"{name}: {where}")
-    if "--write" in sys.argv:
+        differ = np.flatnonzero(arrays[f"{name}/digests"] != np.array(digests))
+        where = f"differs from step {differ[0] + 1} on" if differ.size else "same"
+        print(f"{name}: {where}", flush=True)
+        arrays |= {f"{name}/digests": np.array(digests), f"{name}/values": values}
+    if arguments.write:
         np.savez_compressed(FILE, **arrays)
 
 

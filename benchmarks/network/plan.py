@@ -115,9 +115,9 @@ def transfers_of(
     )
     if row["stage"] is None:
         return transfers
-    compressed = row["stage"] == "compressed"
-    power = growth_transfers(leaves, cluster.axis_sizes, compressed=compressed)
-    return (*transfers, *power)
+    # The steps that are measured are not those that measure the growth.
+    loss = growth_transfers(leaves, cluster.axis_sizes, compressed=False)
+    return (*transfers, *loss)
 
 
 def compare(measured: dict[str, Any]) -> list[Compared]:

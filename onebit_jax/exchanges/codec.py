@@ -30,17 +30,6 @@ class Codec(abc.ABC):
     block_size: int
 
     @property
-    def delay(self) -> float:
-        r"""Steps by which error feedback makes what is decoded late, in the mean.
-
-        .. math:: d = \frac{1 - a}{a}, \quad a = \frac{E[x D[C[x]]]}{E[x^2]}
-
-        of normally distributed values x, of which a is the share that is sent at once.
-        An optimizer leads its momentum by it.
-        """
-        return 0.0
-
-    @property
     @abc.abstractmethod
     def words(self) -> int:
         """Words that a block takes on the wire, its scale included."""

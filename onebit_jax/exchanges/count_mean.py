@@ -131,11 +131,6 @@ class CountMean(BlockExchange):
 
     has_server = False  # Sums are exact.
 
-    @property
-    def delay(self) -> float:
-        """The codec's, once."""
-        return self.codec.delay
-
     def words(self, workers: int) -> int:
         """The words of a block's digits, and two of its scale."""
         return -(-self.block_size // digits_of_word(workers)) + 2

@@ -12,7 +12,7 @@ import optax
 from jax import lax
 
 from onebit_jax.exchanges.exchange import Exchange
-from onebit_jax.exchanges.sign_mean import sign_delay
+from onebit_jax.workers.arithmetic import gather
 from onebit_jax.workers.axes import (
     AxisNames,
     as_tuple,
@@ -83,11 +83,6 @@ class DeepSpeedSignMean(Exchange):
     """The exchange of `deepspeed_sign_mean`."""
 
     axes: tuple[str, ...]
-
-    @property
-    def delay(self) -> float:
-        """That of signs with their root mean square, there and back."""
-        return 2 * sign_delay("rms")
 
     def init(self, params: optax.Params) -> DeepSpeedSignMeanState:
         """Errors of zero."""
@@ -198,8 +193,8 @@ def _exchange_leaf(
     y = jnp.mean(_decompress(scales[:, None], signs), axis=0) + server_error[0]
     new_scale, new_signs, new_error = _compress(y)
 
-    signs = lax.all_gather(new_signs, axes, to="invarying")
-    scales = lax.all_gather(new_scale, axes, to="invarying")
+    signs = gather(new_signs, axes)
+    scales = gather(new_scale, axes)
     mean = _decompress(scales[:, None], signs).reshape(-1)[: flat.size]
     return mean.reshape(leaf.shape).astype(leaf.dtype), error[None], new_error[None]
 

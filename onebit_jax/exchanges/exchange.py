@@ -46,14 +46,6 @@ class Exchange(_Transformation):
 
     axes: tuple[str, ...]
 
-    @property
-    def delay(self) -> float:
-        """Steps by which what is returned is behind what is given, in the mean.
-
-        Of normally distributed values; 0 for an exchange without error feedback.
-        """
-        return 0.0
-
     def init(  # pyright: ignore[reportIncompatibleVariableOverride]
         self, params: optax.Params
     ) -> Any:

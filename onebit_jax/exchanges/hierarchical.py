@@ -21,6 +21,7 @@ from onebit_jax.exchanges.block_exchange import (
 from onebit_jax.exchanges.blocks import exact_means
 from onebit_jax.exchanges.exchange import Exchange
 from onebit_jax.exchanges.shards import add_shard_axis, of_shard, put_shard
+from onebit_jax.workers.arithmetic import gather
 from onebit_jax.workers.axes import (
     AxisNames,
     as_tuple,
@@ -103,10 +104,6 @@ class _Hierarchical(Exchange):
     inside: tuple[str, ...]
     axes: tuple[str, ...]
 
-    @property
-    def delay(self) -> float:
-        return self.exchange.delay
-
     def devices(self, axis_sizes: Mapping[str, int]) -> int:
         return math.prod(axis_sizes[axis] for axis in self.inside)
 
@@ -137,7 +134,7 @@ class _OfLeaves(_Hierarchical):
             if not x.size:  # agreed in type alone
                 return lax.pmean(x, self.axes)
             mean = mean.astype(x.dtype)
-            flat = lax.all_gather(mean, self.inside, tiled=True, to="invarying")
+            flat = gather(mean, self.inside, tiled=True)
             return flat[: x.size].reshape(x.shape)
 
         means, new = self.exchange.update(
@@ -218,12 +215,8 @@ class _OfBlocks(_Hierarchical):
                 [buffer], None, counts.reshape(-1), server, padded=True
             )
             error = new_error.reshape(error.shape).astype(error.dtype)
-            message = lax.all_gather(
-                message.reshape(hosts, served, -1),
-                inside,
-                axis=1,
-                tiled=True,
-                to="invarying",
+            message = gather(
+                message.reshape(hosts, served, -1), inside, axis=1, tiled=True
             ).reshape(hosts * devices * served, -1)
             for i, rows in zip(division.compressed, layout.slices, strict=True):
                 x = values[i]

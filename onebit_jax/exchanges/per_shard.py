@@ -111,11 +111,6 @@ class PerShard(Exchange):
     specs: Any
     axes: tuple[str, ...]
 
-    @property
-    def delay(self) -> float:
-        """The exchange's."""
-        return self.exchange.delay
-
     def init(self, params: optax.Params) -> PerShardState:
         """A state for each group of leaves."""
         self._check_structure(params)

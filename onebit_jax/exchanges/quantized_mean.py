@@ -26,9 +26,6 @@ Bits = Literal[2, 4, 8]
 # Of normally distributed values, the distance between the levels -1, 0 and 1 that
 # makes the smallest error, in root mean squares.
 _TERNARY_STEP = 1.224
-# Of the same values in blocks of 1,024, the share of them that is left as an error,
-# divided by the share that is sent.
-_DELAY = {2: 0.235, 4: 0.018, 8: 0.0}
 
 
 def quantized_mean(
@@ -123,11 +120,6 @@ class IntegerCodec(Codec):
     def words(self) -> int:
         """Words of the values, and one for the step."""
         return self.block_size * self.bits // 32 + 1
-
-    @property
-    def delay(self) -> float:
-        """Measured on normally distributed values, as of `onebit_jax.Codec`."""
-        return _DELAY[self.bits]
 
     @property
     def largest(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import operator
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -144,11 +143,6 @@ class SignCodec(Codec):
         """A word for 32 signs, and one for the scale."""
         return self.block_size // 32 + 1
 
-    @property
-    def delay(self) -> float:
-        """`sign_delay` of the scale."""
-        return sign_delay(self.scale)
-
     def encode(
         self, blocks: Float32[Array, "b block_size"], counts: Int32[Array, " b"]
     ) -> UInt32[Array, "b words"]:
@@ -227,32 +221,6 @@ class SignCodec(Codec):
 
     def _rows(self, blocks: Float32[Array, "b block_size"]) -> Float32[Array, "b 32 w"]:
         return blocks.reshape(-1, 32, self.block_size // 32)
-
-
-def sign_delay(scale: Scale) -> float:
-    r"""Steps by which error feedback makes signs of one scale late, in the mean.
-
-    Signs send a share :math:`\alpha = \langle C[x], x \rangle / \|x\|^2` of a value
-    and its error; a share :math:`\alpha (1 - \alpha)^k` is sent k steps late, in the
-    mean
-
-    .. math:: \sum_k k\, \alpha (1 - \alpha)^k = \frac{1}{\alpha} - 1
-
-    with :math:`\alpha = 2 / \pi` of normally distributed values and their mean
-    magnitude, :math:`\sqrt{2 / \pi}` and their root mean square.
-
-    Args:
-      scale: 'rms' or 'mean_abs'.
-
-    Returns:
-      Steps, 0.57 for the mean magnitude and 0.25 for the root mean square.
-
-    Example:
-      >>> round(sign_delay('mean_abs'), 3)
-      0.571
-    """
-    late = math.pi / 2
-    return (late if scale == "mean_abs" else math.sqrt(late)) - 1
 
 
 def _message(

@@ -10,6 +10,7 @@ from jax import lax
 
 from onebit_jax.exchanges.block_exchange import BlockExchange, Buffer
 from onebit_jax.exchanges.codec import Codec, check_codec
+from onebit_jax.workers.arithmetic import gather
 from onebit_jax.workers.axes import AxisNames, as_tuple, worker_index
 from onebit_jax.workers.transfers import Transfer
 
@@ -26,11 +27,6 @@ class TwoPhase(BlockExchange):
     """The exchange of `two_phase`, whose codec encodes there and back."""
 
     has_server = True
-
-    @property
-    def delay(self) -> float:
-        """The codec's, there and back."""
-        return 2 * self.codec.delay
 
     def words(self, workers: int) -> int:
         """The codec's, whatever the number of workers."""
@@ -74,7 +70,7 @@ class TwoPhase(BlockExchange):
                 counts[rows],
             )
             server_errors.append(error.reshape(-1, self.block_size))
-            agreed.append(lax.all_gather(words, self.axes, to="invarying"))
+            agreed.append(gather(words, self.axes))
         whole = jnp.concatenate(agreed, axis=1).reshape(-1, message.shape[2])
         return whole, [e for _, e in encoded], jnp.concatenate(server_errors)[None]
 

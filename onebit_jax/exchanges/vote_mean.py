@@ -11,6 +11,7 @@ import optax
 from jax import lax
 
 from onebit_jax.exchanges.exchange import Exchange
+from onebit_jax.workers.arithmetic import gather
 from onebit_jax.workers.axes import AxisNames, as_tuple, bound_workers, check_local
 from onebit_jax.workers.transfers import Transfer
 from pallas_kernels import pack_signs, unpack_bits
@@ -87,7 +88,7 @@ class VoteMean(Exchange):
         ballots = lax.all_to_all(ballots, self.axes, 0, 0)
         ayes = jnp.sum(unpack_bits(ballots), axis=0, dtype=jnp.uint32)
         won = jnp.where(2 * ayes >= workers, jnp.float32(1), jnp.float32(-1))
-        votes = lax.all_gather(pack_signs(won), self.axes, to="invarying")
+        votes = gather(pack_signs(won), self.axes)
         signs = 2 * unpack_bits(votes).reshape(-1).astype(jnp.int32) - 1
         results, first = [], 0
         for x in leaves:

@@ -27,11 +27,12 @@ def metrics(state: Any) -> dict[str, Array]:
       Scalars by name, of several nodes that tell the same, as in `optax.partition`,
       the largest. From 1-bit Adam: 'count', steps taken; 'compressed', 1 once the
       variance is frozen; 'frozen_at', warm-up steps taken by then; 'floored_share',
-      the share of the frozen variances that the floor raised; 'worker_error',
+      the share of the frozen variances that the floor raised; 'bounded_share', the
+      share of updates that were cut to the bound, when last measured; 'worker_error',
       :math:`\sqrt{\frac1n \sum_i \|\delta^{(i)}\|^2} / \|m\|`, and 'server_error',
       :math:`\|\bar\delta\| / \|m\|`, errors of what is sent: gradients, which are
       larger than their momentum m, or momenta. From `skip_nonfinite`: 'skipped', steps
-      skipped.
+      skipped. From `clip_by_worker_norm`: 'clipped_share', the share of steps clipped.
 
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax

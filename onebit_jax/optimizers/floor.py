@@ -33,19 +33,17 @@ class FloorAtMean:
                 f"negligible must be a share from 0 up to 1, got {self.negligible}."
             )
 
-    def apply(
-        self, nu: optax.Params, means: optax.Params
-    ) -> tuple[optax.Params, Float32[Array, ""]]:
+    def apply(self, nu: optax.Params) -> tuple[optax.Params, Float32[Array, ""]]:
         """The variances with the negligible ones raised.
 
         Args:
           nu: variances.
-          means: the values that they are raised to, broadcast to each leaf.
 
         Returns:
           The variances, and the share of them that was raised.
         """
-        low = jax.tree.map(lambda v: v < self.negligible * jnp.mean(v), nu)
+        means = jax.tree.map(jnp.mean, nu)
+        low = jax.tree.map(lambda v, mean: v < self.negligible * mean, nu, means)
         raised = jax.tree.map(
             lambda v, is_low, mean: jnp.where(is_low, mean, v), nu, low, means
         )

@@ -1,166 +1,170 @@
-"""Growth of a frozen variance with the mean squares of the workers' gradients."""
+"""Growth of a frozen variance with the mean squares of the mean gradient."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import operator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.flatten_util import ravel_pytree
 
 from onebit_jax.workers.arithmetic import whole
-from onebit_jax.workers.axes import bound_workers, check_workers, worker_count
 from onebit_jax.workers.transfers import Transfer
-from onebit_jax.workers.worker_local import WorkerLocal
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from jax import Array
     from jax.typing import ArrayLike
-    from jaxtyping import Float32, Int32
+    from jaxtyping import Float, Float32, Int32, Key
 
 # A row or column of less than this share of its leaf's mean square had no gradient to
 # speak of.
 _NEGLIGIBLE = 1e-6
-# The fewest rows and columns whose mean squares are worth their bytes: in a matrix of
-# 16 by 16 they are an eighth of the signs.
-_LEAST_LINES = 16
 # The furthest that a row and a column may bring a variance down. The signs of a row
 # that has no more gradients go on; Adam's momentum would be zero.
 _LEAST_GROWTH = 0.25
+# Random sums of a leaf that is no matrix.
+_SUMS = 8
 
 
 class MeanSquares(NamedTuple):
-    """Mean squares of the workers' gradients, the same on all workers.
+    """Mean squares of the mean gradient in a leaf, running means over steps.
 
     Attributes:
-      leaves: for each leaf, a running mean over steps.
-      shares: (lines,) for each row and each column of each matrix, its mean square
-        when it was last exchanged, divided by its leaf's; None without a matrix.
+      whole: that of all values, a scalar; of each matrix (..., 1, 1).
+      rows: (..., rows, 1), those of a matrix; None for what is no matrix.
+      columns: (..., 1, columns), likewise.
     """
 
-    leaves: optax.Params
-    shares: Any
+    whole: Any
+    rows: Any = None
+    columns: Any = None
 
 
 class GrowthState(NamedTuple):
     """State of `GrowthByMeanSquares`.
 
     Attributes:
-      now: the running means so far.
+      now: `MeanSquares` so far in the place of each leaf.
       frozen: the same when the variance was frozen.
-      line_means: each worker's own running means of rows and columns.
+      measured: number of steps after the freeze that have measured.
     """
 
-    now: MeanSquares
-    frozen: MeanSquares
-    line_means: WorkerLocal
+    now: optax.Params
+    frozen: optax.Params
+    measured: Int32[Array, ""]
 
 
 @dataclasses.dataclass(frozen=True)
 class GrowthByMeanSquares:
-    r"""Multiplies a frozen variance by the growth of its gradients' mean square.
+    r"""Multiplies a frozen variance by the growth of its rows and columns.
 
-    With p, r and c the mean squares of the workers' gradients in a leaf, in a row and
-    in a column of a matrix, running means of decay :math:`\beta_2`, and T the step of
-    the freeze,
+    With p, r and c the mean squares of the mean gradient :math:`\bar g` in a matrix, in
+    a row and in a column of it, running means of decay :math:`\beta_2`, and T the step
+    of the freeze,
 
     .. math::
-      \rho_{t,kl} = \frac{p_t}{p_T} \max\left(
-      \frac{r_{t,k} / p_t}{r_{T,k} / p_T}
-      \frac{c_{t,l} / p_t}{c_{T,l} / p_T}, \tfrac14\right)
+      \rho_{t,kl} = \max\left(
+      \frac{r_{t,k}}{r_{T,k}} \frac{c_{t,l}}{c_{T,l}} \frac{p_T}{p_t},
+      \frac{p_t}{4 p_T} \right)
 
     What stays frozen is how a matrix's variance differs from a product of one factor a
     row and one a column. A matrix is the last two dimensions of a leaf, those before
-    them number matrices, and c is then relative to its matrix; where one of the two is
-    less than 16, and in one dimension, :math:`\rho` is p's growth alone. A kernel of
-    many heads of few values each is better given with heads and values as one
-    dimension. A leaf without gradients before the freeze has p as its variance.
+    them number matrices; where one of the two is less than `least`, and in one
+    dimension, :math:`\rho` is the growth of the leaf's p alone. A kernel of many heads
+    of few values each is better given with heads and values as one dimension. A matrix,
+    or leaf, without gradients before the freeze has p as its variance.
 
-    In each step p is exchanged, in the warm-up with all shares r / p and c / p, after
-    the freeze with one in `period` of them.
+    After the freeze no worker knows the mean gradient, and sums with random signs s
+    stand for it: :math:`(\sum_l s_l \bar g_{kl})^2`, the square of the mean of what
+    each worker sums over a row, is :math:`\sum_l \bar g_{kl}^2` in the mean, whatever
+    the gradient is, and a column's likewise. One step in `period` measures.
 
     Attributes:
-      period: steps after the freeze in which each row and column is exchanged once.
+      period: steps after the freeze of which one measures.
+      least: the fewest rows and columns that are followed. In a matrix of 16 by 16
+        their sums are an eighth of the signs' bytes in the mean of a period.
 
     References:
-      Shazeer and Stern, Adafactor, 2018, https://arxiv.org/abs/1804.04235, for a
-      variance as a product of rows and columns.
+      Alon, Matias and Szegedy, The space complexity of approximating the frequency
+      moments, 1999, section 2.2, for squares of random sums; Shazeer and Stern,
+      Adafactor, 2018, https://arxiv.org/abs/1804.04235, for a variance as a product of
+      rows and columns.
     """
 
-    period: int = 32
+    period: int = 8
+    least: int = 16
 
     def __post_init__(self) -> None:
         if operator.index(self.period) < 1:
             raise ValueError(f"period must be at least 1 step, got {self.period}.")
+        if operator.index(self.least) < 1:
+            raise ValueError(f"least must be at least 1 row, got {self.least}.")
 
-    def init(self, params: optax.Params, axes: tuple[str, ...]) -> GrowthState:
+    def init(self, params: optax.Params) -> GrowthState:
         """The mean squares before any gradient."""
-        _, slices = worker_count(axes)
-        lines = sum(math.prod(s) for p in _leaves(params) for s in line_shapes(p.shape))
-        zero = MeanSquares(
-            jax.tree.map(lambda _: jnp.zeros([], jnp.float32), params),
-            jnp.ones(lines, jnp.float32) if lines else None,
+        float32 = jax.tree.map(
+            lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), params
         )
-        line_means = jnp.zeros((slices, lines), jnp.float32) if lines else None
-        return GrowthState(zero, zero, WorkerLocal(line_means, axes, "average"))
+        shapes = jax.eval_shape(self._squares, float32)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        return GrowthState(zeros, zeros, jnp.zeros([], jnp.int32))
 
-    def update(
+    def measures(self, count: Int32[Array, ""]) -> Any:
+        """True in one step of a period, of steps counted from 1."""
+        return count % self.period == 0
+
+    def follow_mean(
+        self, mean: optax.Updates, state: GrowthState, decay: ArrayLike
+    ) -> GrowthState:
+        r"""Adds a mean gradient that all workers have, as in the warm-up.
+
+        Args:
+          mean: the exact mean of the workers' gradients, float32.
+          state: so far.
+          decay: :math:`\beta_2`.
+
+        Returns:
+          The new state.
+        """
+        now = optax.tree.update_moment(self._squares(mean), state.now, decay, 1)
+        return state._replace(now=now)
+
+    def follow(
         self,
         gradients: optax.Updates,
         state: GrowthState,
         *,
         decay: ArrayLike,
         count: Int32[Array, ""],
-        all_lines: bool,
+        axes: tuple[str, ...],
     ) -> GrowthState:
-        r"""Adds gradients to the running means, in one all-reduce.
+        r"""Adds gradients by their random sums, in one all-reduce, for a whole period.
 
         Args:
           gradients: each worker's own.
           state: so far.
           decay: :math:`\beta_2`.
-          count: steps, this one included.
-          all_lines: whether all rows and columns are exchanged, as in the warm-up.
+          count: steps, which decides the signs.
+          axes: the mesh axes whose members are the workers.
 
         Returns:
           The new state.
         """
         leaves, treedef = jax.tree.flatten(gradients)
-        if not leaves:
-            return state
-        measured = [_mean_squares(g) for g in leaves]
-        message = jnp.stack([mean for mean, _ in measured])
-        lines = [x for _, of_leaf in measured for x in of_leaf]
-        line_means, first, length = state.line_means, 0, 0
-        if lines:
-            new = _moved_line_means(jnp.concatenate(lines), line_means, decay)
-            line_means = dataclasses.replace(line_means, value=new[None])
-            length = -(-new.size // (1 if all_lines else self.period))
-            number = count % (1 if all_lines else self.period)
-            first = jnp.minimum(number * length, new.size - length)
-            exchanged = lax.dynamic_slice_in_dim(new, first, length)
-            message = jnp.concatenate([message, exchanged])
-        means = lax.pmean(message, line_means.axes)
-        squares = treedef.unflatten(list(means[: len(leaves)]))
-        now = state.now._replace(
-            leaves=optax.tree.update_moment(squares, state.now.leaves, decay, 1)
-        )
-        if lines:
-            of_leaf = [
-                jnp.full(sum(map(math.prod, line_shapes(g.shape))), p)
-                for p, g in zip(_leaves(now.leaves), leaves, strict=True)
-                if line_shapes(g.shape)
-            ]
-            of_leaf = whole(jnp.concatenate(of_leaf))
-            of_leaf = lax.dynamic_slice_in_dim(of_leaf, first, length)
-            shares = _ratio(means[len(leaves) :], of_leaf)
-            shares = lax.dynamic_update_slice_in_dim(state.now.shares, shares, first, 0)
-            now = now._replace(shares=whole(shares))
-        return state._replace(now=now, line_means=line_means)
+        key = jax.random.fold_in(jax.random.key(0), count)
+        keys = jax.random.split(key, max(len(leaves), 1))
+        sums = tuple(map(self._sums, leaves, keys[: len(leaves)]))
+        flat, unravel = ravel_pytree(sums)
+        means = unravel(lax.pmean(whole(flat), axes)) if leaves else sums
+        squares = treedef.unflatten(map(_of_sums, means, leaves))
+        now = optax.tree.update_moment(squares, state.now, decay**self.period, 1)
+        return state._replace(now=now, measured=state.measured + 1)
 
     def grow(
         self,
@@ -181,103 +185,95 @@ class GrowthByMeanSquares:
         Returns:
           The variances, without bias correction.
         """
+        leaves, treedef = jax.tree.flatten(nu)
+        grown = []
+        for v, now, frozen in zip(
+            leaves, *map(_nodes, (state.now, state.frozen)), strict=True
+        ):
+            mean = jax.tree.map(lambda x: x / weight_now * weight_frozen, now)
+            growth = _growth(mean, frozen)
+            grown.append(jnp.where(frozen.whole > 0, v * growth, mean.whole))
+        return treedef.unflatten(grown)
 
-        def of_leaf(v: Array, p: Array, before: Array, lines: Any, were: Any) -> Array:
-            p, before = p / weight_now, before / weight_frozen
-            v = jnp.where(before > 0, v * _ratio(p, before), p * weight_frozen)
-            if lines is None:
-                return v
-            rows, columns = (
-                x / _one_if_negligible(y) for x, y in zip(lines, were, strict=True)
-            )
-            return v * jnp.maximum(whole(rows) * whole(columns), _LEAST_GROWTH)
+    def wire_cost(self, params: Any, axes: tuple[str, ...]) -> tuple[Transfer, ...]:
+        """The all-reduce of `follow`."""
+        sums = jax.eval_shape(
+            lambda ps: [self._sums(p, jax.random.key(0)) for p in ps],
+            jax.tree.leaves(params),
+        )
+        size = sum(x.size for x in jax.tree.leaves(sums))
+        return (Transfer("all-reduce", 4 * size, axes),)
 
-        now, frozen = state.now, state.frozen
-        by_leaf = _shares_by_leaf(nu, now.shares), _shares_by_leaf(nu, frozen.shares)
-        return jax.tree.map(of_leaf, nu, now.leaves, frozen.leaves, *by_leaf)
+    def _by_lines(self, x: Array) -> bool:
+        return x.ndim > 1 and min(x.shape[-2:]) >= self.least and x.size > 0
 
-    def means(self, nu: optax.Params, state: GrowthState) -> optax.Params:
-        """Each leaf's mean variance, times the shares of its rows and columns."""
+    def _squares(self, tree: optax.Updates) -> optax.Params:
+        return jax.tree.map(lambda x: _mean_squares(x, self._by_lines(x)), tree)
 
-        def of_leaf(v: Array, lines: Any) -> Array:
-            mean = jnp.mean(v)
-            if lines is not None:
-                rows, columns = (whole(_one_if_negligible(x)) for x in lines)
-                mean = mean * rows * columns
-            return mean
-
-        return jax.tree.map(of_leaf, nu, _shares_by_leaf(nu, state.now.shares))
-
-    def wire_cost(
-        self, params: Any, axes: tuple[str, ...], *, all_lines: bool
-    ) -> tuple[Transfer, ...]:
-        """The all-reduce of `update`."""
-        leaves = _leaves(params)
-        lines = sum(math.prod(s) for p in leaves for s in line_shapes(p.shape))
-        lines = -(-lines // (1 if all_lines else self.period))
-        return (Transfer("all-reduce", 4 * (len(leaves) + lines), axes),)
+    def _sums(self, x: Array, key: Key[Array, ""]) -> MeanSquares:
+        return _random_sums(x, key, self._by_lines(x))
 
 
-def line_shapes(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Shapes of the mean squares of rows and of columns; none for what is no matrix.
-
-    The last two dimensions are a matrix, those before them number matrices.
-    """
-    if len(shape) < 2 or min(shape[-2:]) < _LEAST_LINES or not math.prod(shape):
-        return ()
-    return shape[:-1], (*shape[:-2], shape[-1])
+def _nodes(tree: optax.Params) -> list[MeanSquares]:
+    return jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, MeanSquares))
 
 
-def _leaves(tree: Any) -> list[Any]:
-    return jax.tree.leaves(tree)
-
-
-def _moved_line_means(
-    squares: Float32[Array, " lines"], line_means: WorkerLocal, decay: ArrayLike
-) -> Float32[Array, " lines"]:
-    """This worker's running means with the mean squares of one more step."""
-    squares = whole(squares)
-    before = line_means.value
-    fits = getattr(before, "shape", None) == (1, squares.size)
-    workers = bound_workers(line_means.axes)
-    check_workers(fits, "1-bit Adam", workers, line_means.axes)
-    return whole(optax.tree.update_moment(squares, before[0], decay, 1))
-
-
-def _mean_squares(x: Array) -> tuple[Float32[Array, ""], list[Float32[Array, " n"]]]:
-    """The mean square of a leaf, and those of its rows and columns."""
+def _mean_squares(x: Float[Array, ...], by_lines: bool) -> MeanSquares:
     squares = jnp.square(x.astype(jnp.float32))
-    if not line_shapes(x.shape):
-        return jnp.sum(squares) / float(max(x.size, 1)), []
-    rows, columns = jnp.mean(squares, axis=-1), jnp.mean(squares, axis=-2)
-    return jnp.mean(rows), [whole(x.reshape(-1)) for x in (rows, columns)]
+    if not by_lines:
+        return MeanSquares(jnp.sum(squares) / float(max(x.size, 1)))
+    rows = whole(jnp.mean(squares, axis=-1, keepdims=True))
+    columns = whole(jnp.mean(squares, axis=-2, keepdims=True))
+    return MeanSquares(jnp.mean(rows, axis=-2, keepdims=True), rows, columns)
 
 
-def _shares_by_leaf(tree: optax.Params, shares: Any) -> optax.Params:
-    """For each leaf None, or the shares of its rows and, of its matrix's, columns."""
-    leaves, treedef = jax.tree.flatten(tree)
-    result, first = [], 0
-    for x in leaves:
-        lines = []
-        for shape in line_shapes(x.shape):
-            last = first + math.prod(shape)
-            lines.append(whole(shares[first:last].reshape(shape)))
-            first = last
-        if lines:
-            rows, columns = lines
-            of_matrix = jnp.mean(columns, axis=-1, keepdims=True)
-            columns = whole(_ratio(columns, of_matrix))
-            lines = rows[..., :, None], columns[..., None, :]
-        result.append(lines or None)
-    return treedef.unflatten(result)
+def _random_sums(
+    x: Float[Array, ...], key: Key[Array, ""], by_lines: bool
+) -> MeanSquares:
+    """Sums with random signs: of rows and of columns, or some of other values each."""
+    x = x.astype(jnp.float32)
+    if not by_lines:
+        flat = x.reshape(-1)
+        flat = flat * jax.random.rademacher(key, flat.shape, jnp.float32)
+        flat = jnp.pad(flat, (0, -flat.size % _SUMS))
+        return MeanSquares(jnp.sum(flat.reshape(-1, _SUMS), axis=0))
+    of_columns, of_rows = jax.random.split(key)
+    columns = jax.random.rademacher(of_columns, x.shape[-1:], jnp.float32)
+    rows = jax.random.rademacher(of_rows, x.shape[-2:-1], jnp.float32)
+    return MeanSquares(
+        None,
+        jnp.einsum("...kl,l->...k", x, columns)[..., None],
+        jnp.einsum("...kl,k->...l", x, rows)[..., None, :],
+    )
 
 
-def _one_if_negligible(share: Array) -> Array:
-    # A row without gradients has its leaf's mean for a variance.
-    return jnp.where(share < _NEGLIGIBLE, 1, share)
+def _of_sums(sums: MeanSquares, x: Array) -> MeanSquares:
+    """Mean squares of a leaf from the workers' means of its sums."""
+    if sums.rows is None:
+        return MeanSquares(jnp.sum(jnp.square(sums.whole)) / float(max(x.size, 1)))
+    rows = jnp.square(sums.rows) / float(x.shape[-1])
+    columns = jnp.square(sums.columns) / float(x.shape[-2])
+    means = [jnp.mean(y, axis=i, keepdims=True) for y, i in ((rows, -2), (columns, -1))]
+    return MeanSquares(sum(means) / 2.0, rows, columns)
+
+
+def _growth(now: MeanSquares, frozen: MeanSquares) -> Float32[Array, ...]:
+    of_whole = _ratio(now.whole, frozen.whole)
+    if now.rows is None:
+        return of_whole
+
+    def of_lines(now_: Array, frozen_: Array) -> Array:
+        # A row without gradients has its leaf's mean for a variance.
+        known = frozen_ > _NEGLIGIBLE * frozen.whole
+        return _ratio(now_, jnp.where(known, frozen_, frozen.whole))
+
+    rows = of_lines(now.rows, frozen.rows)
+    columns = of_lines(now.columns, frozen.columns)
+    product = rows * columns * _ratio(jnp.ones_like(of_whole), of_whole)
+    return jnp.maximum(product, _LEAST_GROWTH * of_whole)
 
 
 def _ratio(x: Array, y: Array) -> Array:
-    """The quotient, and one where the divisor is zero or not finite."""
-    divides = (y > 0) & jnp.isfinite(y)
+    """The quotient, and one where a mean square is zero or overflowed."""
+    divides = (y > 0) & jnp.isfinite(x) & jnp.isfinite(y)
     return jnp.where(divides, x / jnp.where(divides, y, 1), 1)

@@ -26,11 +26,9 @@ if TYPE_CHECKING:
     from jaxtyping import Float32, Int32
 
 Send = Literal["gradient", "momentum"]
-Lead = float | Literal["delay"] | None
 
 GROWTH = GrowthByMeanSquares()
 FLOOR = FloorAtMean()
-# About the largest update that Adam itself makes, (1 - b1) / sqrt(1 - b2).
 BOUND = 3.0
 
 
@@ -38,7 +36,7 @@ class Parts(TypedDict):
     """The parts of the compressed stage that can be left out."""
 
     send: Send
-    lead: Lead
+    lead: float | None
     growth: GrowthByMeanSquares | None
     floor: FloorAtMean | None
     bound: ArrayLike | None
@@ -64,6 +62,8 @@ class ScaleByOnebitAdamState(NamedTuple):
       frozen_at: number of warm-up steps taken when the variance was frozen; 0 as
         long as it is not.
       floored: share of the frozen variances that the floor raised.
+      bounded: share of updates that were cut to the bound, in the last step that
+        measured the growth; without a growth, in the last compressed step.
       freeze: state of the freeze rule.
       growth: state of the growth; None without it.
       exchange: state of the exchange.
@@ -74,6 +74,7 @@ class ScaleByOnebitAdamState(NamedTuple):
     nu: optax.Params
     frozen_at: Int32[Array, ""]
     floored: Float32[Array, ""]
+    bounded: Float32[Array, ""]
     freeze: Any
     growth: GrowthState | None
     exchange: Any
@@ -81,7 +82,12 @@ class ScaleByOnebitAdamState(NamedTuple):
     def steps_by_stage(self) -> dict[str, Array]:
         """Steps taken in each stage; see `onebit_jax.steps_by_stage`."""
         warmup = jnp.where(self.frozen_at > 0, self.frozen_at, self.count)
-        return {"warmup": warmup, "compressed": self.count - warmup}
+        after = self.count - warmup
+        if self.growth is None:
+            return {"warmup": warmup, "compressed": after}
+        # Who looks after several steps takes the last of their stages for theirs.
+        measured = self.growth.measured
+        return {"warmup": warmup, "measuring": measured, "compressed": after - measured}
 
     def metrics(self) -> dict[str, Array]:
         """Measures of the optimizer; see `onebit_jax.metrics`."""
@@ -104,6 +110,7 @@ class ScaleByOnebitAdamState(NamedTuple):
             "compressed": (self.frozen_at > 0).astype(jnp.int32),
             "frozen_at": self.frozen_at,
             "floored_share": self.floored,
+            "bounded_share": self.bounded,
             **{name: jnp.sqrt(square) / divisor for name, square in squares.items()},
         }
 
@@ -116,8 +123,8 @@ def scale_by_onebit_adam(
     eps: ArrayLike = 1e-8,
     *,
     bias_correction: bool = True,
-    send: Send = "gradient",
-    lead: Lead = "delay",
+    send: Send = "momentum",
+    lead: float | None = None,
     growth: GrowthByMeanSquares | None = GROWTH,
     floor: FloorAtMean | None = FLOOR,
     bound: ArrayLike | None = BOUND,
@@ -125,49 +132,49 @@ def scale_by_onebit_adam(
     r"""Rescales each worker's own gradients by 1-bit Adam.
 
     In the warm-up, Adam on the exact mean of the gradients. After the freeze, with
-    :math:`v` as it was then, after T steps, and :math:`E` the exchange, the paper has
+    :math:`v` as it was then, after T steps, and :math:`E` the exchange,
 
     .. math::
-      m_t = E[\beta_1 m_{t-1} + (1 - \beta_1) g_t^{(i)}], \quad
-      u_t = \frac{m_t / (1 - \beta_1^t)}{\sqrt{v / (1 - \beta_2^T)} + \epsilon}
+      m_t &= E[\beta_1 m_{t-1} + (1 - \beta_1) g_t^{(i)}], \quad
+      \hat m_t = \frac{m_t}{1 - \beta_1^t} \\
+      u_t &= \mathrm{clip}\left(\frac{\hat m_t + d (\hat m_t - \hat m_{t-1})}
+      {\sqrt{\rho_t v / (1 - \beta_2^T)} + \epsilon}, \pm B\right)
 
-    and this is what is left without the five parts below (`**AS_PUBLISHED`). With all
-    of them,
-
-    .. math::
-      m_t = \beta_1 m_{t-1} + (1 - \beta_1) E[g_t^{(i)}], \quad
-      \hat m_t = \frac{m_t}{1 - \beta_1^t}, \quad
-      u_t = \mathrm{clip}\left(\frac{\hat m_t + d (\hat m_t - \hat m_{t-1})}
-      {\sqrt{\rho_t v / (1 - \beta_2^T)} + \epsilon}, \pm 3\right)
+    The paper has no growth :math:`\rho`, floor of v, bound B and lead d: without them
+    (`**AS_PUBLISHED`) it is the paper's.
 
     Args:
-      exchange: what workers do with their gradients, such as `sign_mean`.
+      exchange: what workers do with their momenta, such as `sign_mean`.
       freeze: when the variance is frozen.
       b1: decay of the momentum.
       b2: decay of the variance.
       eps: added to the root of the variance.
       bias_correction: whether both moments are corrected for their start from
         zero. The variance's correction is frozen with it.
-      send: 'gradient' to exchange gradients and take their momentum, 'momentum' for
-        the paper's. All workers know :math:`m_{t-1}` already; sent again it makes
-        scales, and so errors, larger.
-      lead: d, the steps by which the momentum is led, in leaves exchanged exactly as
-        well: error feedback makes it late. 'delay' for the exchange's, 0 for an exact
-        one and 1.14 for `sign_mean`, of normally distributed values; None for no lead.
+      send: 'momentum' to exchange momenta, as the paper does, 'gradient' to exchange
+        gradients and take their momentum, :math:`m_t = \beta_1 m_{t-1} +
+        (1 - \beta_1) E[g_t^{(i)}]`.
+      lead: d, the steps by which the momentum is led after the freeze: error feedback
+        makes it late, by half a step in the mean with `sign_mean`. With b1 it is
+        Nesterov's. None for no lead.
       growth: :math:`\rho_t`, of gradients that grow after the freeze and would
         otherwise raise the learning rate with them; None for 1.
       floor: what becomes of variances near zero at the freeze; None to leave them.
-      bound: the largest update of a coordinate after the freeze. About the largest
-        that Adam itself makes is :math:`(1-\beta_1)/\sqrt{1-\beta_2}`; None for none.
+      bound: B, the largest update of a coordinate after the freeze; None for none. A
+        sign cannot say how small a value is: where a block holds coordinates of very
+        different variances, those of the smallest get the largest updates. Adam's
+        own are at most :math:`(1-\beta_1)/\sqrt{(1-\beta_2)(1-\beta_1^2/\beta_2)}`,
+        7.3 with the default decays.
 
     Returns:
       A transformation whose `update` must be called inside `jax.shard_map` with
       each worker's own gradients. Moments are float32 whatever the parameters are;
       updates have the gradients' dtype. `update` takes one extra argument, `stage`:
-      None (default) compiles both stages into one program that chooses by the
-      state; 'warmup' or 'compressed' compiles one. A 'warmup' step with a frozen
-      variance exchanges exactly and leaves it frozen; a 'compressed' step with a
-      variance that is not frozen freezes it as it is.
+      None (default) compiles all stages into one program that chooses by the
+      state; 'warmup', 'compressed' or 'measuring' compiles one. One compressed step in
+      a period measures the growth, and is of the stage 'measuring'. A 'warmup' step
+      with a frozen variance exchanges exactly and leaves it frozen; a compressed step
+      with a variance that is not frozen freezes it as it is.
 
     Raises:
       TypeError: if `exchange` is not an exchange, `freeze` not a freeze rule, or growth
@@ -203,13 +210,9 @@ def scale_by_onebit_adam(
             raise TypeError(f"{name} must be a {kind.__name__} or None, got {part!r}.")
     if isinstance(bound, (int, float)) and not bound > 0:
         raise ValueError(f"bound must be more than 0, or None for none, got {bound}.")
-    steps = exchange.delay if lead == "delay" else lead
-    if isinstance(steps, str):
-        raise ValueError(f"lead must be a number, 'delay' or None, got {lead!r}.")
-    if isinstance(steps, (int, float)) and not 0 <= steps < math.inf:
+    if lead is not None and not 0 <= lead < math.inf:
         raise ValueError(
-            "the lead, or the exchange's delay that it is by default, must be a finite "
-            f"number of steps from 0 on, got {steps}."
+            f"lead must be a finite number of steps from 0 on, or None, got {lead}."
         )
     adam = _OnebitAdam(
         exchange=exchange,
@@ -219,7 +222,7 @@ def scale_by_onebit_adam(
         eps=eps,
         bias_correction=bias_correction,
         send=send,
-        lead=steps,
+        lead=lead,
         growth=growth,
         floor=floor,
         bound=bound,
@@ -243,15 +246,15 @@ class _OnebitAdam:
     bound: ArrayLike | None
 
     def init(self, params: optax.Params) -> ScaleByOnebitAdamState:
-        axes = self.exchange.axes
         return ScaleByOnebitAdamState(
             count=jnp.zeros([], jnp.int32),
             mu=optax.tree.zeros_like(params, dtype=jnp.float32),
             nu=optax.tree.zeros_like(params, dtype=jnp.float32),
             frozen_at=jnp.zeros([], jnp.int32),
             floored=jnp.zeros([], jnp.float32),
+            bounded=jnp.zeros([], jnp.float32),
             freeze=self.freeze.init(),
-            growth=self.growth and self.growth.init(params, axes),
+            growth=self.growth and self.growth.init(params),
             exchange=self.exchange.init(params),
         )
 
@@ -275,9 +278,13 @@ class _OnebitAdam:
             "warmup": lambda: adam.warmup(updates, state, count, stage == "warmup"),
             "compressed": lambda: adam.compressed(updates, state, count),
         }
-        new_updates, state = run_stage(
-            stages, (state.frozen_at > 0).astype(jnp.int32), stage
-        )
+        index = (state.frozen_at > 0).astype(jnp.int32)
+        if self.growth is not None:
+            stages["measuring"] = lambda: adam.compressed(
+                updates, state, count, measures=True
+            )
+            index *= 1 + self.growth.measures(count).astype(jnp.int32)
+        new_updates, state = run_stage(stages, index, stage)
         new_updates = jax.tree.map(lambda u, g: u.astype(g.dtype), new_updates, updates)
         return new_updates, state._replace(count=count)
 
@@ -305,14 +312,16 @@ class _OnebitAdam:
             state.freeze, count, jnp.asarray(norm, jnp.float32)
         )
         now = fires & ~frozen
-        growth = self.moved_growth(gradients, state.growth, count, all_lines=True)
+        growth = state.growth
+        if self.growth is not None and growth is not None:
+            growth = self.growth.follow_mean(mean, growth, self.b2)
         # This step is still Adam's; growth, floor and bound are for those after it.
         grown = optax.tree.where(frozen, self.grown(nu, growth, count, steps), nu)
         new_updates = self.ratio(self.corrected(mu, self.b1, count), grown, steps)
-        if self.bound is not None:
-            bound = jnp.where(frozen, jnp.asarray(self.bound, jnp.float32), jnp.inf)
-            new_updates = optax.tree.clip(new_updates, -bound, bound)
-        raised, floored = self.raised(nu, growth)
+        new_updates = self.cut(new_updates, frozen)
+        raised, floored = nu, 0.0
+        if self.floor is not None:
+            raised, floored = self.floor.apply(nu)
         if growth is not None:
             at_freeze = optax.tree.where(now, growth.now, growth.frozen)
             growth = growth._replace(frozen=at_freeze)
@@ -330,15 +339,12 @@ class _OnebitAdam:
         gradients: optax.Updates,
         state: ScaleByOnebitAdamState,
         count: Int32[Array, ""],
+        *,
+        measures: bool = False,
     ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
         """The momentum by the exchange, beside the frozen variance."""
         frozen = state.frozen_at > 0
         frozen_at = jnp.where(frozen, state.frozen_at, jnp.maximum(state.count, 1))
-        growth = state.growth
-        if growth is not None:
-            at_freeze = optax.tree.where(frozen, growth.frozen, growth.now)
-            growth = growth._replace(frozen=at_freeze)
-        growth = self.moved_growth(gradients, growth, count, all_lines=False)
         if self.send == "momentum":
             mu, exchanged = self.exchange.exchange_momentum(
                 gradients, state.mu, self.b1, state.exchange
@@ -347,19 +353,38 @@ class _OnebitAdam:
             gradients = optax.tree.cast(gradients, jnp.float32)
             mean, exchanged = self.exchange.update(gradients, state.exchange)
             mu = optax.tree.update_moment(mean, state.mu, self.b1, 1)
+        growth, followed = state.growth, frozen_at
+        if self.growth is not None and growth is not None:
+            at_freeze = optax.tree.where(frozen, growth.frozen, growth.now)
+            growth = growth._replace(frozen=at_freeze)
+            if measures:
+                growth = self.growth.follow(
+                    gradients,
+                    growth,
+                    decay=self.b2,
+                    count=count,
+                    axes=self.exchange.axes,
+                )
+            followed += self.growth.period * growth.measured
         direction = self.corrected(mu, self.b1, count)
         if self.lead is not None:
             # Corrected before they are compared: a rise from zero is no lag.
             last = self.corrected(state.mu, self.b1, jnp.maximum(state.count, 1))
             steps = jnp.where(state.count > 0, self.lead, 0.0)
             direction = extrapolate(direction, last, steps)
-        nu = self.grown(state.nu, growth, count, frozen_at)
+        nu = self.grown(state.nu, growth, followed, frozen_at)
         new_updates = self.ratio(direction, nu, frozen_at)
-        if self.bound is not None:
-            bound = jnp.asarray(self.bound, jnp.float32)
-            new_updates = optax.tree.clip(new_updates, -bound, bound)
+        bounded = state.bounded
+        if measures or self.growth is None:
+            # A pass of its own over memory.
+            bounded = self.share_beyond(new_updates)
+        new_updates = self.cut(new_updates, frozen=True)
         return new_updates, state._replace(
-            mu=mu, frozen_at=frozen_at, growth=growth, exchange=exchanged
+            mu=mu,
+            frozen_at=frozen_at,
+            bounded=bounded,
+            growth=growth,
+            exchange=exchanged,
         )
 
     def corrected(
@@ -377,49 +402,39 @@ class _OnebitAdam:
         nu = self.corrected(nu, self.b2, steps)
         return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + self.eps), mu, nu)
 
-    def moved_growth(
-        self,
-        gradients: optax.Updates,
-        growth: GrowthState | None,
-        count: Int32[Array, ""],
-        *,
-        all_lines: bool,
-    ) -> GrowthState | None:
-        """The growth's state with the gradients of this step."""
-        if self.growth is None or growth is None:
-            return None
-        return self.growth.update(
-            gradients, growth, decay=self.b2, count=count, all_lines=all_lines
-        )
-
     def grown(
         self,
         nu: optax.Params,
         growth: GrowthState | None,
-        count: Int32[Array, ""],
+        followed: Int32[Array, ""],
         frozen_at: Int32[Array, ""],
     ) -> optax.Params:
-        """Frozen variances with their growth."""
+        """Frozen variances with their growth, which has followed so many steps."""
         if self.growth is None or growth is None:
             return nu
         return self.growth.grow(
             nu,
             growth,
-            weight_now=weight(self.b2, count) if self.bias_correction else 1,
+            weight_now=weight(self.b2, followed) if self.bias_correction else 1,
             weight_frozen=weight(self.b2, frozen_at) if self.bias_correction else 1,
         )
 
-    def raised(
-        self, nu: optax.Params, growth: GrowthState | None
-    ) -> tuple[optax.Params, ArrayLike]:
-        """Variances as they are frozen, and the share that the floor raised."""
-        if self.floor is None:
-            return nu, 0.0
-        if self.growth is None or growth is None:
-            means = jax.tree.map(jnp.mean, nu)
-        else:
-            means = self.growth.means(nu, growth)
-        return self.floor.apply(nu, means)
+    def cut(self, new_updates: optax.Updates, frozen: ArrayLike) -> optax.Updates:
+        """Updates cut to the bound, if after the freeze."""
+        if self.bound is None:
+            return new_updates
+        bound = jnp.where(frozen, jnp.asarray(self.bound, jnp.float32), jnp.inf)
+        return optax.tree.clip(new_updates, -bound, bound)
+
+    def share_beyond(self, new_updates: optax.Updates) -> Float32[Array, ""]:
+        """The share of updates beyond the bound."""
+        if self.bound is None:
+            return jnp.zeros([], jnp.float32)
+        bound = jnp.asarray(self.bound, jnp.float32)
+        leaves = jax.tree.leaves(new_updates)
+        beyond = [jnp.sum(jnp.abs(u) > bound, dtype=jnp.float32) for u in leaves]
+        size = float(max(sum(u.size for u in leaves), 1))
+        return jnp.asarray(sum(beyond) / size, jnp.float32)
 
 
 def _as_float32(x: ArrayLike) -> float | Float32[Array, ""]:

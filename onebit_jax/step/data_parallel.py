@@ -135,7 +135,7 @@ class _Run:
     ) -> tuple[Any, ...]:
         """New parameters, new state, and the means of what the loss returns."""
         workers = math.prod(self.mesh.shape[name] for name in self.axes)
-        _check_batch(batch, workers, self.axes)
+        check_batch(batch, workers, self.axes)
         _check_workers(state, self.mesh)
         _check_stage(state, stage)
         split, everywhere = PartitionSpec(self.axes), PartitionSpec()
@@ -145,7 +145,12 @@ class _Run:
         specs_of_state = state_specs(state)
         params, state, *rest = jax.shard_map(
             functools.partial(
-                self.local_step, {} if stage is None else {"stage": stage}
+                local_step,
+                self.loss_fn,
+                self.tx,
+                self.axes,
+                self.has_aux,
+                {} if stage is None else {"stage": stage},
             ),
             mesh=self.mesh,
             in_specs=(everywhere, specs_of_state, split, *(everywhere for _ in args)),
@@ -158,20 +163,6 @@ class _Run:
             axis_names=set(self.axes),
         )(params, state, batch, *args)
         return *self.keep_placed(params, state), *rest
-
-    def local_step(
-        self, extra: dict[str, str], params: Any, state: Any, batch: Any, *args: Any
-    ) -> tuple[Any, ...]:
-        """The step of one worker, inside `shard_map`."""
-        value_and_grad = local_value_and_grad(
-            self.loss_fn, self.axes, has_aux=self.has_aux
-        )
-        value, gradients = value_and_grad(local_params(params, state), batch, *args)
-        updates, state = self.tx.update(gradients, state, params, **extra)
-        _check_agreed(updates, state, self.axes)
-        params = optax.apply_updates(params, updates)
-        means = jax.tree.map(lambda x: mean(_as_float(x), self.axes), value)
-        return params, state, *(means if self.has_aux else (means,))
 
     def placed(self, params: Any) -> Any:
         """The shardings of parameters."""
@@ -198,6 +189,27 @@ class _Run:
         return constrain(params, shardings), jax.tree.map(
             lambda x, shape: constrain(x, shape.sharding), state, made
         )
+
+
+def local_step(
+    loss_fn: Callable[..., Any],
+    tx: optax.GradientTransformationExtraArgs,
+    axes: tuple[str, ...],
+    has_aux: bool,
+    extra: dict[str, str],
+    params: Any,
+    state: Any,
+    batch: Any,
+    *args: Any,
+) -> tuple[Any, ...]:
+    """The step of one worker, where its axes are bound."""
+    value_and_grad = local_value_and_grad(loss_fn, axes, has_aux=has_aux)
+    value, gradients = value_and_grad(local_params(params, state), batch, *args)
+    updates, state = tx.update(gradients, state, params, **extra)
+    _check_agreed(updates, state, axes)
+    params = optax.apply_updates(params, updates)
+    means = jax.tree.map(lambda x: mean(_as_float(x), axes), value)
+    return params, state, *(means if has_aux else (means,))
 
 
 def _copy(x: Any, sharding: NamedSharding) -> Any:
@@ -255,7 +267,8 @@ def _as_float(x: Any) -> jax.Array:
     return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)
 
 
-def _check_batch(batch: Any, workers: int, axes: tuple[str, ...]) -> None:
+def check_batch(batch: Any, workers: int, axes: tuple[str, ...]) -> None:
+    """Refuses a batch that cannot be shared equally."""
     for path, leaf in jax.tree.leaves_with_path(batch):
         if not leaf.shape or leaf.shape[0] % workers:
             name = jax.tree_util.keystr(path)

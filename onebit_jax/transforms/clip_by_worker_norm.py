@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,25 @@ from onebit_jax.workers.axes import (
 )
 
 if TYPE_CHECKING:
+    from jax import Array
     from jax.typing import ArrayLike
+    from jaxtyping import Int32
+
+
+class ClipByWorkerNormState(NamedTuple):
+    """State of `clip_by_worker_norm`.
+
+    Attributes:
+      count: number of steps.
+      clipped: how many of them had larger norms.
+    """
+
+    count: Int32[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
+    clipped: Int32[Array, ""]
+
+    def metrics(self) -> dict[str, Array]:
+        """The share of steps that were clipped; see `onebit_jax.metrics`."""
+        return {"clipped_share": self.clipped / jnp.maximum(self.count, 1)}
 
 
 def clip_by_worker_norm(
@@ -40,7 +58,9 @@ def clip_by_worker_norm(
       axis: name, or names, of the mesh axes whose members are the workers.
 
     Returns:
-      A transformation to be chained before an exchange, inside `jax.shard_map`.
+      A transformation to be chained before an exchange, inside `jax.shard_map`. Its
+      state counts the steps that were clipped: where they are many, all gradients have
+      one norm, and the variance cannot see them grow.
 
     Raises:
       ValueError: if `max_norm` is a number that is not more than 0, or, from `update`,
@@ -60,14 +80,21 @@ def clip_by_worker_norm(
         updates: optax.Updates,
         state: Any,
         params: optax.Params | None = None,
-    ) -> tuple[optax.Updates, Any]:
+    ) -> tuple[optax.Updates, ClipByWorkerNormState]:
         del params
         bound_workers(axes)
         check_local(updates, axes, "clip_by_worker_norm")
         check_all_axes(updates, axes, "clip_by_worker_norm")
         norm = jnp.sqrt(lax.pmean(squared_norm(updates), axes))
         factor = jnp.minimum(1.0, jnp.asarray(max_norm, jnp.float32) / norm)
-        clipped = jax.tree.map(lambda g: g * factor.astype(g.dtype), updates)
-        return clipped, state
+        state = ClipByWorkerNormState(
+            jnp.asarray(optax.safe_increment(state.count)),
+            jnp.where(factor < 1, optax.safe_increment(state.clipped), state.clipped),
+        )
+        return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates), state
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update_fn)
+    def init_fn(params: optax.Params) -> ClipByWorkerNormState:
+        del params
+        return ClipByWorkerNormState(jnp.zeros([], jnp.int32), jnp.zeros([], jnp.int32))
+
+    return optax.GradientTransformation(init_fn, update_fn)

@@ -1,4 +1,4 @@
-"""Sums and means that every room needs."""
+"""Sums, means and gathers that every room needs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+
+from onebit_jax.workers.axes import is_recorded
 
 if TYPE_CHECKING:
     from jax import Array
@@ -25,6 +27,13 @@ def mean(x: Any, axes: tuple[str, ...]) -> Any:
     if x.dtype.itemsize == 2 and AxisType.Auto in types:
         return lax.pmean(x.astype(jnp.float32), axes).astype(x.dtype)
     return lax.pmean(x, axes)
+
+
+def gather(x: Array, axes: tuple[str, ...], **options: Any) -> Array:
+    """`jax.lax.all_gather`, of a type that says that all workers have the same."""
+    if is_recorded(axes):
+        options["to"] = "invarying"
+    return lax.all_gather(x, axes, **options)
 
 
 def whole(x: Array) -> Array:

@@ -96,11 +96,18 @@ def varying_axes(x: Any) -> frozenset[str]:
     return frozenset(kind.varying if kind else ())
 
 
+def is_recorded(axes: tuple[str, ...]) -> bool:
+    """True where types tell what differs over the axes.
+
+    Not without `check_vma`, nor where `jax.vmap` binds the axes.
+    """
+    # The worker's own index differs.
+    return set(axes) <= varying_axes(worker_index(axes))
+
+
 def is_agreed(x: Any, axes: tuple[str, ...]) -> bool:
     """True of a value recorded as the same on the workers of some of the axes."""
-    # Without check_vma nothing is recorded: the worker's own index shows it.
-    recorded = set(axes) <= varying_axes(worker_index(axes))
-    return recorded and not set(axes) <= varying_axes(x)
+    return is_recorded(axes) and not set(axes) <= varying_axes(x)
 
 
 def check_local(updates: Any, axes: tuple[str, ...], who: str) -> None:
@@ -163,6 +170,8 @@ def check_workers(fits: bool, who: str, workers: int, axes: tuple[str, ...]) -> 
 
 def to_varying(tree: Any, axes: tuple[str, ...]) -> Any:
     """Types every leaf as varying over the axes; its values stay."""
+    if not is_recorded(axes):
+        return tree
 
     def cast(x: Any) -> Any:
         missing = tuple(name for name in axes if name not in varying_axes(x))

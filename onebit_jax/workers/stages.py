@@ -90,7 +90,7 @@ def steps_by_stage(state: Any) -> dict[str, Int32[Array, ""]]:
       >>> import jax, jax.numpy as jnp, onebit_jax
       >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
       >>> tx = onebit_jax.onebit_adam(
-      ...     1e-3, onebit_jax.sign_mean('data'), onebit_jax.freeze_at(10))
+      ...     1e-3, onebit_jax.sign_mean('data'), onebit_jax.freeze_at(10), growth=None)
       >>> steps_by_stage(onebit_jax.init(tx, jnp.zeros(3), mesh))
       {'warmup': Array(0, dtype=int32), 'compressed': Array(0, dtype=int32)}
     """

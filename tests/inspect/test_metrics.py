@@ -9,13 +9,25 @@ from jax.sharding import AxisType
 from virtual_workers import Workers, mesh_of
 
 import onebit_jax
-from onebit_jax import data_parallel, freeze_at, onebit_adam, sign_mean, skip_nonfinite
+from onebit_jax import (
+    GrowthByMeanSquares,
+    data_parallel,
+    freeze_at,
+    onebit_adam,
+    sign_mean,
+    skip_nonfinite,
+)
 
 FREEZE = 3
 
 
 def optimizer():
-    adam = onebit_adam(0.1, sign_mean("data", block_size=32), freeze_at(FREEZE))
+    adam = onebit_adam(
+        0.1,
+        sign_mean("data", block_size=32),
+        freeze_at(FREEZE),
+        growth=GrowthByMeanSquares(period=5),
+    )
     return skip_nonfinite(optax.chain(optax.identity(), adam), "data")
 
 
@@ -48,10 +60,12 @@ def test_metrics_are_of_the_state(axis_type):
         assert measured["compressed"] == (taken >= FREEZE)
         assert measured["frozen_at"] == (FREEZE if taken >= FREEZE else 0)
         told = onebit_jax.steps_by_stage(run.state)
-        assert list(told) == ["warmup", "compressed"]
+        assert list(told) == ["warmup", "measuring", "compressed"]
+        measuring = int(taken >= 5)
         assert told == {
             "warmup": min(taken, FREEZE),
-            "compressed": max(taken - FREEZE, 0),
+            "measuring": measuring,
+            "compressed": max(taken - FREEZE, 0) - measuring,
         }
         low = 2 / (20 * 9 + 9) if taken >= FREEZE else 0
         np.testing.assert_allclose(measured["floored_share"], low, rtol=1e-6)

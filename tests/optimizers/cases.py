@@ -14,11 +14,10 @@ import optax
 from optimizers import formula
 
 import onebit_jax
-from onebit_jax import exact_mean, freeze_at, onebit_adamw
+from onebit_jax import freeze_at, onebit_adamw
 
-# The second matrix's rows stand behind the first one's; a leaf that goes exactly.
+# More than one leaf has rows and columns; one goes exactly.
 SHAPES = {"bias": (17,), "kernel": (30, 17), "matrix": (16, 20), "scale": ()}
-LINES = {"kernel": (0, 83), "matrix": (47, 83)}
 DECAYED = {"bias": False, "kernel": True, "matrix": True, "scale": False}
 
 
@@ -46,11 +45,11 @@ def onebit_adam(learning_rate, exchange, freeze, published, **options):
     return onebit_adamw(learning_rate, exchange, freeze, **parts, **options)
 
 
-def row(parts, **options):
+def row(parts, lead=0.0, **options):
     return Case(
-        functools.partial(onebit_adam, **options),
+        functools.partial(onebit_adam, **options, **({"lead": lead} if lead else {})),
         optax.adamw,
-        functools.partial(formula.Leaf, parts=parts),
+        functools.partial(formula.Leaf, parts=parts, lead=lead),
         parts,
         {"mu": ("mu", "m"), "nu": ("nu", "v")},
     )
@@ -60,16 +59,12 @@ CASES = {
     "1-bit Adam": row(formula.PARTS, published=False),
     "1-bit Adam as published": row(frozenset(), published=True),
 }
-
-
-def late(axis, delay):
-    """An exact exchange that says it is late, for formulas that lead by a delay."""
-
-    @dataclasses.dataclass(frozen=True)
-    class Late(type(exact_mean(axis))):
-        delay: float = 0.0
-
-    return Late(exact_mean(axis).axes, delay)
+# With what is no default, which is asked for its formula alone.
+FORMULAS = CASES | {
+    "1-bit Adam of gradients, led": row(
+        formula.PARTS, lead=1.5, published=False, send="gradient"
+    ),
+}
 
 
 def freeze(step):

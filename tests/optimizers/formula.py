@@ -3,10 +3,54 @@
 Written from the formulas, one leaf at a time; a part that is not named is left out.
 """
 
+import jax
 import numpy as np
 
-PARTS = frozenset({"lead", "growth", "floor", "bound"})
-LOW, PERIOD, LEAST_GROWTH, LARGEST = 1e-6, 32, 0.25, 3.0
+PARTS = frozenset({"growth", "floor", "bound"})
+LOW, LARGEST, LEAST, LINES, SUMS, PERIOD = 1e-6, 3.0, 0.25, 16, 8, 8
+
+
+def mean_squares(x):
+    """Of a leaf, its rows and its columns; thrice the leaf's where it is no matrix."""
+    squares = np.square(x)
+    whole = np.mean(squares)
+    if not is_matrix(x):
+        return several(whole, whole, whole)
+    rows, columns = (squares.mean(axis, keepdims=True) for axis in (1, 0))
+    return several(whole, rows, columns)
+
+
+def estimated(x, place, step):
+    """The same by random sums, for a leaf that is the so-manieth of so many."""
+    leaf, leaves = place
+    key = jax.random.fold_in(jax.random.key(0), step)
+    key = jax.random.split(key, leaves)[leaf]
+    if not is_matrix(x):
+        flat = x.reshape(-1) * signs(key, x.size)
+        sums = np.array([flat[i::SUMS].sum() for i in range(SUMS)])
+        return several(*[np.sum(sums**2) / x.size] * 3)
+    of_columns, of_rows = jax.random.split(key)
+    rows, columns = x.shape
+    of_each_row = np.square(x @ signs(of_columns, columns))[:, None] / columns
+    of_each_column = np.square(signs(of_rows, rows) @ x)[None] / rows
+    whole = (of_each_row.mean() + of_each_column.mean()) / 2
+    return several(whole, of_each_row, of_each_column)
+
+
+def several(*arrays):
+    """Arrays of different shapes as one, for arithmetic with all of them."""
+    found = np.empty(len(arrays), object)
+    for i, each in enumerate(arrays):
+        found[i] = each
+    return found
+
+
+def signs(key, number):
+    return np.asarray(jax.random.rademacher(key, (number,), "f4"), float)
+
+
+def is_matrix(x):
+    return x.ndim == 2 and min(x.shape) >= LINES
 
 
 class Leaf:
@@ -14,27 +58,21 @@ class Leaf:
 
     Args:
       shape: the leaf's.
-      workers: number of workers.
       b1: decay of the momentum.
       b2: decay of the variance.
       eps: added to the root of the variance.
       freeze: number of steps after which the variance is frozen.
-      delay: steps by which the exchange is late.
+      place: which of how many leaves it is.
       parts: what the compressed stage has of `PARTS`.
-      lines: the first row's, and the number of all leaves' rows and columns together,
-        of which a share is exchanged in each compressed step; None without any.
+      lead: steps by which its momentum is led.
     """
 
-    def __init__(self, shape, workers, b1, b2, eps, freeze, delay, parts, lines):
+    def __init__(self, shape, b1, b2, eps, freeze, place, *, parts, lead=0.0):
         self.b1, self.b2, self.eps, self.freeze = b1, b2, eps, freeze
-        self.delay, self.parts, self.step = delay, parts, 0
+        self.place, self.parts, self.lead, self.step = place, parts, lead, 0
         self.m, self.momentum, self.v = (np.zeros(shape) for _ in range(3))
-        self.power, self.frozen_power = 0.0, np.nan
-        self.place = lines
-        number = sum(shape) if lines is not None else 0
-        self.own = np.zeros((workers, number))
-        self.shares, self.frozen_shares = np.ones(number), np.ones(number)
-        self.raised = 0
+        self.squares = self.frozen_squares = mean_squares(np.zeros(shape))
+        self.followed = self.raised = self.bounded = 0
 
     def update(self, gradients):
         """The update from all workers' gradients, (workers, *shape)."""
@@ -43,62 +81,43 @@ class Leaf:
         mean = gradients.mean(axis=0)
         self.m = self.b1 * self.m + (1 - self.b1) * mean
         last, self.momentum = self.momentum, self.m / (1 - self.b1**self.step)
-        self.measure(gradients, frozen)
+        self.follow(mean, frozen)
         if not frozen:
             self.v = self.b2 * self.v + (1 - self.b2) * mean**2
         variance = self.v / (1 - self.b2 ** min(self.step, self.freeze))
         ahead = self.momentum
+        if frozen:
+            ahead = ahead + self.lead * (ahead - last)
         if frozen and "growth" in self.parts:
             variance = variance * self.growth()
-        if frozen and "lead" in self.parts:
-            ahead = ahead + self.delay * (ahead - last)
         update = ahead / (np.sqrt(variance) + self.eps)
         if self.step == self.freeze:
             self.at_freeze()
         if frozen and "bound" in self.parts:
+            if self.step % PERIOD == 0:
+                self.bounded = np.sum(np.abs(update) > LARGEST)
             return np.clip(update, -LARGEST, LARGEST)
         return update
 
-    def measure(self, gradients, frozen):
-        """Running means of squares, of the leaf and of its rows and columns."""
-        squares = gradients**2
-        self.power = self.b2 * self.power + (1 - self.b2) * squares.mean()
-        if self.place is None:
+    def follow(self, mean, frozen):
+        """Every mean gradient, and once none knows it, sums of one in a period."""
+        if frozen and self.step % PERIOD:
             return
-        lines = [squares.mean(axis=axis) for axis in (2, 1)]
-        lines = np.concatenate(lines, axis=1)
-        self.own = self.b2 * self.own + (1 - self.b2) * lines
-        shares = self.own.mean(axis=0) / self.power
-        first, number = self.place
-        length = -(-number // PERIOD)
-        start = min(self.step % PERIOD * length, number - length) - first
-        now = slice(max(start, 0), max(start + length, 0)) if frozen else slice(None)
-        self.shares[now] = shares[now]
-
-    def by_lines(self, shares):
-        rows, columns = np.split(shares, [len(self.m)])
-        return rows, columns / columns.mean()
-
-    def known(self, shares):
-        return np.where(shares < LOW, 1, shares)
+        steps = PERIOD if frozen else 1
+        of = estimated(mean, self.place, self.step) if frozen else mean_squares(mean)
+        decay = self.b2**steps
+        self.squares = decay * self.squares + (1 - decay) * of
+        self.followed += steps
 
     def growth(self):
-        now = self.power / (1 - self.b2**self.step) / self.frozen_power
-        if self.place is None:
-            return now
-        pairs = zip(
-            self.by_lines(self.shares), self.by_lines(self.frozen_shares), strict=True
-        )
-        rows, columns = (new / self.known(old) for new, old in pairs)
-        return now * np.maximum(np.outer(rows, columns), LEAST_GROWTH)
+        """Of each value, by its row, its column and the whole."""
+        p, r, c = self.squares / (1 - self.b2**self.followed)
+        p0, r0, c0 = self.frozen_squares
+        r0, c0 = (np.where(x < LOW * p0, p0, x) for x in (r0, c0))
+        return np.maximum(r / r0 * (c / c0) * (p0 / p), LEAST * p / p0)
 
     def at_freeze(self):
-        self.frozen_power = self.power / (1 - self.b2**self.freeze)
-        self.frozen_shares = self.shares.copy()
-        if "floor" not in self.parts:
-            return
-        low, mean = self.v < LOW * self.v.mean(), self.v.mean()
-        if self.place is not None:
-            rows, columns = map(self.known, self.by_lines(self.shares))
-            mean = mean * np.outer(rows, columns)
-        self.v, self.raised = np.where(low, mean, self.v), low.sum()
+        self.frozen_squares = self.squares / (1 - self.b2**self.freeze)
+        if "floor" in self.parts:
+            low = self.v < LOW * self.v.mean()
+            self.v, self.raised = np.where(low, self.v.mean(), self.v), low.sum()

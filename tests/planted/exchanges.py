@@ -3,7 +3,6 @@
 from planted.bug import Bug
 
 EXCHANGES = "tests/exchanges/test_exchanges.py::test_"
-GROWTH = "tests/optimizers/test_growth.py::test_"
 
 
 def dense(*rows):
@@ -20,6 +19,9 @@ def resized(*rows):
 
 
 SIGN, COUNT, SHARD = dense("sign-3"), dense("count-3"), dense("per-shard-sign-2")
+SIMULATED = (
+    "tests/workers/test_simulated.py::test_simulated_workers_learn_as_those_of_a_mesh",
+)
 HIERARCHICAL = dense("hierarchical-sign-3x2")
 
 BUGS = {
@@ -161,6 +163,18 @@ BUGS = {
         "return lax.psum(x, axes)\n",
         dense("exact"),
     ),
+    "what is gathered is not known to be the same": Bug(
+        "onebit_jax/workers/arithmetic.py",
+        'options["to"] = "invarying"',
+        'options["to"] = "varying"',
+        SIGN,
+    ),
+    "what is gathered has a type where none has": Bug(
+        "onebit_jax/workers/arithmetic.py",
+        "if is_recorded(axes):",
+        "if True:",
+        SIMULATED,
+    ),
     # Counts.
     "a count is off by one": Bug(
         "onebit_jax/exchanges/count_mean.py",
@@ -196,15 +210,14 @@ BUGS = {
     # Two levels, shards, DeepSpeed's layout.
     "a host gathers in the wrong order": Bug(
         "onebit_jax/exchanges/hierarchical.py",
-        "axis=1,\n                tiled=True,\n                to=",
-        "axis=0,\n                tiled=True,\n                to=",
+        "inside, axis=1, tiled=True",
+        "inside, axis=0, tiled=True",
         HIERARCHICAL,
     ),
     "a host gathers any exchange's shares in the wrong order": Bug(
         "onebit_jax/exchanges/hierarchical.py",
-        'flat = lax.all_gather(mean, self.inside, tiled=True, to="invarying")',
-        'flat = lax.all_gather(mean, self.inside, to="invarying")\n'
-        "            flat = flat[::-1].reshape(-1)",
+        "flat = gather(mean, self.inside, tiled=True)",
+        "flat = gather(mean, self.inside)[::-1].reshape(-1)",
         dense("hierarchical-exact-2x4"),
     ),
     "a host's mean is a sum": Bug(
@@ -291,11 +304,5 @@ BUGS = {
         "packed = 4 * exchange.words(hosts) * blocks",
         "packed = 4 * exchange.words(hosts * devices) * blocks",
         cost("hierarchical-count-3x2"),
-    ),
-    "the growth tells of all lines": Bug(
-        "onebit_jax/optimizers/growth.py",
-        "lines = -(-lines // (1 if all_lines else self.period))",
-        "lines = -(-lines // 1)",
-        (f"{GROWTH}lines_add_little_to_what_is_sent",),
     ),
 }

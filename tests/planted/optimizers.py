@@ -1,16 +1,16 @@
 """Planted bugs of optimizers, wrappers, input checks, resuming and reports."""
 
 from planted.bug import Bug
-from planted.exchanges import EXCHANGES, resized
+from planted.exchanges import EXCHANGES, SIMULATED, resized
 
 OPTIMIZERS = "tests/optimizers/test_optimizers.py::test_"
 RULES = "tests/optimizers/test_onebit_adam.py::test_"
-GROWTH = "tests/optimizers/test_growth.py::test_"
 TRANSFORMS = "tests/transforms/test_wrappers.py::test_"
 BAD_INPUT = "tests/workers/test_bad_input.py::test_"
 TRAFFIC = "tests/inspect/test_traffic.py::test_"
 METRICS = "tests/inspect/test_metrics.py::test_"
 FORMULA = (f"{OPTIMIZERS}is_its_formula[1-bit Adam]",)
+LED = (f"{OPTIMIZERS}is_its_formula[1-bit Adam of gradients, led]",)
 PUBLISHED = (f"{OPTIMIZERS}is_its_formula[1-bit Adam as published]",)
 WARMUP = (f"{OPTIMIZERS}before_the_freeze_it_is_optaxs_on_the_mean[1-bit Adam]",)
 STATIC = (f"{OPTIMIZERS}static_stages_are_the_same_with_types_unchecked[1-bit Adam]",)
@@ -21,7 +21,6 @@ NOT_FINITE = tuple(
 STABLE = (f"{RULES}it_freezes_when_its_own_variance_is_stable",)
 WRONG_STAGE = (f"{RULES}a_static_stage_in_the_wrong_place_still_makes_sense",)
 NO_STAGE = (f"{BAD_INPUT}a_stage_that_does_not_exist",)
-LINES = (f"{GROWTH}every_line_is_exchanged_once_a_period",)
 ACCUMULATED = (f"{TRANSFORMS}accumulating_is_one_step_on_the_mean",)
 OF_THE_STATE = (f"{METRICS}metrics_are_of_the_state[AxisType.Auto]",)
 
@@ -57,34 +56,23 @@ BUGS = {
         "nu=nu",
         FORMULA,
     ),
-    "the growth is not applied": Bug(
+    "the share at the bound is counted below it": Bug(
         "onebit_jax/optimizers/onebit_adam.py",
-        "nu = self.grown(state.nu, growth, count, frozen_at)",
-        "nu = state.nu",
+        "jnp.sum(jnp.abs(u) > bound, dtype=jnp.float32)",
+        "jnp.sum(jnp.abs(u) <= bound, dtype=jnp.float32)",
         FORMULA,
     ),
-    "the growth is corrected by the steps of the freeze": Bug(
+    "the share at the bound is the warm-up's": Bug(
         "onebit_jax/optimizers/onebit_adam.py",
-        "weight_now=weight(self.b2, count)",
-        "weight_now=weight(self.b2, frozen_at)",
+        "bounded=bounded,\n            growth=growth,\n            exchange",
+        "bounded=state.bounded,\n            growth=growth,\n            exchange",
         FORMULA,
-    ),
-    "the growth has no floor": Bug(
-        "onebit_jax/optimizers/growth.py",
-        "jnp.maximum(whole(rows) * whole(columns), _LEAST_GROWTH)",
-        "whole(rows) * whole(columns)",
-        (f"{GROWTH}a_line_that_falls_silent_keeps_a_quarter_of_its_variance",),
-    ),
-    "all matrices have the first one's rows": Bug(
-        "onebit_jax/optimizers/growth.py", "first = last\n", "first = 0\n", FORMULA
     ),
     "the bound is on the momentum": Bug(
         "onebit_jax/optimizers/onebit_adam.py",
-        "bound = jnp.asarray(self.bound, jnp.float32)\n"
-        "            new_updates = optax.tree.clip(new_updates, -bound, bound)",
-        "bound = jnp.asarray(self.bound, jnp.float32)\n"
-        "            direction = optax.tree.clip(direction, -bound, bound)\n"
-        "            new_updates = self.ratio(direction, nu, frozen_at)",
+        "new_updates, bounded = self.bounded(new_updates, frozen=True)",
+        "direction, bounded = self.bounded(direction, frozen=True)\n"
+        "        new_updates = self.ratio(direction, nu, frozen_at)",
         FORMULA,
     ),
     "the warm-up is bounded": Bug(
@@ -97,63 +85,65 @@ BUGS = {
         "onebit_jax/optimizers/moments.py",
         "m + steps * (m - before)",
         "m - steps * (m - before)",
-        FORMULA,
+        LED,
     ),
     "the lead is of uncorrected momenta": Bug(
         "onebit_jax/optimizers/onebit_adam.py",
         "last = self.corrected(state.mu, self.b1, jnp.maximum(state.count, 1))",
         "last = state.mu",
-        FORMULA,
+        LED,
     ),
-    "two phases are as late as one": Bug(
-        "onebit_jax/exchanges/two_phase.py",
-        "return 2 * self.codec.delay",
-        "return self.codec.delay",
-        (
-            "tests/exchanges/test_delay.py::"
-            "test_what_an_exchange_returns_is_behind_by_its_delay[sign]",
-        ),
+    "the first momentum is led": Bug(
+        "onebit_jax/optimizers/onebit_adam.py",
+        "steps = jnp.where(state.count > 0, self.lead, 0.0)",
+        "steps = self.lead",
+        (f"{RULES}a_momentum_that_still_rises_from_zero_is_not_led",),
+    ),
+    "the momentum is sent for the gradient": Bug(
+        "onebit_jax/optimizers/onebit_adam.py",
+        'if self.send == "momentum":',
+        "if True:",
+        (f"{RULES}one_scale_a_block_is_that_of_what_is_sent[gradient]",),
+    ),
+    "gradients of low precision are agreed on in it": Bug(
+        "onebit_jax/optimizers/onebit_adam.py",
+        "            gradients = optax.tree.cast(gradients, jnp.float32)\n",
+        "",
+        (f"{RULES}what_is_agreed_of_low_precision_gradients_is_float32[gradient]",),
     ),
     "the warm-up's collective is left in": Bug(
         "onebit_jax/optimizers/onebit_adam.py",
-        "mean, exchanged = self.exchange.update(gradients, state.exchange)",
-        "exact = exact_mean(self.exchange.axes)\n"
+        'if self.send == "momentum":\n',
+        'if self.send == "momentum":\n'
+        "            exact = exact_mean(self.exchange.axes)\n"
         "            too, _ = exact.update(gradients, exact.init(gradients))\n"
         "            gradients = jax.tree.map(\n"
-        "                lambda g, m: g + 1e-30 * m, gradients, too)\n"
-        "            mean, exchanged = self.exchange.update(\n"
-        "                gradients, state.exchange)",
+        "                lambda g, m: g + 1e-30 * m, gradients, too)\n",
         STATIC,
     ),
     "a static stage sends the other's too": Bug(
         "onebit_jax/workers/stages.py",
         "    if stage is not None:\n        return",
-        "    if stage is not None and len(stages) > 2:\n        return",
+        "    if stage is not None and len(stages) > 3:\n        return",
         STATIC,
     ),
     "stages are run in the other order": Bug(
         "onebit_jax/workers/stages.py",
         "lax.cond(current > 0, branches[1], branches[0])",
         "lax.cond(current > 0, branches[0], branches[1])",
-        OF_THE_STATE,
+        PUBLISHED,
+    ),
+    "of three stages the last is never run": Bug(
+        "onebit_jax/optimizers/onebit_adam.py",
+        "index *= 1 + self.growth.measures(count).astype(jnp.int32)",
+        "",
+        FORMULA,
     ),
     "stages are without names": Bug(
         "onebit_jax/workers/stages.py",
         'with jax.named_scope(f"stage:{name}"):',
         'with jax.named_scope("stage"):',
         STATIC,
-    ),
-    "rows are exchanged in every step": Bug(
-        "onebit_jax/optimizers/growth.py",
-        "length = -(-new.size // (1 if all_lines else self.period))",
-        "length = -(-new.size // 1)",
-        LINES,
-    ),
-    "shares of rows are written in the wrong place": Bug(
-        "onebit_jax/optimizers/growth.py",
-        "lax.dynamic_update_slice_in_dim(state.now.shares, shares, first, 0)",
-        "lax.dynamic_update_slice_in_dim(state.now.shares, shares, 0, 0)",
-        LINES,
     ),
     "weights decay with the wrong sign": Bug(
         "onebit_jax/optimizers/onebit_adam_alias.py",
@@ -203,7 +193,7 @@ BUGS = {
     ),
     "batches that cannot be shared are taken": Bug(
         "onebit_jax/step/data_parallel.py",
-        "        _check_batch(batch, workers, self.axes)\n",
+        "        check_batch(batch, workers, self.axes)\n",
         "",
         (f"{BAD_INPUT}a_batch_that_cannot_be_shared_equally",),
     ),
@@ -216,8 +206,8 @@ BUGS = {
     ),
     "the loss is one worker's times their number": Bug(
         "onebit_jax/step/data_parallel.py",
-        "jax.tree.map(lambda x: mean(_as_float(x), self.axes), value)",
-        "jax.tree.map(lambda x: 4 * mean(x, self.axes), value)",
+        "jax.tree.map(lambda x: mean(_as_float(x), axes), value)",
+        "jax.tree.map(lambda x: 4 * mean(x, axes), value)",
         (f"{TRANSFORMS}data_parallel_is_one_big_batch",),
     ),
     "a worker's loss does not see its own parameters": Bug(
@@ -261,6 +251,27 @@ BUGS = {
         "jnp.sqrt(lax.pmean(squared_norm(updates), axes))",
         "jnp.sqrt(squared_norm(updates))",
         (f"{TRANSFORMS}clipping_is_by_the_root_mean_square_of_the_workers_norms",),
+    ),
+    "every step counts as clipped": Bug(
+        "onebit_jax/transforms/clip_by_worker_norm.py",
+        "jnp.where(factor < 1, optax.safe_increment(state.clipped), state.clipped)",
+        "optax.safe_increment(state.clipped)",
+        (f"{TRANSFORMS}clipped_steps_are_counted_but_for_skipped_ones",),
+    ),
+    "simulated workers take turns in a batch": Bug(
+        "onebit_jax/step/simulated.py",
+        "x.reshape(workers, x.shape[0] // workers, *x.shape[1:])",
+        "jnp.moveaxis(x.reshape(-1, workers, *x.shape[1:]), 1, 0)",
+        SIMULATED,
+    ),
+    "simulated workers are not told of the stage": Bug(
+        "onebit_jax/step/simulated.py",
+        '{} if stage is None else {"stage": stage}',
+        "{}",
+        (
+            "tests/workers/test_simulated.py::"
+            "test_a_batch_or_a_stage_that_makes_no_sense_is_refused",
+        ),
     ),
     # Other numbers of workers, and resuming.
     "resizing gives each worker the sum": Bug(
@@ -310,6 +321,12 @@ BUGS = {
         "enumerate(zip(paths, specs, strict=True)):",
         "enumerate(zip(paths[:-1], specs[:-1], strict=True)):",
         ("tests/inspect/test_replicas.py::test_zeros_and_nans_differ_by_their_bits",),
+    ),
+    "a line has the measures of the last checkpoint": Bug(
+        "train/core/loop.py",
+        "            if log or save:\n                self._measure",
+        "            if save:\n                self._measure",
+        ("tests/train/core/test_loop.py::test_a_line_a_step_with_bytes_by_stage",),
     ),
     "the norm of errors is of all workers together": Bug(
         "onebit_jax/optimizers/onebit_adam.py",

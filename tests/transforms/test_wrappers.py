@@ -109,6 +109,19 @@ def test_clipping_is_by_the_root_mean_square_of_the_workers_norms():
         assert np.linalg.norm(clipped) <= limit * 1.0001
 
 
+def test_clipped_steps_are_counted_but_for_skipped_ones():
+    """The share is of the steps that were taken."""
+    exact = optax.chain(clip_by_worker_norm(20.0, "data"), exact_mean("data"))
+    run = Workers(skip_nonfinite(exact, "data"), start(), mesh_of(WORKERS))
+    assert onebit_jax.metrics(run.state)["clipped_share"] == 0
+    shares = []
+    for factor in (1.0, 9.0, np.nan, 1.0, np.inf, 9.0):
+        run.update(factor * gradients(0))  # whose norm is about 17
+        shares.append(float(onebit_jax.metrics(run.state)["clipped_share"]))
+    np.testing.assert_allclose(shares, [0, 1 / 2, 1 / 2, 1 / 3, 1 / 3, 1 / 2])
+    np.testing.assert_array_equal(jax.tree.leaves(run.state.inner[0]), [4, 2])
+
+
 def test_clipping_does_not_jump_at_the_freeze():
     """The same gradients get the same factor in both stages."""
     seen = []

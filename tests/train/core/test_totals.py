@@ -58,10 +58,13 @@ def test_stages_have_any_names_and_may_come_again():
     assert totals.total_bytes == 63
 
 
-def test_losses_that_are_not_finite_are_written_as_json(tmp_path):
-    metrics = StepMetrics(1, float("nan"), "warmup", 1, 1, 1, 0.1, 1.0)
+def test_numbers_that_are_not_finite_are_written_as_json(tmp_path):
+    measures = {"worker_error": float("inf"), "count": 3}
+    metrics = StepMetrics(1, float("nan"), "warmup", 1, 1, 1, 0.1, 1.0, measures)
     metrics_log.append(tmp_path, metrics)
-    assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] is None
+    line = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert line["loss"] is None
+    assert line["optimizer"] == {"worker_error": None, "count": 3}
     picture.draw(tmp_path / "picture.png", {"adam": metrics_log.read(tmp_path)})
 
 

@@ -51,22 +51,32 @@ def payloads(transfers):
 
 
 @pytest.mark.parametrize(
-    ("name", "hierarchical"), [("sign_mean", True), ("count_mean", False)]
+    ("name", "hierarchical", "stage"),
+    [("sign_mean", True, "compressed"), ("count_mean", False, "measuring")],
 )
-def test_an_exchange_is_that_of_a_compiled_step(name, hierarchical):
+def test_an_exchange_is_that_of_a_compiled_step(name, hierarchical, stage):
     exchange = MEANS[name]("host" if hierarchical else BOTH)
     if hierarchical:
         exchange = onebit_jax.hierarchical(exchange, "device")
     tx = onebit_jax.onebit_adam(1e-3, exchange, onebit_jax.freeze_at(10))
-    compiled = compiled_traffic(tx, stage="compressed").collectives
+    compiled = compiled_traffic(tx, stage=stage).collectives
+    (growth,) = onebit_jax.GrowthByMeanSquares().wire_cost(LEAVES, BOTH)
     predicted = (
         *exchange_transfers(name, LEAVES, AXES, hierarchical=hierarchical),
-        *growth_transfers(LEAVES, AXES, compressed=True),
+        *growth_transfers(LEAVES, AXES, compressed=False),
+        *([growth] if stage == "measuring" else []),
     )
     assert payloads(compiled) == payloads(predicted)
     # The blocks of all leaves go together, not leaf by leaf.
     words = Counter((c.op, c.axes) for c in compiled if c.dtype == "u32")
     assert set(words.values()) == {1}
+
+
+def test_of_eight_compressed_steps_one_measures_the_growth():
+    share, _ = growth_transfers(LEAVES, AXES, compressed=True)
+    sums = (96 + 1024) + (40 + 41) + 3 * 8
+    assert (share.op, share.axes) == ("all-reduce", BOTH)
+    assert 0 <= share.bytes - 4 * sums / 8 < 1
 
 
 def test_the_exact_mean_is_that_of_a_compiled_step():

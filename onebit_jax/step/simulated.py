@@ -1,0 +1,120 @@
+"""Data-parallel training with workers that one device simulates."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from onebit_jax.step.data_parallel import DataParallel, check_batch, local_step
+from onebit_jax.workers.worker_local import is_worker_local
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def simulated(
+    loss_fn: Callable[..., Any],
+    tx: optax.GradientTransformation,
+    workers: int,
+    *,
+    axis: str = "data",
+    has_aux: bool = False,
+) -> DataParallel:
+    """The training step of `data_parallel`, its workers simulated on one device.
+
+    For experiments: what an optimizer learns with 8 or with 512 workers does not depend
+    on where they are. It is `jax.vmap` over the workers, so that no collective is left;
+    errors of all workers are on the one device.
+
+    Args:
+      loss_fn: as of `data_parallel`.
+      tx: an optimizer whose exchange works over `axis`.
+      workers: how many are simulated.
+      axis: the name of the axis whose members they are.
+      has_aux: as of `data_parallel`.
+
+    Returns:
+      `init(params)` and `step(params, state, batch, *args, stage=None)` as of
+      `data_parallel`, whose state has the same shapes as on a mesh of so many devices.
+
+    Raises:
+      ValueError: from `step`, if the batch cannot be shared equally.
+
+    Example:
+      >>> import jax.numpy as jnp, onebit_jax, optax
+      >>> tx = optax.chain(onebit_jax.exact_mean('data'), optax.sgd(0.5))
+      >>> run = simulated(lambda p, x: jnp.mean((p - x) ** 2) / 2, tx, workers=4)
+      >>> params, state = run.init(jnp.float32(0))
+      >>> params, state, loss = run.step(params, state, jnp.arange(8.0))
+      >>> print(params, loss)
+      1.75 8.75
+    """
+    transformation = optax.with_extra_args_support(tx)
+    over_workers = functools.partial(jax.vmap, axis_name=axis, axis_size=workers)
+
+    def init(params: Any) -> tuple[Any, Any]:
+        params = jax.tree.map(jnp.array, params)
+        make = functools.partial(over_workers, tx.init, in_axes=None)
+        shapes = jax.eval_shape(make(out_axes=0), params)
+        state = jax.jit(make(out_axes=_local_axes(shapes)))(params)
+        return params, _merged(state)
+
+    def step(
+        params: Any, state: Any, batch: Any, *args: Any, stage: str | None = None
+    ) -> tuple[Any, ...]:
+        check_batch(batch, workers, (axis,))
+        extra = {} if stage is None else {"stage": stage}
+        state, batch = _split(state, workers), _divided(batch, workers)
+        axes = _local_axes(state)
+        one = functools.partial(
+            local_step, loss_fn, transformation, (axis,), has_aux, extra
+        )
+        params, state, *rest = over_workers(
+            one,
+            in_axes=(None, axes, 0, *(None for _ in args)),
+            out_axes=(None, axes, None, *[None] * has_aux),
+        )(params, state, batch, *args)
+        return params, _merged(state), *rest
+
+    return DataParallel(
+        init, jax.jit(step, donate_argnums=(0, 1), static_argnames="stage")
+    )
+
+
+def _local_axes(state: Any) -> Any:
+    """The axes for `jax.vmap`: the first of what is worker-local."""
+    return jax.tree.map(
+        lambda node: jax.tree.map(lambda _: 0, node) if is_worker_local(node) else None,
+        state,
+        is_leaf=is_worker_local,
+    )
+
+
+def _divided(tree: Any, workers: int) -> Any:
+    return jax.tree.map(
+        lambda x: x.reshape(workers, x.shape[0] // workers, *x.shape[1:]), tree
+    )
+
+
+def _split(state: Any, workers: int) -> Any:
+    """Worker-local arrays (workers, ...) as (workers, 1, ...)."""
+    return jax.tree.map(
+        lambda node: _divided(node, workers) if is_worker_local(node) else node,
+        state,
+        is_leaf=is_worker_local,
+    )
+
+
+def _merged(state: Any) -> Any:
+    """The inverse of `_split`."""
+
+    def merged(node: Any) -> Any:
+        if not is_worker_local(node):
+            return node
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), node)
+
+    return jax.tree.map(merged, state, is_leaf=is_worker_local)

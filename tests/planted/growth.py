@@ -1,0 +1,182 @@
+"""Planted bugs of the growth of a frozen variance."""
+
+from planted.bug import Bug
+from planted.optimizers import FORMULA, WRONG_STAGE
+
+GROWTH = "tests/optimizers/test_growth.py::test_"
+SUMS = (f"{GROWTH}random_sums_say_the_mean_squares_of_the_mean_in_the_mean",)
+EVEN = (f"{GROWTH}what_grows_evenly_stays_even[one a line-True]",)
+SENT = (f"{GROWTH}a_step_that_measures_sends_its_sums_beside_what_others_send[3]",)
+
+
+def after(scene):
+    name = "the_variance_grows_with_its_row_its_column_and_the_whole"
+    return (f"{GROWTH}{name}[{scene}]",)
+
+
+BUGS = {
+    "the growth is not applied": Bug(
+        "onebit_jax/optimizers/onebit_adam.py",
+        "nu = self.grown(state.nu, growth, followed, frozen_at)",
+        "nu = state.nu",
+        FORMULA,
+    ),
+    "the growth is corrected by the steps of the freeze": Bug(
+        "onebit_jax/optimizers/onebit_adam.py",
+        "weight_now=weight(self.b2, followed)",
+        "weight_now=weight(self.b2, frozen_at)",
+        FORMULA,
+    ),
+    "the growth is corrected by steps that it has not seen": Bug(
+        "onebit_jax/optimizers/onebit_adam.py",
+        "followed += self.growth.period * growth.measured",
+        "followed = count",
+        EVEN,
+    ),
+    "a measured step counts for itself alone": Bug(
+        "onebit_jax/optimizers/growth.py",
+        "optax.tree.update_moment(squares, state.now, decay**self.period, 1)",
+        "optax.tree.update_moment(squares, state.now, decay, 1)",
+        FORMULA,
+    ),
+    "all steps measure": Bug(
+        "onebit_jax/optimizers/growth.py",
+        "return count % self.period == 0",
+        "return count % self.period >= 0",
+        SENT,
+    ),
+    "no step measures": Bug(
+        "onebit_jax/optimizers/growth.py",
+        "return count % self.period == 0",
+        "return count % self.period < 0",
+        SENT,
+    ),
+    "the measuring step is not counted": Bug(
+        "onebit_jax/optimizers/growth.py",
+        "measured=state.measured + 1",
+        "measured=state.measured",
+        SENT,
+    ),
+    "values have no random signs": Bug(
+        "onebit_jax/optimizers/growth.py",
+        "flat = flat * jax.random.rademacher(key, flat.shape, jnp.float32)",
+        "del key",
+        SUMS,
+    ),
+    "columns have no random signs": Bug(
+        "onebit_jax/optimizers/growth.py",
+        "jax.random.rademacher(of_columns, x.shape[-1:], jnp.float32)",
+        "jnp.ones(x.shape[-1:], jnp.float32)",
+        SUMS,
+    ),
+    "rows have no random signs": Bug(
+        "onebit_jax/optimizers/growth.py",
+        "jax.random.rademacher(of_rows, x.shape[-2:-1], jnp.float32)",
+        "jnp.ones(x.shape[-2:-1], jnp.float32)",
+        SUMS,
+    ),
+    "random signs are those of the first step": Bug(
+        "onebit_jax/optimizers/growth.py",
+        "jax.random.fold_in(jax.random.key(0), count)",
+        "jax.random.key(0)",
+        SUMS,
+    ),
+    "random signs are the same in all leaves": Bug(
+        "onebit_jax/optimizers/growth.py",
+        "map(_random_sums, leaves, keys[: len(leaves)])",
+        "map(_random_sums, leaves, [key] * len(leaves))",
+        FORMULA,
+    ),
+    "eight random sums are one": Bug(
+        "onebit_jax/optimizers/growth.py",
+        "jnp.sum(flat.reshape(-1, _SUMS), axis=0)",
+        "jnp.full(_SUMS, jnp.sum(flat) / _SUMS**0.5)",
+        SUMS,
+    ),
+    "a row's sum is divided by the number of rows": Bug(
+        "onebit_jax/optimizers/growth.py",
+        "rows = jnp.square(sums.rows) / float(x.shape[-1])",
+        "rows = jnp.square(sums.rows) / float(x.shape[-2])",
+        SUMS,
+    ),
+    "the growth is of the workers' squares": Bug(
+        "onebit_jax/optimizers/growth.py",
+        "unravel(lax.pmean(whole(flat), axes))",
+        "unravel(jnp.sqrt(lax.pmean(jnp.square(whole(flat)), axes)))",
+        (f"{GROWTH}noise_of_the_workers_that_is_gone_in_their_mean_hides_no_growth",),
+    ),
+    "the mean square before the freeze is a sum": Bug(
+        "onebit_jax/optimizers/growth.py",
+        "MeanSquares(jnp.sum(squares) / float(max(x.size, 1)))",
+        "MeanSquares(jnp.sum(squares))",
+        after("a silent vector"),
+    ),
+    "the matrices of a leaf grow as one": Bug(
+        "onebit_jax/optimizers/growth.py",
+        "MeanSquares(jnp.mean(rows, axis=-2, keepdims=True), rows, columns)",
+        "MeanSquares(jnp.mean(rows, keepdims=True), rows, columns)",
+        after("a silent matrix wakes"),
+    ),
+    "columns do not grow": Bug(
+        "onebit_jax/optimizers/growth.py",
+        "product = rows * columns * _ratio(jnp.ones_like(of_whole), of_whole)",
+        "product = rows * jnp.ones_like(columns)",
+        after("a column"),
+    ),
+    "the whole is counted twice": Bug(
+        "onebit_jax/optimizers/growth.py",
+        "product = rows * columns * _ratio(jnp.ones_like(of_whole), of_whole)",
+        "product = rows * columns",
+        after("evenly"),
+    ),
+    "a row that falls silent has no variance": Bug(
+        "onebit_jax/optimizers/growth.py",
+        "return jnp.maximum(product, _LEAST_GROWTH * of_whole)",
+        "return product",
+        after("a row falls silent"),
+    ),
+    "a row that wakes grows by infinity": Bug(
+        "onebit_jax/optimizers/growth.py",
+        "jnp.where(known, frozen_, frozen.whole)",
+        "frozen_",
+        after("a silent row wakes"),
+    ),
+    "the mean squares begin again at the freeze": Bug(
+        "onebit_jax/optimizers/onebit_adam.py",
+        "growth = growth._replace(frozen=at_freeze)\n        return",
+        "none = optax.tree.where(now, optax.tree.zeros_like(growth.now), growth.now)\n"
+        "            growth = growth._replace(frozen=at_freeze, now=none)\n"
+        "        return",
+        EVEN,
+    ),
+    "a late warm-up moves the growth's beginning": Bug(
+        "onebit_jax/optimizers/onebit_adam.py",
+        "at_freeze = optax.tree.where(now, growth.now, growth.frozen)",
+        "at_freeze = optax.tree.where(fires, growth.now, growth.frozen)",
+        WRONG_STAGE,
+    ),
+    "an early compressed step has nothing to grow from": Bug(
+        "onebit_jax/optimizers/onebit_adam.py",
+        "at_freeze = optax.tree.where(frozen, growth.frozen, growth.now)",
+        "at_freeze = growth.frozen",
+        WRONG_STAGE,
+    ),
+    "an overflow is a growth": Bug(
+        "onebit_jax/optimizers/growth.py",
+        "(y > 0) & jnp.isfinite(x) & jnp.isfinite(y)",
+        "y > 0",
+        after("an overflow"),
+    ),
+    "what was silent before the freeze has no variance": Bug(
+        "onebit_jax/optimizers/growth.py",
+        "jnp.where(frozen.whole > 0, v * growth, mean.whole)",
+        "v * growth",
+        after("a silent matrix wakes"),
+    ),
+    "the growth tells of one matrix of a leaf": Bug(
+        "onebit_jax/optimizers/growth.py",
+        "size = sum(x.size for x in jax.tree.leaves(sums))",
+        "size = sum(max(x.shape) for x in jax.tree.leaves(sums))",
+        SENT,
+    ),
+}

@@ -1,0 +1,92 @@
+"""Simulated workers compute what workers of a mesh do."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from virtual_workers import mesh_of
+
+import onebit_jax
+
+WORKERS = 4
+EXCHANGES = {
+    "sign_mean": onebit_jax.sign_mean("data", block_size=32, exact_below=20),
+    "count_mean": onebit_jax.count_mean("data", block_size=32, exact_below=20),
+    "deepspeed_sign_mean": onebit_jax.deepspeed_sign_mean("data"),
+    "vote_mean": onebit_jax.vote_mean("data"),
+}
+# A matrix learns by each exchange, and one by 1-bit Adam, all in one program.
+PARTS = {
+    "adam": onebit_jax.onebit_adamw(
+        0.01, onebit_jax.sign_mean("data", block_size=32), onebit_jax.freeze_at(2)
+    ),
+    **{name: optax.chain(x, optax.sgd(0.01)) for name, x in EXCHANGES.items()},
+}
+PARAMS = {
+    name: {"w": jnp.linspace(-1.0, 1.0, 70).reshape(7, 10), "b": jnp.zeros(10)}
+    for name in PARTS
+}
+TX = onebit_jax.skip_nonfinite(
+    optax.chain(
+        onebit_jax.clip_by_worker_norm(1.0, "data"),
+        optax.partition(PARTS, {name: name for name in PARTS}),
+    ),
+    "data",
+)
+
+
+def loss_fn(params, batch, shift):
+    own = shift * jax.lax.axis_index("data").astype(jnp.float32)
+    losses = {
+        name: jnp.mean((batch @ p["w"] + p["b"][None] - own) ** 2)
+        for name, p in params.items()
+    }
+    return sum(losses.values(), start=jnp.float32(0)), losses
+
+
+def test_simulated_workers_learn_as_those_of_a_mesh():
+    """Shares of the batch, errors of each worker, and what they agree on."""
+    runs = [
+        onebit_jax.data_parallel(loss_fn, TX, mesh_of(WORKERS), has_aux=True),
+        onebit_jax.simulated(loss_fn, TX, WORKERS, has_aux=True),
+    ]
+    rng = np.random.default_rng(0)
+    states = [run.init(PARAMS) for run in runs]
+    for _ in range(4):
+        batch = jnp.asarray(rng.normal(size=(8, 7)), jnp.float32)
+        results = [
+            jax.block_until_ready(run.step(*state, batch, jnp.float32(0.5)))
+            for run, state in zip(runs, states, strict=True)
+        ]
+        states = [result[:2] for result in results]
+    expected, got = (jax.device_get(result) for result in results)
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    jax.tree.map_with_path(
+        lambda path, x, y: np.testing.assert_allclose(
+            x, y, rtol=1e-4, atol=1e-5, err_msg=jax.tree_util.keystr(path)
+        ),
+        got,
+        expected,
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 3, 8])
+def test_the_state_is_as_on_a_mesh_of_as_many_devices(workers):
+    """So that either goes on with the other's."""
+    run = onebit_jax.simulated(loss_fn, TX, workers)
+    _, state = jax.eval_shape(run.init, PARAMS)
+    told = onebit_jax.abstract_state(TX, PARAMS, mesh_of(workers))
+    assert jax.tree.structure(state) == jax.tree.structure(told)
+    for x, y in zip(*map(jax.tree.leaves, (state, told)), strict=True):
+        assert (x.shape, x.dtype) == (y.shape, y.dtype)
+
+
+def test_a_batch_or_a_stage_that_makes_no_sense_is_refused():
+    run = onebit_jax.simulated(loss_fn, TX, WORKERS, has_aux=True)
+    states = jax.eval_shape(run.init, PARAMS)
+    shapes = {n: jax.ShapeDtypeStruct((n, 7), jnp.float32) for n in (6, 8)}
+    with pytest.raises(ValueError, match="multiple of the 4 workers"):
+        run.step.lower(*states, shapes[6], jnp.float32(0))
+    with pytest.raises(ValueError, match=r"'warmup', .*'measuring', got 'lat"):
+        run.step.lower(*states, shapes[8], jnp.float32(0), stage="later")
