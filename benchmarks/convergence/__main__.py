@@ -2,8 +2,7 @@
 
 import tyro
 
-from benchmarks.convergence.command import main
-from benchmarks.convergence.config import Config
+from benchmarks.convergence.command import Config, main
 
 if __name__ == "__main__":
     main(tyro.cli(Config, prog="python -m benchmarks.convergence"))

@@ -1,4 +1,4 @@
-"""The optimizers that `benchmarks.convergence` compares."""
+"""The optimizers that a study compares, from the options of its plan."""
 
 from __future__ import annotations
 
@@ -9,78 +9,223 @@ import jax
 import optax
 
 import onebit_jax
-from train.core.mesh import AXIS
+from benchmarks.convergence.lines import GrowthByExactMeanSquares
 from train.core.optimizer import decays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-WEIGHT_DECAY = 0.01
-CLIP = 1.0
+    from onebit_jax.workers.axes import AxisNames
 
-ADAM = "adam"
-ONEBIT_ADAM = "onebit_adam"
-FROZEN = "frozen variance, exact exchange"
-DEEPSPEED = "onebit_adam, DeepSpeed's layout"
-NO_FEEDBACK = "onebit_adam, no error feedback"
-COMPRESSED_GRADIENTS = "adam on compressed gradients"
-FOUR_BITS = "adam on 4-bit gradients"
-FOUR_BITS_NO_FEEDBACK = "adam on 4-bit gradients, no error feedback"
+RUN_OPTIONS = ("own_rate", "b1", "freeze", "clip")
+"""Options of an arm's runs, which make no other optimizer."""
 
-ARMS = (ADAM, ONEBIT_ADAM, FROZEN, DEEPSPEED, NO_FEEDBACK, COMPRESSED_GRADIENTS)
-"""The arms of a whole study, of which the last two must fail."""
+GROWTHS = {
+    "none": None,
+    "leaves": onebit_jax.GrowthByMeanSquares(least=2**31 - 1),
+    "lines": onebit_jax.GrowthByMeanSquares(),
+    "exact lines": GrowthByExactMeanSquares(period=1),
+}
+"""The growths of the frozen variance, by the name of the option."""
+
+_COMMON = ("optimizer", "exchange", "scale", *RUN_OPTIONS)
+_OPTIONS = {
+    "adam": (*_COMMON, "nesterov"),
+    "onebit_adam": (
+        *_COMMON,
+        "send",
+        "lead",
+        "growth",
+        "bounded",
+        "bound",
+        "bias_correction",
+    ),
+}
 
 
-def optimizer(
-    arm: str, schedule: optax.Schedule, freeze: onebit_jax.FreezeRule
+def make_arm(
+    options: Mapping[str, Any],
+    schedule: optax.Schedule,
+    freeze: onebit_jax.FreezeRule,
+    b1: float,
+    *,
+    weight_decay: float,
+    clip: float,
+    axes: AxisNames,
 ) -> optax.GradientTransformationExtraArgs:
-    """The optimizer of an arm.
+    """The optimizer of an arm, clipped and guarded as the product's are.
 
     Args:
-      arm: A name of this module.
+      options: Those of the plan; what is left out is the library's default.
       schedule: The learning rate.
       freeze: When the variance is frozen, where it is.
+      b1: Decay of the momentum.
+      weight_decay: λ of decoupled weight decay.
+      clip: Norm that gradients are clipped to; 0 for no clipping.
+      axes: The mesh axes whose members are the workers.
 
     Returns:
-      A transformation for `onebit_jax.data_parallel` over the axis `data`.
+      A transformation for `onebit_jax.data_parallel`.
     """
-    bits, exact = onebit_jax.sign_mean(AXIS), onebit_jax.exact_mean(AXIS)
-    four = onebit_jax.quantized_mean(AXIS, 4)
-
-    def adam(exchange: onebit_jax.Exchange) -> optax.GradientTransformation:
-        return optax.chain(
-            exchange, optax.adamw(schedule, weight_decay=WEIGHT_DECAY, mask=decays)
+    decay = {"weight_decay": weight_decay, "mask": decays}
+    if options["optimizer"] == "adam":
+        nesterov = options.get("nesterov", False)
+        tx = optax.chain(
+            make_exchange(options.get("exchange", "exact_mean"), options, axes),
+            optax.adamw(schedule, b1, nesterov=nesterov, **decay),
         )
+    else:
+        exchange = make_exchange(options.get("exchange", "sign_mean"), options, axes)
+        parts = onebit_parts(options)
+        tx = onebit_jax.onebit_adamw(schedule, exchange, freeze, b1, **decay, **parts)
+    if clip:
+        tx = optax.chain(onebit_jax.clip_by_worker_norm(clip, axes), tx)
+    return onebit_jax.skip_nonfinite(tx, axes)
 
-    def onebit(
-        exchange: onebit_jax.Exchange, **options: Any
-    ) -> optax.GradientTransformation:
-        return onebit_jax.onebit_adamw(
-            schedule,
-            exchange,
-            freeze,
-            weight_decay=WEIGHT_DECAY,
-            mask=decays,
-            **options,
-        )
 
-    made: dict[str, Callable[[], optax.GradientTransformation]] = {
-        ADAM: lambda: adam(exact),
-        ONEBIT_ADAM: lambda: onebit(bits),
-        FROZEN: lambda: onebit(exact),
-        DEEPSPEED: lambda: onebit(
-            onebit_jax.deepspeed_sign_mean(AXIS),
-            bias_correction=False,
-            **onebit_jax.AS_PUBLISHED,
-        ),
-        NO_FEEDBACK: lambda: onebit(WithoutFeedback(bits, bits.axes)),
-        COMPRESSED_GRADIENTS: lambda: adam(bits),
-        FOUR_BITS: lambda: adam(four),
-        FOUR_BITS_NO_FEEDBACK: lambda: adam(WithoutFeedback(four, four.axes)),
+def stage_bytes(
+    options: Mapping[str, Any], params: Any, workers: int, axis: str
+) -> dict[str, int]:
+    """Bytes that a worker sends in a step of each stage, of gradients or momenta.
+
+    Args:
+      options: The arm's.
+      params: The parameters.
+      workers: How many there are.
+      axis: The mesh axis whose members they are.
+
+    Returns:
+      The bytes by stage; those of an arm without stages as 'every'.
+    """
+    sizes = {axis: workers}
+
+    def sent(exchange: onebit_jax.Exchange) -> int:
+        return onebit_jax.sent_bytes(exchange.wire_cost(params, sizes), sizes)
+
+    if options["optimizer"] == "adam":
+        exchange = make_exchange(options.get("exchange", "exact_mean"), options, axis)
+        return {"every": sent(exchange)}
+    exchange = make_exchange(options.get("exchange", "sign_mean"), options, axis)
+    compressed = sent(exchange)
+    growth = GROWTHS[options.get("growth", "lines")]
+    sums = growth.wire_cost(params, (axis,)) if growth else ()
+    return {
+        "warmup": sent(onebit_jax.exact_mean(axis)),
+        "measuring": compressed + onebit_jax.sent_bytes(sums, sizes),
+        "compressed": compressed,
     }
-    if arm not in made:
-        raise SystemExit(f"There is no arm {arm!r}: choose of {', '.join(made)}.")
-    return optax.chain(onebit_jax.clip_by_worker_norm(CLIP, AXIS), made[arm]())
+
+
+def make_exchange(
+    name: str, options: Mapping[str, Any], axes: AxisNames
+) -> onebit_jax.Exchange:
+    """The exchange of a name.
+
+    Args:
+      name: That of the option.
+      options: Those of the arm, the scale among them where it is given.
+      axes: The mesh axes whose members are the workers.
+
+    Returns:
+      The exchange.
+
+    Raises:
+      SystemExit: There is no such exchange, or it has no scale.
+    """
+    scale = {"scale": options["scale"]} if "scale" in options else {}
+    made: dict[str, Callable[..., onebit_jax.Exchange]] = {
+        "exact_mean": onebit_jax.exact_mean,
+        "sign_mean": onebit_jax.sign_mean,
+        "no_feedback": _no_feedback,
+        "quantized_4": _quantized_4,
+        "deepspeed": onebit_jax.deepspeed_sign_mean,
+    }
+    if name not in made:
+        raise SystemExit(f"There is no exchange {name!r}: choose of {', '.join(made)}.")
+    if scale and name not in ("sign_mean", "no_feedback"):
+        raise SystemExit(f"The exchange {name!r} has no choice of a scale: drop it.")
+    return made[name](axes, **scale)
+
+
+def _no_feedback(axes: AxisNames, **scale: Any) -> onebit_jax.Exchange:
+    exchange = onebit_jax.sign_mean(axes, **scale)
+    return WithoutFeedback(exchange, exchange.axes)
+
+
+def _quantized_4(axes: AxisNames) -> onebit_jax.Exchange:
+    return onebit_jax.quantized_mean(axes, 4)
+
+
+def onebit_parts(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of 1-bit Adam that the options give; the others are left out."""
+    parts = {n: options[n] for n in ("send", "bias_correction") if n in options}
+    if "lead" in options:
+        parts["lead"] = options["lead"] or None
+    if "growth" in options:
+        parts["growth"] = GROWTHS[options["growth"]]
+    if not options.get("bounded", True):
+        parts |= {"floor": None, "bound": None}
+    if "bound" in options:
+        parts["bound"] = options["bound"]
+    return parts
+
+
+def check_options(arm: str, options: Mapping[str, Any]) -> None:
+    """Refuses options of which no optimizer can be made.
+
+    Args:
+      arm: Its name.
+      options: Those of the plan.
+
+    Raises:
+      SystemExit: An option or a value is unknown.
+    """
+    optimizer = options.get("optimizer")
+    if optimizer not in _OPTIONS:
+        raise SystemExit(
+            f"The arm {arm!r} must have an optimizer of {', '.join(_OPTIONS)}, not "
+            f"{optimizer!r}."
+        )
+    for name in options:
+        if name not in _OPTIONS[optimizer]:
+            raise SystemExit(
+                f"The arm {arm!r} has the unknown option {name!r}: choose of "
+                f"{', '.join(_OPTIONS[optimizer])}."
+            )
+    if options.get("growth", "none") not in GROWTHS:
+        raise SystemExit(
+            f"The arm {arm!r} must have a growth of {', '.join(GROWTHS)}, not "
+            f"{options['growth']!r}."
+        )
+    try:
+        make_arm(
+            options,
+            optax.schedules.constant_schedule(1.0),
+            onebit_jax.freeze_at(1),
+            options.get("b1", 0.9),
+            weight_decay=0.0,
+            clip=options.get("clip", 0.0),
+            axes="data",
+        )
+    except (TypeError, ValueError) as error:
+        raise SystemExit(f"The arm {arm!r} cannot be made: {error}") from error
+
+
+def describe(option: str, value: Any) -> str:
+    """The words for a level of a factor.
+
+    Example:
+      >>> from benchmarks.convergence.arms import describe
+      >>> describe("lead", 0.5), describe("growth", "none"), describe("scale", "rms")
+      ('lead 0.5', 'no growth', 'rms')
+    """
+    if option in ("send", "scale", "exchange"):
+        return str(value)
+    if option == "growth":
+        return "no growth" if value == "none" else f"growth by {value}"
+    if option == "bounded":
+        return "bounded" if value else "not bounded"
+    return f"{option.replace('_', ' ')} {value}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +233,8 @@ class WithoutFeedback(onebit_jax.Exchange):
     """An exchange whose errors are forgotten instead of sent later, and cause no delay.
 
     Attributes:
-      exchange: with errors.
-      axes: its own.
+      exchange: With errors.
+      axes: Its own.
     """
 
     exchange: onebit_jax.Exchange

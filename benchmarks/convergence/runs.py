@@ -1,83 +1,147 @@
-"""The runs of `benchmarks.convergence`: kept in a JSON, trained where they lack."""
+"""The runs of a study that have ended, kept in a JSON beside its plan."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
-from typing import TYPE_CHECKING, Any
-
-from benchmarks.convergence.run import Case, Run, train, use_devices
-from train.data.corpus import read_corpus, survey
+import math
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from pathlib import Path
 
-    from benchmarks.convergence.config import Config
+    from benchmarks.convergence.plan import Plan, TaskPlan
 
 
-class Runs:
-    """The runs that have ended, in a JSON, and the training of those that have not."""
+class Case(NamedTuple):
+    """Settings of one run.
 
-    def __init__(self, config: Config):
-        self._config = config
-        self._file = config.out.with_suffix(".json")
-        self._folder = config.runs / config.out.name
-        shared = dataclasses.asdict(config.shared)
-        self._settings = {
-            **shared,
-            "corpus": [path.name for path in config.shared.corpus],
-            "text": survey(read_corpus(config.shared.corpus)).fingerprint,
-        }
-        self._done: dict[Case, Run] = {}
-        if self._file.exists():
-            stored = json.loads(self._file.read_text(encoding="utf-8"))
-            if stored["settings"] != self._settings:
-                raise SystemExit(
-                    f"{self._file} is of other settings or text: remove it and "
-                    f"{self._folder}, or change --out."
-                )
-            for values in stored["runs"]:
-                run = _from_json(values)
-                self._done[run.case] = run
+    Attributes:
+      task: Name of the task.
+      arm: Name of the arm.
+      learning_rate: The schedule's peak.
+      b1: Decay of the momentum.
+      seed: Decides the parameters, the data and their order.
+    """
 
-    def done(self, cases: Iterable[Case]) -> list[Run]:
-        """The runs of some cases, as far as they have ended."""
-        return [self._done[case] for case in cases if case in self._done]
+    task: str
+    arm: str
+    learning_rate: float
+    b1: float
+    seed: int
 
-    def of(self, case: Case) -> Run:
-        """The run of a case, trained if it must be."""
-        if case not in self._done:
-            # The number of devices is a process's own; a fresh one has not chosen yet.
-            with ProcessPoolExecutor(
-                max_workers=1,
-                mp_context=multiprocessing.get_context("spawn"),
-                initializer=use_devices,
-                initargs=(case.workers,),
-            ) as process:
-                self._done[case] = process.submit(
-                    train,
-                    self._config.shared,
-                    case,
-                    self._folder / case.name,
-                    self._folder / "tokens",
-                ).result()
-            self._write()
-        return self._done[case]
+    def __str__(self) -> str:
+        """The case in words."""
+        rate, b1 = f"{self.learning_rate:g}", f"b1 {self.b1:g}"
+        return f"{self.task}, {self.arm}, {rate}, {b1}, seed {self.seed}"
 
-    def _write(self) -> None:
-        runs = [_to_json(run) for run in self._done.values()]
-        stored = {"settings": self._settings, "runs": runs}
-        new = self._file.with_suffix(".new")
-        new.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+
+class Run(NamedTuple):
+    """A training that has ended.
+
+    Attributes:
+      case: What it was asked for.
+      options: Those of its arm.
+      evaluations: From step to means over held-out examples by name, the loss in nats
+        as 'loss'; None for a mean that was not finite.
+      frozen_at: Steps before the variance was frozen; 0 for never.
+      sent_bytes: Bytes that a worker sent in all.
+      skipped: Steps skipped, for gradients that were not finite.
+      metrics: The last measures of the optimizer, by name, where they were logged; None
+        for one that was not finite.
+    """
+
+    case: Case
+    options: dict[str, Any]
+    evaluations: dict[int, dict[str, float | None]]
+    frozen_at: int
+    sent_bytes: int
+    skipped: int
+    metrics: dict[str, float | None]
+
+    @property
+    def final(self) -> dict[str, float | None]:
+        """The means at the last step, by name."""
+        return self.evaluations[max(self.evaluations)]
+
+    @property
+    def loss(self) -> float:
+        """The held-out loss at the last step, in nats; infinite where it diverged."""
+        loss = self.final["loss"]
+        return math.inf if loss is None else loss
+
+
+class Store:
+    """The runs of a study, by their cases.
+
+    Args:
+      file: The JSON; it need not be there.
+      plan: What its runs must have been trained by.
+
+    Attributes:
+      runs: From case to run.
+
+    Raises:
+      SystemExit: A task or an arm has changed since.
+    """
+
+    def __init__(self, file: Path, plan: Plan):
+        self._file, self._plan = file, plan
+        self._tasks: dict[str, dict[str, Any]] = {}
+        self.runs: dict[Case, Run] = {}
+        if not file.exists():
+            return
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        self._tasks = stored["tasks"]
+        for name in self._tasks.keys() & plan.tasks:
+            now = _settings(plan.tasks[name])
+            if any(now.get(key) != x for key, x in self._tasks[name].items()):
+                raise _changed("task", name, file)
+        for values in stored["runs"]:
+            run = _from_json(values)
+            arm = run.case.arm
+            if arm in plan.arms and run.options != plan.arms[arm]:
+                raise _changed("arm", arm, file)
+            self.runs[run.case] = run
+
+    def add(self, run: Run) -> None:
+        """Keeps a run, and writes all of them."""
+        self.runs[run.case] = run
+        task = run.case.task
+        self._tasks[task] = _settings(self._plan.tasks[task])
+        runs = [_to_json(each) for each in self.runs.values()]
+        new = self._file.with_suffix(".json.new")
+        text = json.dumps(
+            {"tasks": self._tasks, "runs": runs}, indent=1, allow_nan=False
+        )
+        new.write_text(text + "\n", encoding="utf-8")
         new.replace(self._file)
 
 
+def _settings(task: TaskPlan) -> dict[str, Any]:
+    """The settings that decide a task's runs: not its name, nor its grid."""
+    settings = {**asdict(task), "flags": list(task.flags)}
+    for name in ("name", "learning_rate", "b1", "tuning_seeds"):
+        del settings[name]
+    return settings
+
+
+def _changed(kind: str, name: str, file: Path) -> SystemExit:
+    return SystemExit(
+        f"The {kind} {name!r} is not as it was when the runs of {file} were trained: "
+        "give it another name, or remove that file."
+    )
+
+
 def _to_json(run: Run) -> dict[str, Any]:
-    return {**run._asdict(), "case": run.case._asdict()}
+    metrics = {
+        name: x if x is not None and math.isfinite(x) else None
+        for name, x in run.metrics.items()
+    }
+    return {**run._asdict(), "case": run.case._asdict(), "metrics": metrics}
 
 
 def _from_json(values: dict[str, Any]) -> Run:
-    losses = {int(step): loss for step, loss in values["eval_losses"].items()}
-    return Run(**{**values, "case": Case(**values["case"]), "eval_losses": losses})
+    evaluations = {int(step): means for step, means in values["evaluations"].items()}
+    case = Case(**values["case"])
+    return Run(**{**values, "case": case, "evaluations": evaluations})

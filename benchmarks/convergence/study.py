@@ -1,156 +1,164 @@
-"""The comparison: which runs it takes, and in which order they are trained."""
+"""The order of a study: which runs can be trained now, and have not been."""
 
 from __future__ import annotations
 
-from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+import itertools
+import statistics
+from typing import TYPE_CHECKING
 
-from benchmarks.convergence.arms import ADAM, ONEBIT_ADAM
-from benchmarks.convergence.run import Case
+from benchmarks.convergence.runs import Case
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from benchmarks.convergence.config import Config
-    from benchmarks.convergence.run import Run
-    from benchmarks.convergence.runs import Runs
-
-
-class Study(NamedTuple):
-    """The runs that have ended, by their place in the comparison.
-
-    Attributes:
-      steps: Training steps of each.
-      freeze_step: Steps of the warm-up, where nothing else is said.
-      tuning: Of each arm that is tuned, a run a learning rate.
-      arms: Of each arm, at Adam's best rate, a run a seed.
-      tuned_onebit: 1-bit Adam's at its own best rate, a run a seed.
-      workers: Of each number of workers, Adam's and 1-bit Adam's, with one seed.
-      freezes: 1-bit Adam's, a run a freeze step.
-    """
-
-    steps: int
-    freeze_step: int
-    tuning: Mapping[str, Sequence[Run]]
-    arms: Mapping[str, Sequence[Run]]
-    tuned_onebit: Sequence[Run]
-    workers: Mapping[int, Mapping[str, Sequence[Run]]]
-    freezes: Sequence[Run]
+    from benchmarks.convergence.plan import Plan, Round, TaskPlan
+    from benchmarks.convergence.runs import Run
 
 
-class Cases(NamedTuple):
-    """The cases of a comparison, once Adam's best learning rate is known.
-
-    Attributes:
-      arms: Those of each arm.
-      workers: Those of Adam and 1-bit Adam, for each number of workers.
-      freezes: Those of 1-bit Adam with other freeze steps.
-    """
-
-    arms: dict[str, list[Case]]
-    workers: dict[int, dict[str, list[Case]]]
-    freezes: list[Case]
-
-
-def tuning_cases(config: Config, arm: str) -> list[Case]:
-    """A case a learning rate, all with the first seed."""
-    seed, at = config.seeds[0], (config.workers, config.freeze_step)
-    return [Case(arm, rate, seed, *at) for rate in config.learning_rates]
-
-
-def seed_cases(config: Config, arm: str, rate: float) -> list[Case]:
-    """A case a seed, all at one learning rate."""
-    at = config.workers, config.freeze_step
-    return [Case(arm, rate, seed, *at) for seed in config.seeds]
-
-
-def compared_cases(config: Config, rate: float) -> Cases:
-    """All cases but those of tuning.
+def wanted(plan: Plan, done: Mapping[Case, Run]) -> list[Case]:
+    """The cases that can be trained now and have not been.
 
     Args:
-      config: The flags.
-      rate: Adam's best learning rate.
+      plan: The study.
+      done: The runs that have ended.
 
     Returns:
-      The cases.
+      The cases in the order in which they are to be trained: those of the tuning, then
+      those of each round whose settings and arms are known; all arms of a seed before
+      the next seed, so that a study cut short compares them.
     """
-    first = config.seeds[0]
-    return Cases(
-        {arm: seed_cases(config, arm, rate) for arm in config.arms},
-        {
-            workers: {
-                arm: [Case(arm, rate, first, workers, config.freeze_step)]
-                for arm in (ADAM, ONEBIT_ADAM)
-            }
-            for workers in (config.workers, *config.more_workers)
-        },
-        [
-            Case(ONEBIT_ADAM, rate, first, config.workers, freeze)
-            for freeze in (*config.freezes, config.freeze_step)
-        ],
-    )
+    rounds = [case for each in plan.rounds for case in round_cases(plan, each, done)]
+    cases = [*tuning_cases(plan, done), *rounds]
+    return [case for case in dict.fromkeys(cases) if case not in done]
 
 
-def best_rate(runs: Iterable[Run]) -> float:
-    """The learning rate of the run with the least loss."""
-    return min(runs, key=lambda run: run.loss).case.learning_rate
+def tuning_cases(plan: Plan, done: Mapping[Case, Run]) -> list[Case]:
+    """The cases by which rates and b1 are chosen, as far as they are known.
+
+    Args:
+      plan: The study.
+      done: The runs that have ended.
+
+    Returns:
+      The cases of each task: the baseline's, then those of the arms with an own rate.
+    """
+    cases = []
+    for task in plan.tasks.values():
+        used = [
+            arm
+            for each in plan.rounds
+            if task.name in each.tasks
+            for arm in round_arms(plan, each, done)
+        ]
+        for arm in dict.fromkeys([plan.baseline, *used]):
+            cases += _tuning(plan, task, arm, done)
+    return cases
 
 
-def tuned_onebit_cases(config: Config, runs: Runs) -> list[Case]:
-    """1-bit Adam's cases at its own best rate; none before it has been tuned."""
-    cases = tuning_cases(config, ONEBIT_ADAM)
-    ended = runs.done(cases)
-    if len(ended) < len(cases):
+def tuned(
+    plan: Plan, task: TaskPlan, arm: str, done: Mapping[Case, Run]
+) -> tuple[float, float] | None:
+    """The learning rate and the b1 that an arm runs with.
+
+    Args:
+      plan: The study.
+      task: The task.
+      arm: The arm's name.
+      done: The runs that have ended.
+
+    Returns:
+      Those of the least mean loss over the seeds of tuning; None as long as a run of
+      the tuning is missing.
+    """
+    grid = _grid(plan, task, arm, done)
+    if len(grid) < 2:
+        return grid[0] if grid else None
+    cases = _tuning(plan, task, arm, done)
+    if any(case not in done for case in cases):
+        return None
+
+    def mean(setting: tuple[float, float]) -> float:
+        return statistics.fmean(done[c].loss for c in cases if c[2:4] == setting)
+
+    return min(grid, key=mean)
+
+
+def round_cases(plan: Plan, each: Round, done: Mapping[Case, Run]) -> list[Case]:
+    """The cases of a round, as far as its arms and their settings are known."""
+    arms = round_arms(plan, each, done)
+    settings = {
+        (arm, task): tuned(plan, plan.tasks[task], arm, done)
+        for arm in arms
+        for task in each.tasks
+    }
+    return [
+        Case(task, arm, *setting, seed)
+        for seed in each.seeds
+        for (arm, task), setting in settings.items()
+        if setting
+    ]
+
+
+def round_arms(plan: Plan, each: Round, done: Mapping[Case, Run]) -> list[str]:
+    """The arms of a round; none of its best ones before the earlier round is complete.
+
+    Args:
+      plan: The study.
+      each: The round.
+      done: The runs that have ended.
+
+    Returns:
+      Their names.
+    """
+    if not each.best:
+        return list(each.arms)
+    (earlier,) = (r for r in plan.rounds if r.name == each.best.of)
+    arms = round_arms(plan, earlier, done)
+    cases = round_cases(plan, earlier, done)
+    expected = len(arms) * len(earlier.tasks) * len(earlier.seeds)
+    is_complete = len(cases) == expected and all(case in done for case in cases)
+    ranked = _ranked(plan, earlier, cases, done) if is_complete else []
+    best = [arm for arm in ranked if arm != plan.baseline][: each.best.count]
+    return list(dict.fromkeys([*each.arms, *best]))
+
+
+def _ranked(
+    plan: Plan, each: Round, cases: Sequence[Case], done: Mapping[Case, Run]
+) -> list[str]:
+    """The arms of a complete round by their mean share of the baseline's loss."""
+
+    def loss(arm: str, task: str) -> float:
+        return statistics.fmean(done[c].loss for c in cases if c[:2] == (task, arm))
+
+    def share(arm: str) -> float:
+        return statistics.fmean(
+            loss(arm, task) / loss(plan.baseline, task) for task in each.tasks
+        )
+
+    return sorted(dict.fromkeys(case.arm for case in cases), key=share)
+
+
+def _grid(
+    plan: Plan, task: TaskPlan, arm: str, done: Mapping[Case, Run]
+) -> list[tuple[float, float]]:
+    """The rates and b1 that an arm is tried with; none before the baseline is tuned."""
+    if arm == plan.baseline:
+        return list(itertools.product(task.learning_rate, task.b1))
+    best = tuned(plan, task, plan.baseline, done)
+    if best is None:
         return []
-    return seed_cases(config, ONEBIT_ADAM, best_rate(ended))
+    options = plan.arms[arm]
+    rates = task.learning_rate if options.get("own_rate") else best[:1]
+    return [(rate, options.get("b1", best[1])) for rate in rates]
 
 
-def study_so_far(config: Config, runs: Runs, cases: Cases) -> Study:
-    """The runs that have ended, in their places."""
-    return Study(
-        steps=config.shared.steps,
-        freeze_step=config.freeze_step,
-        tuning={
-            arm: runs.done(tuning_cases(config, arm)) for arm in (ADAM, ONEBIT_ADAM)
-        },
-        arms={arm: runs.done(each) for arm, each in cases.arms.items()},
-        tuned_onebit=runs.done(tuned_onebit_cases(config, runs)),
-        workers={
-            workers: {arm: runs.done(each) for arm, each in pair.items()}
-            for workers, pair in cases.workers.items()
-        },
-        freezes=runs.done(cases.freezes),
-    )
-
-
-def study(config: Config, runs: Runs, report: Callable[[Study], None]) -> Study:
-    """Trains what has not been trained.
-
-    Args:
-      config: The flags.
-      runs: The runs, those that have ended among them.
-      report: Called with the study so far, once Adam is tuned and after each training.
-
-    Returns:
-      All of it.
-    """
-    cases = compared_cases(
-        config, best_rate([runs.of(case) for case in tuning_cases(config, ADAM)])
-    )
-
-    def train(each: Iterable[Case]) -> None:
-        for case in each:
-            if not runs.done([case]):
-                runs.of(case)
-                report(study_so_far(config, runs, cases))
-
-    report(study_so_far(config, runs, cases))
-    # A seed of all arms before the next, so that a study cut short compares them.
-    train(chain(*zip(*cases.arms.values(), strict=True)))
-    if ONEBIT_ADAM in config.arms:
-        train(tuning_cases(config, ONEBIT_ADAM))
-        train(tuned_onebit_cases(config, runs))
-        train(cases.freezes)
-    for workers in config.more_workers:
-        train(chain(*zip(*cases.workers[workers].values(), strict=True)))
-    return study_so_far(config, runs, cases)
+def _tuning(
+    plan: Plan, task: TaskPlan, arm: str, done: Mapping[Case, Run]
+) -> list[Case]:
+    grid = _grid(plan, task, arm, done)
+    return [
+        Case(task.name, arm, *setting, seed)
+        for seed in task.tuning_seeds
+        for setting in grid
+        if len(grid) > 1
+    ]

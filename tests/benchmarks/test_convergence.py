@@ -1,164 +1,344 @@
-"""The convergence study compares like with like, and trains nothing twice."""
+"""A study trains what its plan asks for, compares like with like, nothing twice."""
 
-import filecmp
+import math
 from dataclasses import replace
+from itertools import product
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
-from runs import SMALL, write_corpus
+from runs import PROMOTION, write_corpus
 
 import onebit_jax
-from benchmarks.convergence.arms import (
-    ADAM,
-    ARMS,
-    NO_FEEDBACK,
-    ONEBIT_ADAM,
-    optimizer,
-)
-from benchmarks.convergence.config import Config
-from benchmarks.convergence.report import beside, text
-from benchmarks.convergence.run import Case, Run, Shared, train
-from benchmarks.convergence.runs import Runs
-from benchmarks.convergence.study import study
+from benchmarks.convergence.arms import make_exchange, onebit_parts
+from benchmarks.convergence.command import complete
+from benchmarks.convergence.intervals import beside, effects, estimate, progress_lost
+from benchmarks.convergence.plan import read_plan
+from benchmarks.convergence.pool import Answer
+from benchmarks.convergence.report import page
+from benchmarks.convergence.runs import Case, Run, Store
+from benchmarks.convergence.study import tuned, wanted
+from benchmarks.convergence.training import train_case
+from models import DECODER_SIZES
 from train.core import metrics_log
 
+PLAN = """
+title = "A study"
+rule = "The least loss."
 
-def run_of(case: Case, loss: float) -> Run:
-    return Run(
-        case, case.freeze if case.freeze != "auto" else 77, {10: loss}, 5 * 10**6
+[tasks.text]
+module = "train.lm"
+flags = ["--freeze-step", "200"]
+learning_rate = [1e-3, 2e-3]
+b1 = [0.5, 0.9]
+tuning_seeds = [0, 1]
+
+[tasks.digits]
+module = "train.images"
+flags = []
+learning_rate = [3e-3]
+
+[arms]
+Adam = { optimizer = "adam" }
+sign = { optimizer = "onebit_adam" }
+own = { optimizer = "onebit_adam", own_rate = true }
+slow = { optimizer = "onebit_adam", b1 = 0.99 }
+
+[[rounds]]
+name = "ablation"
+tasks = ["text"]
+seeds = [0, 1, 2]
+arms = ["Adam", "sign", "own", "slow"]
+
+[rounds.product]
+scale = ["rms", "mean_abs"]
+lead = [0.0, 0.5]
+
+[[rounds]]
+name = "best"
+seeds = [7]
+arms = ["Adam"]
+best = { of = "ablation", count = 2 }
+"""
+PRODUCT = [f"{s}, lead {d}" for s, d in product(("rms", "mean_abs"), (0.0, 0.5))]
+
+
+@pytest.fixture
+def plan_file(tmp_path):
+    file = tmp_path / "study.toml"
+    file.write_text(PLAN)
+    return file
+
+
+@pytest.fixture
+def plan(plan_file):
+    return read_plan(plan_file)
+
+
+def run_of(case: Case, loss: float | None, at_freeze: float = 5.0) -> Run:
+    evaluations = {100: {"loss": 9.0}, 200: {"loss": at_freeze}, 300: {"loss": 0.0}}
+    return Run(case, {}, evaluations | {400: {"loss": loss}}, 200, 5 * 10**6, 0, {})
+
+
+def loss_of(case: Case) -> float:
+    """Adam is best at 2e-3 and 0.5, the arm with an own rate at 1e-3."""
+    best = 1e-3 if case.arm == "own" else 2e-3
+    order = ["own", "Adam", PRODUCT[3], "sign", "slow", *PRODUCT[:3]]
+    return 4 + abs(case.learning_rate - best) + case.b1 / 10 + order.index(case.arm)
+
+
+def studied(plan) -> list[Case]:
+    """The cases of a whole study, in the order in which they are trained."""
+    done, order = {}, []
+    while cases := wanted(plan, done):
+        order.append(cases[0])
+        done[cases[0]] = run_of(cases[0], loss_of(cases[0]))
+    assert len(order) == len(set(order))
+    return order
+
+
+def test_the_baseline_is_tuned_on_the_whole_grid_before_anything_else(plan):
+    cases = wanted(plan, {})
+    grid = [(rate, b1) for rate in (1e-3, 2e-3) for b1 in (0.5, 0.9)]
+    assert cases[:8] == [
+        Case("text", "Adam", *setting, seed) for seed in (0, 1) for setting in grid
+    ]
+    # The task of one setting is not tuned; its baseline's arms are known already.
+    assert cases[8:] == [Case("digits", "Adam", 3e-3, 0.9, 7)]
+    done = {case: run_of(case, loss_of(case)) for case in cases[:7]}
+    assert tuned(plan, plan.tasks["text"], "Adam", done) is None
+    done[cases[7]] = run_of(cases[7], -100.0)  # the mean decides, not one seed
+    assert tuned(plan, plan.tasks["text"], "Adam", done) == (2e-3, 0.9)
+
+
+def test_every_arm_runs_at_the_baselines_best_but_those_with_their_own(plan):
+    order = studied(plan)
+    ablation = [c for c in order if c.task == "text" and c.arm != "Adam"]
+    settings = {c.arm: set() for c in ablation}
+    for case in ablation:
+        settings[case.arm].add(case[2:4])
+    assert settings.pop("own") == {(1e-3, 0.5), (2e-3, 0.5)}  # tuned at Adam's b1
+    assert settings.pop("slow") == {(2e-3, 0.99)}
+    assert settings == {arm: {(2e-3, 0.5)} for arm in ("sign", *PRODUCT)}
+    assert [c.seed for c in order if c[1:4] == ("own", 2e-3, 0.5)] == [0, 1]
+    assert [c.seed for c in order if c[1:4] == ("own", 1e-3, 0.5)][:3] == [0, 1, 2]
+
+
+def test_all_arms_of_a_seed_come_before_the_next_seed(plan):
+    order = studied(plan)
+    seeds = [c.seed for c in order if c.arm in ("sign", "slow", *PRODUCT)]
+    assert seeds == sorted(seeds)
+
+
+def test_the_best_arms_of_a_complete_round_go_on(plan):
+    order = studied(plan)
+    last = [case for case in order if case.seed == 7 and case.arm != "Adam"]
+    expected = {(task, arm) for task in plan.tasks for arm in ("own", PRODUCT[3])}
+    assert {case[:2] for case in last} == expected
+    ablation = [c for c in order if c.task == "text" and c.seed < 7]
+    done = {case: run_of(case, loss_of(case)) for case in ablation[:-1]}
+    assert {case.arm for case in wanted(plan, done) if case.seed == 7} == {"Adam"}
+    # An arm that diverged is none of the best.
+    done = {case: run_of(case, loss_of(case)) for case in ablation}
+    worst = next(case for case in ablation if case.arm == PRODUCT[3])
+    done[worst] = run_of(worst, None)
+    arms = {case.arm for case in wanted(plan, done) if case.seed == 7}
+    assert arms == {"Adam", "own", "sign"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("title", "titel", "'titel'"),
+        ("b1 = [0.5, 0.9]", "b1 = 0.9", "'text'.*list"),
+        ("tuning_seeds", "seeds", "'seeds'"),
+        ('optimizer = "adam"', 'optimizer = "adam", lead = 1', "'Adam'.*'lead'"),
+        ('optimizer = "adam"', 'optimizer = "adam", b1 = 0.5', "baseline's b1"),
+        ('"adam"', '"sgd"', "'Adam'.*'sgd'"),
+        ("own_rate = true", 'exchange = "nothing"', "'nothing'"),
+        ("own_rate = true", "lead = -1", "'own'.*lead"),
+        ('"own", "slow"]', '"other"]', "arm 'other'"),
+        ('tasks = ["text"]', 'tasks = ["other"]', "task 'other'"),
+        ('arms = ["Adam", "sign"', 'arms = ["sign"', "baseline"),
+        ('of = "ablation"', 'of = "best"', "earlier round 'best'"),
+        ('scale = ["rms", "mean_abs"]', 'scale = "rms"', "list"),
+        ('"rms", "mean_abs"', '"largest"', "largest"),
+    ],
+)
+def test_a_plan_that_no_study_can_follow_is_refused(plan_file, old, new, message):
+    assert old in PLAN
+    plan_file.write_text(PLAN.replace(old, new))
+    with pytest.raises(SystemExit, match=message):
+        read_plan(plan_file)
+
+
+def arm_runs(losses, arm="sign", at_freeze=(5.0, 5.5, 6.0)):
+    return [
+        run_of(Case("text", arm, 1e-3, 0.9, seed), loss, at_freeze[seed])
+        for seed, loss in losses.items()
+    ]
+
+
+def test_differences_are_paired_by_seed():
+    adam = arm_runs({0: 4.0, 1: 3.0, 2: 5.0}, "Adam")
+    own = arm_runs({2: 5.2, 1: 3.4})
+    differences = np.array([0.2, 0.4])
+    width = 12.7062 * differences.std(ddof=1) / math.sqrt(2)  # Student's t, 1 degree
+    assert beside(own, adam) == pytest.approx((0.3 / 4, width / 4), rel=1e-4)
+    # The last evaluation up to step 250 is that of 200; Adam's from there to the end.
+    progress = ((5.5 - 3) + (6 - 5)) / 2
+    expected = 0.3 / progress, width / progress
+    assert progress_lost(own, adam, 250) == pytest.approx(expected, rel=1e-4)
+    assert progress_lost(own, adam, 99) is None
+    assert beside(own, adam[:1]) is None
+    assert math.isnan(estimate([1.0]).half_width)
+
+
+def test_an_effect_is_the_mean_over_all_other_settings():
+    options = {
+        f"{send} {lead}": {"send": send, "lead": lead}
+        for send in ("momentum", "gradient")
+        for lead in (0, 1)
+    }
+    losses = {"momentum 0": 4.0, "momentum 1": 3.5, "gradient 0": 5.0}
+    runs = {arm: arm_runs({0: loss, 1: loss + 0.1}) for arm, loss in losses.items()}
+    runs["gradient 1"] = arm_runs({0: 5.3, 1: None})
+    send, lead = effects(options, runs)
+    assert (send.factor, send.level, send.better, send.pairs) == (
+        "send",
+        "gradient",
+        0,
+        3,
     )
+    assert send.difference == pytest.approx((1.0 + 1.0 + 1.8) / 3)
+    assert (lead.level, lead.better, lead.pairs) == (1, 2, 3)
+    assert lead.difference == pytest.approx((-0.5 - 0.5 + 0.3) / 3)
 
 
-@pytest.fixture
-def small(tmp_path):
-    """A study of a text that is quickly looked through."""
-    text = tmp_path / "text.txt"
-    text.write_text("The line a.\n")
-    return Config(out=tmp_path / "c", shared=Shared((text,)))
+def test_the_page_says_what_the_runs_are(plan):
+    done = {case: run_of(case, loss_of(case)) for case in studied(plan)}
+    text = page("study.toml", plan, done)
+    assert text.startswith("<!-- Generated by benchmarks.convergence from study.toml")
+    assert "Adam runs at 0.002 with b1 0.5." in text
+    assert "own runs at 0.001 with b1 0.5." in text
+    rows = [
+        line.split(" | ") for line in text.splitlines() if line.startswith("| sign")
+    ]
+    # Adam's loss is 5.05, that of this arm 7.05.
+    assert rows[0][2:4] == ["7.0500", "+39.60% ± 0.00%"]
+    assert "## best: digits" in text
 
 
-@pytest.fixture
-def known(monkeypatch):
-    """Runs whose loss is a function of their case, and the list of what was trained."""
-    trained = []
-
-    def of(self, case):
-        if case not in self._done:
-            trained.append(case)
-            best = 2e-3 if case.arm == ADAM else 1e-3
-            loss = 5 + abs(case.learning_rate - best) + case.seed / 10
-            self._done[case] = run_of(case, loss)
-        return self._done[case]
-
-    monkeypatch.setattr(Runs, "of", of)
-    return trained
-
-
-def test_every_arm_runs_at_adams_best_and_onebit_adam_at_its_own_too(known, small):
-    config = replace(small, learning_rates=(1e-3, 2e-3, 3e-3))
-    found = study(config, Runs(config), lambda so_far: None)
-    assert len(known) == len(set(known))
-    assert set(found.arms) == set(ARMS)
-    for runs in found.arms.values():
-        assert [run.case.seed for run in runs] == [3, 4, 5]
-        assert {run.case.learning_rate for run in runs} == {2e-3}
-        assert {run.case.workers for run in runs} == {8}
-    assert [run.case.seed for run in found.tuned_onebit] == [3, 4, 5]
-    assert {run.case.learning_rate for run in found.tuned_onebit} == {1e-3}
-    assert set(found.workers) == {8, 16, 32}
-    for workers, pair in found.workers.items():
-        for runs in pair.values():
-            assert [run.case[2:4] for run in runs] == [(3, workers)]
-    order = [case.seed for case in known if case[1:2] + case[3:] == (2e-3, 8, 300)]
-    assert order == sorted(order), "a study cut short compares all arms"
-    assert {run.case.freeze for run in found.freezes} == {30, 75, 150, 300, 450, "auto"}
-    assert {run.case.seed for run in found.freezes} == {3}
+def test_runs_are_kept_and_only_those_of_the_same_settings(plan_file, plan, tmp_path):
+    file = tmp_path / "study.json"
+    case = Case("text", "own", 1e-3, 0.9, 0)
+    options = dict(plan.arms["own"])
+    run = run_of(case, None)._replace(options=options, metrics={"count": 7})
+    Store(file, plan).add(run._replace(metrics={"count": 7, "error": math.nan}))
+    run.metrics["error"] = None
+    assert Store(file, plan).runs == {case: run}
+    assert run.loss == math.inf
+    for old, new, message in (
+        ("own_rate = true", "own_rate = true, lead = 1", "arm 'own'"),
+        ('"200"', '"300"', "task 'text'"),
+    ):
+        plan_file.write_text(PLAN.replace(old, new))
+        with pytest.raises(SystemExit, match=message):
+            Store(file, read_plan(plan_file))
+    plan_file.write_text(PLAN.replace("seeds = [7]", "seeds = [7, 8]"))
+    assert Store(file, read_plan(plan_file)).runs
 
 
-def test_adam_is_compared_on_the_seeds_that_have_ended(known, small):
-    config = replace(small, learning_rates=(2e-3,))
-    shown = []
-    study(config, Runs(config), lambda so_far: shown.append(text(so_far)))
-    # The tuning at the one rate is of the first seed; then comes 1-bit Adam's.
-    assert "onebit_adam" not in shown[0]
-    assert shown[1].splitlines()[-1].split(" | ")[1:4] == ["5.3010", "5.3010", "+0.02%"]
-    assert "`freeze_when_stable`" in shown[-1]
+class HereAtOnce:
+    """A trainer that trains in this process, one at a time."""
+
+    def __init__(self):
+        self.in_work = []
+
+    @property
+    def has_idle(self):
+        return not self.in_work
+
+    def submit(self, training):
+        self.in_work.append(training)
+
+    def take(self):
+        training = self.in_work.pop()
+        return Answer(training, train_case(training), 0.0)
 
 
-def test_beside_adam_compares_equal_seeds():
-    adam = [run_of(Case(ADAM, 1.0, seed, 8, 2), 4.0 + seed) for seed in (0, 1)]
-    own = [run_of(Case(ONEBIT_ADAM, 1.0, seed, 8, 2), 5.5) for seed in (1, 2)]
-    assert beside(own, adam) == pytest.approx(0.1)
-    assert beside(own[1:], adam) is None
-
-
-def test_the_json_is_read_again(small, monkeypatch, tmp_path):
-    config = small
-    case = Case(ONEBIT_ADAM, 1e-3, 0, 8, "auto")
-    runs = Runs(config)
-    runs._done[case] = run_of(case, 5.0)
-    runs._write()
-    monkeypatch.setattr("benchmarks.convergence.runs.ProcessPoolExecutor", None)
-    assert Runs(config).of(case) == run_of(case, 5.0)
-    for file, changes in {"a": {"steps": 7}, "b": {}}.items():
-        (tmp_path / "text.txt").write_text(f"The line {file}.\n")
-        with pytest.raises(SystemExit, match="other settings"):
-            Runs(replace(config, shared=replace(config.shared, **changes)))
-
-
-@pytest.mark.slow
-def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path, monkeypatch):
-    corpus = tmp_path / "corpus"
-    corpus.mkdir()
-    write_corpus(corpus)
-    shared = Shared((corpus,), "tiny", steps=6, warmup_steps=2, batch=16, seq=16)
-    case = Case(ONEBIT_ADAM, 1e-3, 0, 2, 3)
-
-    def trained(folder):
-        return train(shared, case, tmp_path / folder, tmp_path / "tokens", SMALL)
-
-    whole = trained("whole")
-
-    append = metrics_log.append
+def test_an_interrupted_study_goes_on_and_trains_nothing_twice(
+    tmp_path, monkeypatch, capsys
+):
+    tiny = replace(DECODER_SIZES["nano"], hidden_size=16, num_layers=1, num_heads=1)
+    monkeypatch.setattr("train.lm.task.DECODER_SIZES", {"nano": tiny})
+    flags = "--workers 2 --steps 3 --batch 4 --seq 8 --warmup-steps 1 --freeze-step 2"
+    flags += " --eval-every 1 --eval-sequences 4 --checkpoint-every 1 --log-every 1"
+    (tmp_path / "text").mkdir()
+    flags += f" --corpus {write_corpus(tmp_path / 'text')}"
+    file = tmp_path / "small.toml"
+    file.write_text(
+        f"""
+        title = "A small study"
+        rule = "None."
+        tasks.text.module = "train.lm"
+        tasks.text.flags = {flags.split()}
+        tasks.text.learning_rate = [1e-3]
+        arms.Adam = {{ optimizer = "adam" }}
+        arms.Nesterov = {{ optimizer = "adam", nesterov = true }}
+        rounds = [{{ name = "all", seeds = [0], arms = ["Adam", "Nesterov"] }}]
+        """
+    )
+    plan, json = read_plan(file), tmp_path / "small.json"
+    append, steps = metrics_log.append, []
 
     def interrupt(folder, metrics):
-        if metrics.step == 5:
+        if len(steps) == 4:
+            steps.append("interrupted")
             raise KeyboardInterrupt
+        if isinstance(metrics, metrics_log.StepMetrics):
+            steps.append(metrics.step)
         append(folder, metrics)
+
+    def study():
+        with PROMOTION:
+            complete(plan, file, tmp_path / "runs", Store(json, plan), HereAtOnce())
 
     monkeypatch.setattr(metrics_log, "append", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        trained("parts")
-    monkeypatch.undo()
-    assert trained("parts") == whole
-    assert list(whole.eval_losses) == list(range(1, 7))
-    assert whole.frozen_at == 3
-    weights = "model/model.safetensors"
-    assert filecmp.cmp(
-        tmp_path / "whole" / weights, tmp_path / "parts" / weights, shallow=False
-    )
+        study()
+    study()
+    # Step 1 of the second run was trained, and its checkpoint was not yet written.
+    assert steps == [1, 2, 3, 1, "interrupted", 1, 2, 3]
+    study()
+    assert len(steps) == 8
+    adam, nesterov = Store(json, plan).runs.values()
+    assert [r.case.arm for r in (adam, nesterov)] == ["Adam", "Nesterov"]
+    assert list(adam.evaluations) == list(nesterov.evaluations) == [1, 2, 3]
+    assert adam.loss != nesterov.loss
+    assert not list((tmp_path / "runs/small").iterdir())
+    assert "0 left" in capsys.readouterr().out.splitlines()[-1]
+    assert "## all: text" in file.with_suffix(".md").read_text()
 
 
-@pytest.mark.parametrize("arm", [ONEBIT_ADAM, NO_FEEDBACK])
-def test_only_the_arm_without_error_feedback_forgets(arm):
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    tx = optimizer(arm, lambda _: 0.1, onebit_jax.freeze_at(1))
+def test_what_an_arm_does_not_say_is_the_librarys():
+    assert onebit_parts({"optimizer": "onebit_adam", "exchange": "sign_mean"}) == {}
+    published = {"send": "momentum", "lead": 0, "growth": "none", "bounded": False}
+    assert onebit_parts(published) == onebit_jax.AS_PUBLISHED
+
+
+@pytest.mark.parametrize("name", ["sign_mean", "no_feedback"])
+def test_only_the_exchange_without_error_feedback_forgets(name):
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    tx = optax.chain(make_exchange(name, {}, "data"), optax.sgd(0.1))
     run = onebit_jax.data_parallel(
         lambda p, x: jnp.mean((p["kernel"] - x[0]) ** 2), tx, mesh
     )
-    params, state = run.init({"kernel": jnp.zeros(4096)})
-    batch = jax.random.normal(jax.random.key(0), (8, 4096))
-    for _ in range(3):
-        params, state, _ = run.step(params, state, batch)
-    errors = [
-        leaf
-        for node in jax.tree.leaves(
-            state, is_leaf=lambda n: isinstance(n, onebit_jax.WorkerLocal)
-        )
-        if isinstance(node, onebit_jax.WorkerLocal)
-        for leaf in jax.tree.leaves(node)
-    ]
+    params, state = run.init({"kernel": jnp.zeros(2048)})
+    batch = jax.random.normal(jax.random.key(0), (2, 2048))
+    _, state, _ = run.step(params, state, batch)
+    errors = jax.tree.leaves(state)
     assert errors
-    forgotten = all(not leaf.any() for leaf in errors)
-    assert forgotten == (arm == NO_FEEDBACK)
+    assert all(not leaf.any() for leaf in errors) == (name == "no_feedback")

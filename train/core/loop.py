@@ -111,6 +111,7 @@ class _Loop:
         self.watchdog, self.checkpoints = watchdog, checkpoints
         self.totals = Totals()
         self._held_out: dict[str, float] = {}
+        self._measures: dict[str, Any] = {}
         self._reached: Checkpoint | None = None
 
     def take(self) -> Checkpoint:
@@ -146,10 +147,10 @@ class _Loop:
             begun = self._begin(phase, run, batches)
             program = self._compile(phase, run, begun)
             self._reached = self._steps(phase, program, begun, batches, last)
-        unused = [name for name, steps in self.totals.by_stage.items() if not steps]
-        if phase.advice and unused:
+        later = list(self.totals.by_stage.items())[1:]
+        if phase.advice and later and not any(steps for _, steps in later):
             say(
-                f"no step up to {self.totals.steps:,} ran in the stage {unused[0]}: "
+                f"no step up to {self.totals.steps:,} ran in the stage {later[-1][0]}: "
                 f"{phase.advice}."
             )
 
@@ -229,7 +230,7 @@ class _Loop:
                 )
             )
             if log or save:
-                self.totals = _counted(self.totals, step, state, program.rates)
+                self._measure(step, state, program.rates)
             if log:
                 rate = phase.batch * speed.steps_per_second(step)
                 self._log(phase, program.rates, float(loss), rate, bar)
@@ -259,6 +260,13 @@ class _Loop:
             disable=not is_main_process(),
         )
 
+    def _measure(self, step: int, state: Any, rates: dict[str, int]) -> None:
+        """Counts steps and bytes, and asks the state for its measures."""
+        measured = onebit_jax.metrics(state), onebit_jax.steps_by_stage(state)
+        self._measures, taken = jax.device_get(measured)
+        skipped = int(self._measures.get("skipped", 0))
+        self.totals = count(self.totals, step, taken, skipped, rates)
+
     def _log(
         self, phase: Phase, rates: dict[str, int], loss: float, rate: float, bar: tqdm
     ) -> None:
@@ -274,6 +282,7 @@ class _Loop:
                 # A skipped step does not advance the schedule.
                 learning_rate=np.asarray(phase.schedule(totals.taken - 1)).item(),
                 examples_per_second=rate,
+                optimizer={name: x.item() for name, x in self._measures.items()},
             )
         )
         bar.set_postfix(
@@ -291,12 +300,6 @@ class _Loop:
             folder = self.flags.out
             with writable(folder):
                 metrics_log.append(folder, metrics)
-
-
-def _counted(totals: Totals, step: int, state: Any, rates: dict[str, int]) -> Totals:
-    measured = onebit_jax.metrics(state), onebit_jax.steps_by_stage(state)
-    metrics, taken = jax.device_get(measured)
-    return count(totals, step, taken, int(metrics.get("skipped", 0)), rates)
 
 
 class _Speed:

@@ -30,6 +30,7 @@ class StepMetrics:
       learning_rate: Its learning rate.
       examples_per_second: Examples trained on a second since the last line, of all
         workers together; the time of evaluations and checkpoints does not count.
+      optimizer: What `onebit_jax.metrics` says of the optimizer's state after it.
     """
 
     step: int
@@ -40,6 +41,7 @@ class StepMetrics:
     skipped: int
     learning_rate: float
     examples_per_second: float
+    optimizer: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,16 @@ def append(folder: Path, metrics: StepMetrics | EvalMetrics) -> None:
     values = asdict(metrics)
     means = values.pop("means", {})
     values |= {f"eval_{name}": mean for name, mean in means.items()}
-    line = {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in values.items()
-    }
+    line = _finite(values)
     with (folder / FILE).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _finite(x) for name, x in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read(folder: Path) -> list[dict[str, Any]]:

@@ -56,8 +56,8 @@ def growth_transfers(
     Args:
       leaves: The gradients.
       axis_sizes: As for `exchange_transfers`.
-      compressed: Whether after the freeze, where a step exchanges a part of the rows'
-        and columns' mean squares and not all.
+      compressed: True of a step after the freeze, with its share of what one step in a
+        period sends; the growth sends nothing before.
 
     Returns:
       All-reduces over all GPUs.
@@ -65,4 +65,10 @@ def growth_transfers(
     axes = tuple(axis_sizes)
     growth = onebit_jax.GrowthByMeanSquares()
     loss = Transfer("all-reduce", jnp.dtype(jnp.float32).itemsize, axes)
-    return *growth.wire_cost(list(leaves), axes, all_lines=not compressed), loss
+    if not compressed:
+        return (loss,)
+    shares = [
+        transfer._replace(bytes=-(-transfer.bytes // growth.period))
+        for transfer in growth.wire_cost(list(leaves), axes)
+    ]
+    return *shares, loss

@@ -1,0 +1,128 @@
+"""The trainings of the product that a study repeats, each from its own flags."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from train.bert import config as bert_config
+from train.bert import data as bert_data
+from train.bert import pretrain as bert_command
+from train.bert import task as bert_task
+from train.core.command import VIRTUAL_WORKERS
+from train.core.mesh import make_mesh
+from train.images import command as images_command
+from train.images import config as images_config
+from train.images import task as images_task
+from train.lm import command as lm_command
+from train.lm import config as lm_config
+from train.lm import data as lm_data
+from train.lm import task as lm_task
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from jax.sharding import Mesh
+
+    from benchmarks.convergence.plan import TaskPlan
+    from train.core.optimizer import Plan
+    from train.core.task import Task
+
+Flags = Any
+"""The flags of any task: a dataclass of `train.core.flags.TrainingFlags`."""
+
+
+class Module(NamedTuple):
+    """A task of the product.
+
+    Attributes:
+      parse: From a command line to its flags.
+      check: Refuses flags that cannot be trained with.
+      open: From flags and workers to the training.
+    """
+
+    parse: Callable[..., Any]
+    check: Callable[[Any], None]
+    open: Callable[[Any, Mesh], Task]
+
+
+@functools.lru_cache(maxsize=8)
+def _lm_data(flags: lm_config.LmConfig) -> lm_data.Data:
+    return lm_data.load(flags)[1]
+
+
+def _lm(flags: lm_config.LmConfig, mesh: Mesh) -> Task:
+    # Reading the corpus takes a fifth of a short run.
+    data = _lm_data(replace(flags, out=flags.tokens, learning_rate=1.0, freeze_step=1))
+    return lm_task.make_task(flags, data, mesh, flags.total_steps)
+
+
+def _bert(flags: bert_config.PretrainConfig, mesh: Mesh) -> Task:
+    data = bert_data.load_phases(flags, flags.out)
+    return bert_task.make_task(flags, data, mesh, flags.total_steps)
+
+
+def _images(flags: images_config.ImagesConfig, mesh: Mesh) -> Task:
+    return images_task.make_task(flags, images_task.read(flags), mesh)
+
+
+MODULES = {
+    "train.lm": Module(lm_command.parse, lm_config.check, _lm),
+    "train.pretrain": Module(bert_command.parse, bert_config.check, _bert),
+    "train.images": Module(images_command.parse, images_config.check, _images),
+}
+"""The modules of a plan, by name."""
+
+
+def read_flags(task: TaskPlan, **changes: Any) -> Flags:
+    """The flags of a task, as its own command line reads them.
+
+    Args:
+      task: The task.
+      **changes: Flags of one run, by the names of their fields.
+
+    Returns:
+      The flags.
+
+    Raises:
+      SystemExit: There is no such module, or it refuses the flags.
+      InputError: They cannot be trained with.
+    """
+    if task.module not in MODULES:
+        raise SystemExit(
+            f"The task {task.name!r} is of {task.module!r}: choose of "
+            f"{', '.join(MODULES)}."
+        )
+    module = MODULES[task.module]
+    given = module.parse(task.flags).training
+    flags = replace(given, workers=given.workers or VIRTUAL_WORKERS, **changes)
+    module.check(flags)
+    if getattr(flags, "long_seq", None):
+        raise SystemExit(
+            f"The task {task.name!r} has a second phase: a study trains one phase."
+        )
+    return flags
+
+
+def schedule_of(flags: Flags) -> Plan:
+    """The schedule and the freeze that the flags of a task ask for."""
+    return flags.plan if hasattr(flags, "plan") else flags.phases[0]
+
+
+def open_task(task: TaskPlan, flags: Flags, tokens: Path) -> tuple[Task, Mesh]:
+    """The training that flags ask for.
+
+    Args:
+      task: The task.
+      flags: Those of one run.
+      tokens: Folder that keeps corpora as tokens, for all runs.
+
+    Returns:
+      The training, with the optimizer of the flags, and its workers.
+    """
+    if getattr(flags, "tokens", tokens) is None:
+        flags = replace(flags, tokens=tokens)
+    mesh = make_mesh(1 if task.simulated else flags.workers, "flat")
+    return MODULES[task.module].open(flags, mesh), mesh

@@ -1,0 +1,158 @@
+"""One training of a study, which goes on where it was interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import math
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from benchmarks.convergence.arms import make_arm, stage_bytes
+from benchmarks.convergence.runs import Case, Run
+from benchmarks.convergence.simulation import sent_bytes, simulate
+from benchmarks.convergence.tasks import open_task, read_flags, schedule_of
+from train.core import metrics_log
+from train.core.command import watched
+from train.core.loop import train
+from train.core.mesh import AXIS
+from train.core.optimizer import freeze_rule
+from train.core.processes.distributed import Cluster
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from benchmarks.convergence.plan import Options, TaskPlan
+    from train.core.task import Task
+
+LOG = "log.txt"
+
+
+@dataclass(frozen=True)
+class Training:
+    """All that a process needs to train a case.
+
+    Attributes:
+      case: The case.
+      task: Its task.
+      options: Those of its arm.
+      runs: Folder of the study's unfinished runs.
+      tokens: Folder that keeps corpora as tokens, for all runs.
+    """
+
+    case: Case
+    task: TaskPlan
+    options: Options
+    runs: Path
+    tokens: Path
+
+    @property
+    def folder(self) -> Path:
+        """The run's own folder, which no run of other settings has."""
+        settings = [self.case, self.task.module, self.task.flags, dict(self.options)]
+        digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+        return self.runs / f"{self.case.task}-{digest[:16]}"
+
+
+def train_case(training: Training) -> Run:
+    """Trains, from the newest checkpoint where there is one.
+
+    Args:
+      training: What to train; its folder is removed at the end.
+
+    Returns:
+      The run.
+    """
+    folder = training.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with (
+        (folder / LOG).open("a", encoding="utf-8") as log,
+        contextlib.redirect_stdout(log),
+        contextlib.redirect_stderr(log),
+    ):
+        # Until what a killed study has left behind has ended, too.
+        fcntl.flock(log, fcntl.LOCK_EX)
+        run = _train(training, folder)
+    shutil.rmtree(folder)
+    return run
+
+
+def _train(training: Training, folder: Path) -> Run:
+    case, options = training.case, training.options
+    own = {
+        flag: options[option]
+        for option, flag in (("freeze", "freeze_step"), ("clip", "clip"))
+        if option in options
+    }
+    flags = read_flags(
+        training.task,
+        learning_rate=case.learning_rate,
+        seed=case.seed,
+        out=folder,
+        **own,
+    )
+    task, mesh = open_task(training.task, flags, training.tokens)
+    task = _with_arm(task, flags, options, case.b1, mesh.axis_names)
+    if training.task.simulated:
+        return _simulated(training, task, flags.workers, mesh)
+    with watched(Cluster.timeout) as watchdog:
+        totals = train(task, flags, task.phases[-1].last, mesh, watchdog)
+    lines = metrics_log.read(folder)
+    first, *later = totals.by_stage.values()
+    return Run(
+        case=case,
+        options=dict(options),
+        evaluations={x["step"]: _means(x) for x in lines if "eval_loss" in x},
+        frozen_at=first if any(later) else 0,
+        sent_bytes=totals.total_bytes,
+        skipped=totals.total_skipped,
+        metrics=next((x["optimizer"] for x in lines[::-1] if "optimizer" in x), {}),
+    )
+
+
+def _simulated(training: Training, task: Task, workers: int, mesh: Mesh) -> Run:
+    made = simulate(task, workers, mesh)
+    rates = stage_bytes(training.options, jax.eval_shape(task.init), workers, AXIS)
+    return Run(
+        case=training.case,
+        options=dict(training.options),
+        evaluations={
+            step: {n: x if math.isfinite(x) else None for n, x in means.items()}
+            for step, means in made.evaluations.items()
+        },
+        frozen_at=made.steps["warmup"] if made.steps.get("compressed") else 0,
+        sent_bytes=sent_bytes(task.phases[0], made.steps, rates),
+        skipped=made.skipped,
+        metrics=dict(made.metrics),
+    )
+
+
+def _with_arm(
+    task: Task, flags: Any, options: Options, b1: float, axes: tuple[str, ...]
+) -> Task:
+    (phase,) = task.phases
+    plan = schedule_of(flags)
+    tx = make_arm(
+        options,
+        phase.schedule,
+        freeze_rule(plan.freeze, plan.warmup, plan.steps),
+        b1,
+        weight_decay=flags.weight_decay,
+        clip=flags.clip,
+        axes=axes,
+    )
+    return replace(task, phases=[replace(phase, tx=tx, advice="")])
+
+
+def _means(line: dict[str, Any]) -> dict[str, float | None]:
+    return {
+        name.removeprefix("eval_"): value
+        for name, value in line.items()
+        if name.startswith("eval_")
+    }
