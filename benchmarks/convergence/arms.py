@@ -111,7 +111,7 @@ def stage_bytes(
     sums = growth.wire_cost(params, (axis,)) if growth else ()
     return {
         "warmup": sent(onebit_jax.exact_mean(axis)),
-        "measuring": compressed + onebit_jax.sent_bytes(sums, sizes),
+        "compressed/measuring": compressed + onebit_jax.sent_bytes(sums, sizes),
         "compressed": compressed,
     }
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from onebit_jax.inspect import hlo
-from onebit_jax.workers.stages import branches_in, stages_in
+from onebit_jax.workers.stages import branches_in, stage_of
 from onebit_jax.workers.transfers import ring_bytes
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ class Collective(NamedTuple):
         groups are not those of any axes of the mesh.
       group_size: n, the number of workers in a group.
       times: how often it runs in a step.
-      stage: name of the stage that it runs in, or 'every' if it runs in all.
+      stage: name of the stage that it runs in, or 'every' if it runs in all; a stage
+        'a' has those of which a stage 'a/b', inside of it, has more.
       sent_bytes: the bytes each worker sends for it in a step, all times together.
     """
 
@@ -82,11 +84,10 @@ def collectives(
         if opcode in _COUNTED:
             shapes = [scope[name].shape for name in instruction.operands]
             collective = _collective(opcode, instruction, shapes, mesh)
-            stage = stages.of_name(instruction)
             # Outside of the branches of a stage a collective runs in every step,
             # whatever its name says, unless the program has one stage only.
-            alone = {stage} == named
-            return (collective._replace(stage=stage) if alone else collective,)
+            alone = _around(named) if stages.of_name(instruction) else None
+            return (collective._replace(stage=alone) if alone else collective,)
         if opcode in _UNCOUNTED and "is_host_transfer=true" not in instruction.rest:
             raise NotImplementedError(
                 f"the program contains a {opcode}, whose bytes its text does not tell"
@@ -115,7 +116,9 @@ def _run_by_branches(
     if not any(stages):
         return max(branches, key=lambda run: sum(c.sent_bytes for c in run))
     return tuple(
-        collective._replace(stage=stage) if stage else collective
+        collective._replace(stage=stage)
+        if stage and _is_inside(stage, collective.stage)
+        else collective
         for stage, run in zip(stages, branches, strict=True)
         for collective in run
     )
@@ -189,6 +192,19 @@ def _axes_of_groups(
     return axes if same else None
 
 
+def _is_inside(stage: str, other: str) -> bool:
+    return other == "every" or stage.startswith(f"{other}/")
+
+
+def _around(stages: Iterable[str]) -> str | None:
+    """The stage that all of these are in, or None."""
+    paths = [stage.split("/") for stage in stages]
+    same = itertools.takewhile(
+        lambda parts: len(set(parts)) == 1, zip(*paths, strict=False)
+    )
+    return "/".join(parts[0] for parts in same) or None
+
+
 class _Stages:
     """The stages that a module's computations belong to."""
 
@@ -204,22 +220,25 @@ class _Stages:
             for instruction in instructions.values()
         ]
         places = branches_in(stacks)
-        return tuple(sorted(names, key=lambda name: (places.get(name, -1), name)))
+
+        def place(name: str) -> list[tuple[int, str]]:
+            return [(places.get(part, -1), part) for part in name.split("/")]
+
+        return tuple(sorted(names, key=place))
 
     def of_name(self, instruction: hlo.Instruction) -> str | None:
         """The stage that the name of an instruction tells."""
-        names = stages_in(instruction.op_name)
-        return names.pop() if len(names) == 1 else None
+        return stage_of(instruction.op_name)
 
     def of_branches(self, conditional: hlo.Instruction) -> list[str | None]:
-        """The stage of each branch; None for one that has several or none."""
+        """The stage that each branch is in; None for one of several or none."""
         branches = conditional.calls
         named = [self.of_computation(name) for name in branches]
         # XLA's combiner drops names: a branch that sends beside one of a stage.
         return [
-            next(iter(each))
-            if len(each) == 1
-            else (UNNAMED if not each and any(named) and self._sends(branch) else None)
+            UNNAMED
+            if not each and any(named) and self._sends(branch)
+            else _around(each)
             for each, branch in zip(named, branches, strict=True)
         ]
 

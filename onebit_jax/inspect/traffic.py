@@ -61,7 +61,7 @@ class Traffic:
             )
         total = 0
         for collective in self.collectives:
-            if stage is not None and collective.stage not in (stage, "every"):
+            if stage is not None and not _includes(stage, collective.stage):
                 continue
             if axis is not None and collective.axes is None:
                 raise ValueError(
@@ -96,6 +96,11 @@ class Traffic:
                 f"a worker sends {self.sent_bytes(stage):,} bytes a step{name}"
             )
         return "\n".join(lines)
+
+
+def _includes(stage: str, of_collective: str) -> bool:
+    """Whether a step of a stage, or of one inside of it, runs such a collective."""
+    return of_collective == "every" or f"{stage}/".startswith(f"{of_collective}/")
 
 
 def traffic(compiled: jax.stages.Compiled, mesh: jax.sharding.Mesh) -> Traffic:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
-from jax.flatten_util import ravel_pytree
 
-from onebit_jax.workers.arithmetic import whole
+from onebit_jax.workers.arithmetic import means, whole
+from onebit_jax.workers.stages import run_sometimes
 from onebit_jax.workers.transfers import Transfer
 
 if TYPE_CHECKING:
@@ -115,10 +114,6 @@ class GrowthByMeanSquares:
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return GrowthState(zeros, zeros, jnp.zeros([], jnp.int32))
 
-    def measures(self, count: Int32[Array, ""]) -> Any:
-        """True in one step of a period, of steps counted from 1."""
-        return count % self.period == 0
-
     def follow_mean(
         self, mean: optax.Updates, state: GrowthState, decay: ArrayLike
     ) -> GrowthState:
@@ -150,19 +145,33 @@ class GrowthByMeanSquares:
           gradients: each worker's own.
           state: so far.
           decay: :math:`\beta_2`.
-          count: steps, which decides the signs.
+          count: number of this step from 1, which decides whether it measures, and the
+            signs.
           axes: the mesh axes whose members are the workers.
 
         Returns:
-          The new state.
+          The new state; the one so far in a step that does not measure.
         """
+        return run_sometimes(
+            "measuring",
+            count % self.period == 0,
+            lambda: self._measured(gradients, state, decay, count, axes),
+            lambda: state,
+        )
+
+    def _measured(
+        self,
+        gradients: optax.Updates,
+        state: GrowthState,
+        decay: ArrayLike,
+        count: Int32[Array, ""],
+        axes: tuple[str, ...],
+    ) -> GrowthState:
         leaves, treedef = jax.tree.flatten(gradients)
         key = jax.random.fold_in(jax.random.key(0), count)
         keys = jax.random.split(key, max(len(leaves), 1))
         sums = tuple(map(self._sums, leaves, keys[: len(leaves)]))
-        flat, unravel = ravel_pytree(sums)
-        means = unravel(lax.pmean(whole(flat), axes)) if leaves else sums
-        squares = treedef.unflatten(map(_of_sums, means, leaves))
+        squares = treedef.unflatten(map(_of_sums, means(sums, axes), leaves))
         now = optax.tree.update_moment(squares, state.now, decay**self.period, 1)
         return state._replace(now=now, measured=state.measured + 1)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 
 from onebit_jax.exchanges.exchange import Exchange, exact_mean
 from onebit_jax.optimizers.floor import FloorAtMean
@@ -30,6 +31,8 @@ Send = Literal["gradient", "momentum"]
 GROWTH = GrowthByMeanSquares()
 FLOOR = FloorAtMean()
 BOUND = 3.0
+
+_BOUNDED_EVERY = 8
 
 
 class Parts(TypedDict):
@@ -62,8 +65,8 @@ class ScaleByOnebitAdamState(NamedTuple):
       frozen_at: number of warm-up steps taken when the variance was frozen; 0 as
         long as it is not.
       floored: share of the frozen variances that the floor raised.
-      bounded: share of updates that were cut to the bound, in the last step that
-        measured the growth; without a growth, in the last compressed step.
+      bounded: share of updates that were cut to the bound in the last compressed step
+        whose number is a multiple of 8.
       freeze: state of the freeze rule.
       growth: state of the growth; None without it.
       exchange: state of the exchange.
@@ -87,7 +90,11 @@ class ScaleByOnebitAdamState(NamedTuple):
             return {"warmup": warmup, "compressed": after}
         # Who looks after several steps takes the last of their stages for theirs.
         measured = self.growth.measured
-        return {"warmup": warmup, "measuring": measured, "compressed": after - measured}
+        return {
+            "warmup": warmup,
+            "compressed/measuring": measured,
+            "compressed": after - measured,
+        }
 
     def metrics(self) -> dict[str, Array]:
         """Measures of the optimizer; see `onebit_jax.metrics`."""
@@ -171,8 +178,8 @@ def scale_by_onebit_adam(
       each worker's own gradients. Moments are float32 whatever the parameters are;
       updates have the gradients' dtype. `update` takes one extra argument, `stage`:
       None (default) compiles all stages into one program that chooses by the
-      state; 'warmup', 'compressed' or 'measuring' compiles one. One compressed step in
-      a period measures the growth, and is of the stage 'measuring'. A 'warmup' step
+      state; 'warmup' or 'compressed' compiles one. One compressed step in a period
+      measures the growth, and is of the stage 'compressed/measuring'. A 'warmup' step
       with a frozen variance exchanges exactly and leaves it frozen; a compressed step
       with a variance that is not frozen freezes it as it is.
 
@@ -279,11 +286,6 @@ class _OnebitAdam:
             "compressed": lambda: adam.compressed(updates, state, count),
         }
         index = (state.frozen_at > 0).astype(jnp.int32)
-        if self.growth is not None:
-            stages["measuring"] = lambda: adam.compressed(
-                updates, state, count, measures=True
-            )
-            index *= 1 + self.growth.measures(count).astype(jnp.int32)
         new_updates, state = run_stage(stages, index, stage)
         new_updates = jax.tree.map(lambda u, g: u.astype(g.dtype), new_updates, updates)
         return new_updates, state._replace(count=count)
@@ -339,8 +341,6 @@ class _OnebitAdam:
         gradients: optax.Updates,
         state: ScaleByOnebitAdamState,
         count: Int32[Array, ""],
-        *,
-        measures: bool = False,
     ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
         """The momentum by the exchange, beside the frozen variance."""
         frozen = state.frozen_at > 0
@@ -357,14 +357,9 @@ class _OnebitAdam:
         if self.growth is not None and growth is not None:
             at_freeze = optax.tree.where(frozen, growth.frozen, growth.now)
             growth = growth._replace(frozen=at_freeze)
-            if measures:
-                growth = self.growth.follow(
-                    gradients,
-                    growth,
-                    decay=self.b2,
-                    count=count,
-                    axes=self.exchange.axes,
-                )
+            growth = self.growth.follow(
+                gradients, growth, decay=self.b2, count=count, axes=self.exchange.axes
+            )
             followed += self.growth.period * growth.measured
         direction = self.corrected(mu, self.b1, count)
         if self.lead is not None:
@@ -374,10 +369,12 @@ class _OnebitAdam:
             direction = extrapolate(direction, last, steps)
         nu = self.grown(state.nu, growth, followed, frozen_at)
         new_updates = self.ratio(direction, nu, frozen_at)
-        bounded = state.bounded
-        if measures or self.growth is None:
-            # A pass of its own over memory.
-            bounded = self.share_beyond(new_updates)
+        # A pass of its own over memory.
+        bounded = lax.cond(
+            count % _BOUNDED_EVERY == 0,
+            lambda: self.share_beyond(new_updates),
+            lambda: state.bounded,
+        )
         new_updates = self.cut(new_updates, frozen=True)
         return new_updates, state._replace(
             mu=mu,

@@ -279,7 +279,8 @@ def check_batch(batch: Any, workers: int, axes: tuple[str, ...]) -> None:
 
 
 def _check_stage(state: Any, stage: str | None) -> None:
-    stages = jax.eval_shape(steps_by_stage, state)
+    # A stage inside of another is none that a program can be of.
+    stages = [s for s in jax.eval_shape(steps_by_stage, state) if "/" not in s]
     if stage is not None and stage not in stages:
         known = ", ".join(map(repr, stages)) or "none"
         raise ValueError(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from jax import Array
-    from jaxtyping import Int32
+    from jaxtyping import Bool, Int32
 
 Result = TypeVar("Result")
 
@@ -57,19 +57,49 @@ def run_stage(
             f"{stage!r}."
         )
 
-    def scoped(name: str) -> Callable[[], Result]:
-        def run() -> Result:
-            with jax.named_scope(f"stage:{name}"):
-                return stages[name]()
-
-        return run
-
     if stage is not None:
-        return scoped(stage)()
-    branches: list[Any] = [scoped(name) for name in stages]
+        return _scoped(stage, stages[stage])()
+    branches: list[Any] = [_scoped(*each) for each in stages.items()]
     if len(branches) == 2:
         return lax.cond(current > 0, branches[1], branches[0])
     return lax.switch(current, branches)
+
+
+def run_sometimes(
+    name: str,
+    happens: Bool[Array, ""],
+    then: Callable[[], Result],
+    otherwise: Callable[[], Result],
+) -> Result:
+    """Runs what only some steps of a stage do, in a scope inside the stage's.
+
+    The steps that do are of the stage 'compressed/NAME', inside of 'compressed': they
+    send what that sends, and more.
+
+    Args:
+      name: of what they do.
+      happens: whether this step does; the same on all workers.
+      then: what it does.
+      otherwise: what other steps do, without any collective.
+
+    Returns:
+      What the one or the other returns, of the same types.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> run_sometimes('measuring', jnp.bool(True), lambda: jnp.int32(1),
+      ...               lambda: jnp.int32(0))
+      Array(1, dtype=int32)
+    """
+    return lax.cond(happens, _scoped(name, then), otherwise)
+
+
+def _scoped(name: str, function: Callable[[], Result]) -> Callable[[], Result]:
+    def run() -> Result:
+        with jax.named_scope(f"stage:{name}"):
+            return function()
+
+    return run
 
 
 def steps_by_stage(state: Any) -> dict[str, Int32[Array, ""]]:
@@ -82,17 +112,18 @@ def steps_by_stage(state: Any) -> dict[str, Int32[Array, ""]]:
       state: an optimizer's state.
 
     Returns:
-      Steps by the stage's name, of several nodes that have a stage of the same name,
-      as in `optax.partition`, the most. Empty where no node tells. Steps that
-      `skip_nonfinite` has skipped are in no stage.
+      Steps by the stage's name, each in one: those of a stage inside of another, such
+      as 'compressed/measuring', are not in the other. Of several nodes that have a
+      stage of the same name, as in `optax.partition`, the most. Empty where no node
+      tells. Steps that `skip_nonfinite` has skipped are in no stage.
 
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax
       >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
       >>> tx = onebit_jax.onebit_adam(
-      ...     1e-3, onebit_jax.sign_mean('data'), onebit_jax.freeze_at(10), growth=None)
-      >>> steps_by_stage(onebit_jax.init(tx, jnp.zeros(3), mesh))
-      {'warmup': Array(0, dtype=int32), 'compressed': Array(0, dtype=int32)}
+      ...     1e-3, onebit_jax.sign_mean('data'), onebit_jax.freeze_at(10))
+      >>> list(steps_by_stage(onebit_jax.init(tx, jnp.zeros(3), mesh)))
+      ['warmup', 'compressed/measuring', 'compressed']
     """
     steps: dict[str, Any] = {}
     for node in nodes_with((state,), "steps_by_stage"):
@@ -107,6 +138,6 @@ def branches_in(name_stacks: Iterable[str]) -> dict[str, int]:
     return {stage: int(branch) for branch, stage in matches}
 
 
-def stages_in(name_stack: str) -> set[str]:
-    """The stages whose scopes a name stack of a compiled program is in."""
-    return set(_SCOPE.findall(name_stack))
+def stage_of(name_stack: str) -> str | None:
+    """The stage whose scope a name stack is in, with those around it; None for none."""
+    return "/".join(dict.fromkeys(_SCOPE.findall(name_stack))) or None

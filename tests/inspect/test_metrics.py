@@ -60,11 +60,11 @@ def test_metrics_are_of_the_state(axis_type):
         assert measured["compressed"] == (taken >= FREEZE)
         assert measured["frozen_at"] == (FREEZE if taken >= FREEZE else 0)
         told = onebit_jax.steps_by_stage(run.state)
-        assert list(told) == ["warmup", "measuring", "compressed"]
+        assert list(told) == ["warmup", "compressed/measuring", "compressed"]
         measuring = int(taken >= 5)
         assert told == {
             "warmup": min(taken, FREEZE),
-            "measuring": measuring,
+            "compressed/measuring": measuring,
             "compressed": max(taken - FREEZE, 0) - measuring,
         }
         low = 2 / (20 * 9 + 9) if taken >= FREEZE else 0

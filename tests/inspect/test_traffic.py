@@ -217,6 +217,33 @@ def test_a_skipped_or_accumulated_step_counts_as_run(mesh):
     assert found.sent_bytes("compressed") == 6 + 75 + 75
 
 
+@pytest.mark.parametrize("static", [False, True])
+def test_a_stage_inside_of_a_stage_sends_more(mesh, static):
+    def measuring(x):
+        with jax.named_scope("stage:measuring"):
+            return varying(lax.pmean(x[:10], "a"), "a")
+
+    def after(x, count):
+        with jax.named_scope("stage:compressed"):
+            more = lax.cond(count[0] % 8 == 0, measuring, lambda x: x[:10], x)
+        return compressed(x) + more[0]
+
+    def f(x, count):
+        if static:
+            return after(x, count)
+        return lax.cond(count[0] < 3, lambda x, _: exact(x), after, x, count)
+
+    args = jnp.ones(4 * 100), jnp.ones(1, jnp.int32)
+    found = counted(f, mesh, (P("a"), P()), P("a"), *args)
+    first = () if static else ("warmup",)
+    assert sorted(found.stages) == ["compressed", "compressed/measuring", *first]
+    assert found.sent_bytes("compressed") == 75 + 75
+    assert found.sent_bytes("compressed/measuring") == 75 + 75 + 60
+    assert "a worker sends 210 bytes a step (compressed/measuring)" in str(found)
+    if not static:
+        assert found.sent_bytes("warmup") == 600
+
+
 def test_a_static_stage_that_may_be_skipped(mesh):
     def f(x, count):
         return lax.cond(count[0] < 3, compressed, lambda x: x, x)

@@ -103,7 +103,7 @@ def test_a_late_program_of_the_warm_up_follows_the_mean_square_too():
         Workers(tx, params_of(), mesh_of(4), **stage)
         for stage in ({}, {"stage": "warmup"})
     )
-    for step in range(6):
+    for step in range(8):
         grown = {k: 5 * g for k, g in gradients_of(step).items()}
         gradients = silent if step < 4 else grown
         updates, own = (run.update(gradients, params_of()) for run in (both, late))

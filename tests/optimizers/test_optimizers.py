@@ -88,7 +88,7 @@ def test_is_its_formula(name):
     steps = onebit_jax.steps_by_stage(run.state)
     measuring = 3 if "growth" in case.parts else 0
     assert steps["warmup"] == freeze_step
-    assert steps.get("measuring", 0) == measuring
+    assert steps.get("compressed/measuring", 0) == measuring
     assert steps["compressed"] == 25 - freeze_step - measuring
     for moment, (_, its) in case.moments.items():
         for k, leaf in leaves.items():
@@ -226,10 +226,9 @@ def test_static_stages_are_the_same_with_types_unchecked(name):
     whole, _ = program(name)
     both = whole.traffic(tree_of(0, WORKERS), tree_of(0))
     # The last step is the first that measures.
-    measuring = {"measuring": (STEPS - 1, STEPS)}
-    ends = {"warmup": (0, FREEZE), "compressed": (FREEZE, STEPS - 1)}
-    ends |= measuring if "growth" in CASES[name].parts else {}
-    assert both.stages == tuple(ends)
+    ends = {"warmup": (0, FREEZE), "compressed": (FREEZE, STEPS)}
+    measuring = ("compressed/measuring",) if "growth" in CASES[name].parts else ()
+    assert both.stages == (*ends, *measuring)
     for stage, (start, stop) in ends.items():
         options = {"check_vma": False, "stage": stage}
         run, _ = program(name, **options)
@@ -245,16 +244,18 @@ def test_static_stages_are_the_same_with_types_unchecked(name):
                 )
             chex.assert_trees_all_close(run.state, state, rtol=1e-5, atol=1e-6)
         one = run.traffic(tree_of(0, WORKERS), tree_of(0))
-        assert one.stages == (stage,)
-        assert one.sent_bytes() == both.sent_bytes(stage)
+        inside = measuring if stage == "compressed" else ()
+        assert one.stages == (stage, *inside)
+        for each in one.stages:
+            assert one.sent_bytes(each) == both.sent_bytes(each)
     words = [c for c in both.collectives if c.dtype == "u32"]
-    assert {c.stage for c in words} == ends.keys() - {"warmup"}
+    assert {c.stage for c in words} == {"compressed"}
     # A leaf of one value goes exactly. What measures adds a sum of each row and column
     # of matrices, and eight of other leaves.
-    more = {"compressed": 0, "measuring": 30 + 17 + 16 + 20 + 8 + 8}
-    for stage in ends.keys() - {"warmup"}:
+    numbers = {"compressed": 1, "compressed/measuring": 30 + 17 + 16 + 20 + 8 + 8}
+    for stage in ("compressed", *measuring):
         floats = [c for c in both.collectives if c.stage == stage and c not in words]
-        assert sum(c.bytes for c in floats) == 4 * (1 + more[stage])
+        assert sum(c.bytes for c in floats) == 4 * numbers[stage]
     size = sum(p.size for p in tree_of(0).values())
     assert both.sent_bytes("warmup") > 2 * 3 / 4 * 2 * size
 

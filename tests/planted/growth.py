@@ -41,14 +41,14 @@ BUGS = {
     ),
     "all steps measure": Bug(
         "onebit_jax/optimizers/growth.py",
-        "return count % self.period == 0",
-        "return count % self.period >= 0",
+        "count % self.period == 0",
+        "count % self.period >= 0",
         SENT,
     ),
     "no step measures": Bug(
         "onebit_jax/optimizers/growth.py",
-        "return count % self.period == 0",
-        "return count % self.period < 0",
+        "count % self.period == 0",
+        "count % self.period < 0",
         SENT,
     ),
     "the measuring step is not counted": Bug(
@@ -101,8 +101,9 @@ BUGS = {
     ),
     "the growth is of the workers' squares": Bug(
         "onebit_jax/optimizers/growth.py",
-        "unravel(lax.pmean(whole(flat), axes))",
-        "unravel(jnp.sqrt(lax.pmean(jnp.square(whole(flat)), axes)))",
+        "map(_of_sums, means(sums, axes), leaves)",
+        "map(_of_sums, jax.tree.map(lambda x: jnp.sqrt(x), means(jax.tree.map("
+        "jnp.square, sums), axes)), leaves)",
         (f"{GROWTH}noise_of_the_workers_that_is_gone_in_their_mean_hides_no_growth",),
     ),
     "the mean square before the freeze is a sum": Bug(

@@ -142,7 +142,7 @@ def test_a_line_a_step_with_bytes_by_stage(whole):
     # The second phase has an optimizer of its own.
     own = [*range(STEPS), *range(SECOND)]
     stages = ["warmup" if step < FREEZE else "compressed" for step in own]
-    stages[MEASURED - 1] = "measuring"
+    stages[MEASURED - 1] = "compressed/measuring"
     assert [line["stage"] for line in lines] == stages
     rates = {line["stage"]: line["sent_bytes"] for line in lines}
     assert 20 < rates["warmup"] / rates["compressed"] < 32
@@ -150,7 +150,7 @@ def test_a_line_a_step_with_bytes_by_stage(whole):
     totals = [line["total_sent_bytes"] for line in lines]
     np.testing.assert_array_equal(totals, expected)
     assert whole.totals.total_bytes == expected[-1]
-    after = {"measuring": 0, "compressed": SECOND - FREEZE}
+    after = {"compressed/measuring": 0, "compressed": SECOND - FREEZE}
     assert whole.totals.by_stage == {"warmup": FREEZE, **after}
     learning_rates = [line["learning_rate"] for line in lines]
     for first, steps in (0, STEPS), (STEPS, SECOND):
@@ -252,7 +252,7 @@ def test_a_skipped_step_is_counted_and_changes_nothing(tmp_path, capsys):
     # The freeze comes a step later, and so does what is measured.
     stages = [line["stage"] for line in lines]
     compressed = ["compressed"] * (MEASURED - FREEZE - 1)
-    assert stages == ["warmup"] * (FREEZE + 1) + compressed + ["measuring"]
+    assert stages == ["warmup"] * (FREEZE + 1) + compressed + ["compressed/measuring"]
     totals = np.cumsum([line["sent_bytes"] for line in lines])
     np.testing.assert_array_equal([x["total_sent_bytes"] for x in lines], totals)
 
