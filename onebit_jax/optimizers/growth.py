@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from jax import Array
     from jax.typing import ArrayLike
-    from jaxtyping import Float, Float32, Int32, Key
+    from jaxtyping import Bool, Float, Float32, Int32, Key
 
 # A row or column of less than this share of its leaf's mean square had no gradient to
 # speak of.
@@ -114,6 +114,11 @@ class GrowthByMeanSquares:
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return GrowthState(zeros, zeros, jnp.zeros([], jnp.int32))
 
+    def freeze(self, state: GrowthState, happens: Bool[Array, ""]) -> GrowthState:
+        """The state with the mean squares of now for those at the freeze, if so."""
+        frozen = optax.tree.where(happens, state.now, state.frozen)
+        return state._replace(frozen=jax.tree.map(whole, frozen))
+
     def follow_mean(
         self, mean: optax.Updates, state: GrowthState, decay: ArrayLike
     ) -> GrowthState:
@@ -152,12 +157,13 @@ class GrowthByMeanSquares:
         Returns:
           The new state; the one so far in a step that does not measure.
         """
-        return run_sometimes(
+        followed = run_sometimes(
             "measuring",
             count % self.period == 0,
             lambda: self._measured(gradients, state, decay, count, axes),
             lambda: state,
         )
+        return jax.tree.map(whole, followed)
 
     def _measured(
         self,

@@ -324,9 +324,8 @@ class _OnebitAdam:
         raised, floored = nu, 0.0
         if self.floor is not None:
             raised, floored = self.floor.apply(nu)
-        if growth is not None:
-            at_freeze = optax.tree.where(now, growth.now, growth.frozen)
-            growth = growth._replace(frozen=at_freeze)
+        if self.growth is not None and growth is not None:
+            growth = self.growth.freeze(growth, now)
         return new_updates, state._replace(
             mu=mu,
             nu=optax.tree.where(now, raised, nu),
@@ -355,10 +354,12 @@ class _OnebitAdam:
             mu = optax.tree.update_moment(mean, state.mu, self.b1, 1)
         growth, followed = state.growth, frozen_at
         if self.growth is not None and growth is not None:
-            at_freeze = optax.tree.where(frozen, growth.frozen, growth.now)
-            growth = growth._replace(frozen=at_freeze)
             growth = self.growth.follow(
-                gradients, growth, decay=self.b2, count=count, axes=self.exchange.axes
+                gradients,
+                self.growth.freeze(growth, ~frozen),
+                decay=self.b2,
+                count=count,
+                axes=self.exchange.axes,
             )
             followed += self.growth.period * growth.measured
         direction = self.corrected(mu, self.b1, count)

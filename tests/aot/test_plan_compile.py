@@ -17,7 +17,7 @@ if "JAX_SKIP_CUDA_CONSTRAINTS_CHECK" not in os.environ:
     pytest.skip("run by make test-aot", allow_module_level=True)
 
 CLUSTER = {"rate": 100.0, "hosts": 64, "gpus": 8, "gpu": "h200", "remat": True}
-SMALL = 1_000_000
+MATRIX = 2 * 5120 * 5120
 
 
 @pytest.fixture(scope="module")
@@ -113,5 +113,6 @@ def test_seven_billion_parameters_gather_weights_and_nothing_else(seven_billion)
     weights = 7 / 8 * 2 * 7.03e9
     inside = sum(c["sent_bytes"] for c in over(found, "device"))
     assert 2.8 * weights < inside < 3.3 * weights
-    big = [c for c in over(found, "device") if c["bytes"] > SMALL and c not in own]
+    # The mean squares of rows are gathered as well, which are less than a matrix.
+    big = [c for c in over(found, "device") if c["bytes"] > MATRIX and c not in own]
     assert {c["dtype"] for c in big if c["op"] == "all-gather"} <= {"bf16"}

@@ -83,8 +83,8 @@ BUGS = {
     ),
     "random signs are the same in all leaves": Bug(
         "onebit_jax/optimizers/growth.py",
-        "map(_random_sums, leaves, keys[: len(leaves)])",
-        "map(_random_sums, leaves, [key] * len(leaves))",
+        "map(self._sums, leaves, keys[: len(leaves)])",
+        "map(self._sums, leaves, [key] * len(leaves))",
         FORMULA,
     ),
     "eight random sums are one": Bug(
@@ -102,7 +102,7 @@ BUGS = {
     "the growth is of the workers' squares": Bug(
         "onebit_jax/optimizers/growth.py",
         "map(_of_sums, means(sums, axes), leaves)",
-        "map(_of_sums, jax.tree.map(lambda x: jnp.sqrt(x), means(jax.tree.map("
+        "map(_of_sums, jax.tree.map(jnp.sqrt, means(jax.tree.map("
         "jnp.square, sums), axes)), leaves)",
         (f"{GROWTH}noise_of_the_workers_that_is_gone_in_their_mean_hides_no_growth",),
     ),
@@ -143,23 +143,22 @@ BUGS = {
         after("a silent row wakes"),
     ),
     "the mean squares begin again at the freeze": Bug(
-        "onebit_jax/optimizers/onebit_adam.py",
-        "growth = growth._replace(frozen=at_freeze)\n        return",
-        "none = optax.tree.where(now, optax.tree.zeros_like(growth.now), growth.now)\n"
-        "            growth = growth._replace(frozen=at_freeze, now=none)\n"
-        "        return",
+        "onebit_jax/optimizers/growth.py",
+        "return state._replace(frozen=jax.tree.map(whole, frozen))",
+        "none = optax.tree.where(happens, optax.tree.zeros_like(frozen), state.now)\n"
+        "        return state._replace(frozen=frozen, now=none)",
         EVEN,
     ),
     "a late warm-up moves the growth's beginning": Bug(
         "onebit_jax/optimizers/onebit_adam.py",
-        "at_freeze = optax.tree.where(now, growth.now, growth.frozen)",
-        "at_freeze = optax.tree.where(fires, growth.now, growth.frozen)",
+        "growth = self.growth.freeze(growth, now)",
+        "growth = self.growth.freeze(growth, fires)",
         WRONG_STAGE,
     ),
     "an early compressed step has nothing to grow from": Bug(
         "onebit_jax/optimizers/onebit_adam.py",
-        "at_freeze = optax.tree.where(frozen, growth.frozen, growth.now)",
-        "at_freeze = growth.frozen",
+        "self.growth.freeze(growth, ~frozen),",
+        "growth,",
         WRONG_STAGE,
     ),
     "an overflow is a growth": Bug(

@@ -70,9 +70,8 @@ BUGS = {
     ),
     "the bound is on the momentum": Bug(
         "onebit_jax/optimizers/onebit_adam.py",
-        "new_updates, bounded = self.bounded(new_updates, frozen=True)",
-        "direction, bounded = self.bounded(direction, frozen=True)\n"
-        "        new_updates = self.ratio(direction, nu, frozen_at)",
+        "new_updates = self.cut(new_updates, frozen=True)",
+        "new_updates = self.ratio(self.cut(direction, frozen=True), nu, frozen_at)",
         FORMULA,
     ),
     "the warm-up is bounded": Bug(
@@ -132,12 +131,6 @@ BUGS = {
         "lax.cond(current > 0, branches[1], branches[0])",
         "lax.cond(current > 0, branches[0], branches[1])",
         PUBLISHED,
-    ),
-    "of three stages the last is never run": Bug(
-        "onebit_jax/optimizers/onebit_adam.py",
-        "index *= 1 + self.growth.measures(count).astype(jnp.int32)",
-        "",
-        FORMULA,
     ),
     "stages are without names": Bug(
         "onebit_jax/workers/stages.py",
