@@ -34,7 +34,7 @@ def compress(
     error: Float[Array, " size"],
     *,
     block_size: int,
-    scale: Scale = "mean_abs",
+    scale: Scale = "rms",
     momentum: Float32[Array, " size"] | None = None,
     decay: float | Array | None = None,
     implementation: Implementation | None = None,
@@ -43,7 +43,7 @@ def compress(
 
     .. math::
       x = value + error, \quad
-      s_b = \textstyle\sum_{i \in b} |x_i| / |b|, \quad
+      s_b = \sqrt{\textstyle\sum_{i \in b} x_i^2 / |b|}, \quad
       error' = x - s_b \, \mathrm{sign}(x)
 
     with |b| the number of values in block b that are not padding, and
@@ -53,16 +53,15 @@ def compress(
       x = \beta \, momentum + (1 - \beta) \, value + error
 
     A block of zeros has scale zero. A value that is not finite makes its block's scale
-    not finite, and so does a block whose sum of magnitudes ('rms': of squares)
-    overflows float32, as 1,024 values of 3.3e35 do (of 5.8e17). Squares below
+    not finite, and so does a block whose sum of squares ('mean_abs': of magnitudes)
+    overflows float32, as 1,024 values of 5.8e17 do (of 3.3e35). Squares below
     float32's smallest normal number may be taken for zero.
 
     Args:
       value: what is to be sent, or each worker's gradient, any size.
       error: what earlier calls owe, float32 or bfloat16.
       block_size: values a scale, a power of two of at least 32.
-      scale: 'mean_abs' as in the formula, or 'rms' for
-        :math:`\sqrt{\sum x_i^2 / |b|}`.
+      scale: 'rms' as in the formula, or 'mean_abs' for :math:`\sum |x_i| / |b|`.
       momentum: the momentum that the gradient is added to.
       decay: :math:`\beta`, given with the momentum.
       implementation: 'xla', 'mosaic' (a kernel for NVIDIA GPUs from Hopper on) or
@@ -107,7 +106,7 @@ def average_and_recompress(
     error: Float[Array, " size"],
     counts: Int32[Array, " b"],
     *,
-    scale: Scale = "mean_abs",
+    scale: Scale = "rms",
     implementation: Implementation | None = None,
 ) -> tuple[UInt32[Array, "b w"], Float32[Array, " b"], Float[Array, " size"]]:
     r"""Averages what n workers sent and compresses the average again.

@@ -29,21 +29,23 @@ SPECS = {
     "bias": P(),
 }
 EXCHANGES = {
-    "sign_mean": lambda: onebit_jax.sign_mean("data", block_size=64),
+    "sign_mean": lambda: onebit_jax.sign_mean("data", block_size=64, scale="mean_abs"),
     "sign_mean_rms": lambda: onebit_jax.sign_mean(
         "data", block_size=32, scale="rms", error_dtype="bfloat16"
     ),
-    "count_mean": lambda: onebit_jax.count_mean("data", block_size=64),
+    "count_mean": lambda: onebit_jax.count_mean(
+        "data", block_size=64, scale="mean_abs"
+    ),
     "deepspeed_sign_mean": lambda: onebit_jax.deepspeed_sign_mean("data"),
     "exact_mean": lambda: onebit_jax.exact_mean("data"),
     "hierarchical": lambda: onebit_jax.hierarchical(
-        onebit_jax.sign_mean("host", block_size=64), within="device"
+        onebit_jax.sign_mean("host", block_size=64, scale="mean_abs"), within="device"
     ),
     "hierarchical_count": lambda: onebit_jax.hierarchical(
-        onebit_jax.count_mean("host", block_size=64), within="device"
+        onebit_jax.count_mean("host", block_size=64, scale="mean_abs"), within="device"
     ),
     "per_shard": lambda: onebit_jax.per_shard(
-        onebit_jax.sign_mean("data", block_size=64), SPECS
+        onebit_jax.sign_mean("data", block_size=64, scale="mean_abs"), SPECS
     ),
 }
 DTYPES = ("float32", "bfloat16")

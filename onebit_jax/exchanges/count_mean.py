@@ -37,7 +37,7 @@ def count_mean(
     axis: AxisNames,
     *,
     block_size: int = 1024,
-    scale: Scale = "mean_abs",
+    scale: Scale = "rms",
     error_dtype: DTypeLike = jnp.float32,
     exact_below: int | None = None,
     bucket_size: int = 2**27,
@@ -75,8 +75,8 @@ def count_mean(
     Args:
       axis: name, or names, of the mesh axes whose members are the workers.
       block_size: values a scale; a power of two of at least 32.
-      scale: a worker's own: 'mean_abs' for the mean magnitude, or 'rms' for the root
-        mean square.
+      scale: a worker's own: 'rms' for the root mean square, or 'mean_abs' for the mean
+        magnitude.
       error_dtype: dtype of the stored errors.
       exact_below: leaves of fewer values are averaged exactly, all in one all-reduce.
         None for block_size / 32 + 2, as in `sign_mean`.

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Send = Literal["gradient", "momentum"]
 
+LEAD = 1.14
 GROWTH = GrowthByMeanSquares()
 FLOOR = FloorAtMean()
 BOUND = 3.0
@@ -39,7 +40,7 @@ class Parts(TypedDict):
     """The parts of the compressed stage that can be left out."""
 
     send: Send
-    lead: float | None
+    lead: ArrayLike | None
     growth: GrowthByMeanSquares | None
     floor: FloorAtMean | None
     bound: ArrayLike | None
@@ -131,7 +132,7 @@ def scale_by_onebit_adam(
     *,
     bias_correction: bool = True,
     send: Send = "momentum",
-    lead: float | None = None,
+    lead: ArrayLike | None = LEAD,
     growth: GrowthByMeanSquares | None = GROWTH,
     floor: FloorAtMean | None = FLOOR,
     bound: ArrayLike | None = BOUND,
@@ -162,8 +163,8 @@ def scale_by_onebit_adam(
         gradients and take their momentum, :math:`m_t = \beta_1 m_{t-1} +
         (1 - \beta_1) E[g_t^{(i)}]`.
       lead: d, the steps by which the momentum is led after the freeze: error feedback
-        makes it late, by half a step in the mean with `sign_mean`. With b1 it is
-        Nesterov's. None for no lead.
+        makes it late. With b1 it is Nesterov's. None for no lead. More than the default
+        without a bound has diverged.
       growth: :math:`\rho_t`, of gradients that grow after the freeze and would
         otherwise raise the learning rate with them; None for 1.
       floor: what becomes of variances near zero at the freeze; None to leave them.
@@ -217,7 +218,7 @@ def scale_by_onebit_adam(
             raise TypeError(f"{name} must be a {kind.__name__} or None, got {part!r}.")
     if isinstance(bound, (int, float)) and not bound > 0:
         raise ValueError(f"bound must be more than 0, or None for none, got {bound}.")
-    if lead is not None and not 0 <= lead < math.inf:
+    if isinstance(lead, (int, float)) and not 0 <= lead < math.inf:
         raise ValueError(
             f"lead must be a finite number of steps from 0 on, or None, got {lead}."
         )
@@ -247,7 +248,7 @@ class _OnebitAdam:
     eps: ArrayLike
     bias_correction: bool
     send: Send
-    lead: float | None
+    lead: ArrayLike | None
     growth: GrowthByMeanSquares | None
     floor: FloorAtMean | None
     bound: ArrayLike | None

@@ -194,8 +194,8 @@ def by_levels(values, errors, server_error, blocks, bits):
 BITS_16 = {"scale": "rms", "error_dtype": "bfloat16"}
 rms_signs = functools.partial(by_signs, kind="rms")
 rms_counts = functools.partial(by_counts, kind="rms")
-signs = functools.partial(sign_mean, block_size=BLOCK)
-counts = functools.partial(count_mean, block_size=BLOCK)
+signs = functools.partial(sign_mean, block_size=BLOCK, scale="mean_abs")
+counts = functools.partial(count_mean, block_size=BLOCK, scale="mean_abs")
 quantized = functools.partial(quantized_mean, block_size=BLOCK)
 low = {"squares": True, "error_dtype": jnp.bfloat16}
 

@@ -45,9 +45,9 @@ def onebit_adam(learning_rate, exchange, freeze, published, **options):
     return onebit_adamw(learning_rate, exchange, freeze, **parts, **options)
 
 
-def row(parts, lead=0.0, **options):
+def row(parts, *, lead=0.0, **options):
     return Case(
-        functools.partial(onebit_adam, **options, **({"lead": lead} if lead else {})),
+        functools.partial(onebit_adam, **options),
         optax.adamw,
         functools.partial(formula.Leaf, parts=parts, lead=lead),
         parts,
@@ -56,13 +56,13 @@ def row(parts, lead=0.0, **options):
 
 
 CASES = {
-    "1-bit Adam": row(formula.PARTS, published=False),
+    "1-bit Adam": row(formula.PARTS, lead=1.14, published=False),
     "1-bit Adam as published": row(frozenset(), published=True),
 }
 # With what is no default, which is asked for its formula alone.
 FORMULAS = CASES | {
-    "1-bit Adam of gradients, led": row(
-        formula.PARTS, lead=1.5, published=False, send="gradient"
+    "1-bit Adam of gradients": row(
+        formula.PARTS, lead=1.14, published=False, send="gradient"
     ),
 }
 

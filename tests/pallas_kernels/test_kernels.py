@@ -137,7 +137,7 @@ def test_low_precision(rng, implementation, value_dtype, error_dtype):
     assert result[2].dtype == error_dtype
     x = np.asarray(value, float) + np.asarray(error, float)
     tolerance = 4e-6 if error_dtype == jnp.float32 else 2e-2
-    check(result, *blocks_of(x, 256), "mean_abs", tolerance)
+    check(result, *blocks_of(x, 256), "rms", tolerance)
     decompress = compiled(
         pk.decompress, size=10_000, dtype=value_dtype, implementation=implementation
     )
