@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 WORKERS = 8
 ADAM = "Adam's update"
 WITH_PARAMETERS = "step and parameters, one jit"
+DEFAULT = "step and parameters, onebit_adam"
 
 
 class Inputs(NamedTuple):
@@ -90,7 +91,7 @@ def bytes_moved(size: int, block_size: int) -> dict[str, int]:
     step = ("compress with momentum", "average and recompress", "decompress and apply")
     total = sum(numbers[part] for part in step)
     numbers |= dict.fromkeys(("step", "step, three jits", "step, one jit"), total)
-    numbers[WITH_PARAMETERS] = total + size
+    numbers |= dict.fromkeys((WITH_PARAMETERS, DEFAULT), total + size)
     moved = {operation: 4 * count for operation, count in numbers.items()}
     packed_bytes = -(-size // 8)
     return moved | {

@@ -11,7 +11,14 @@ import jax.numpy as jnp
 import optax
 
 import pallas_kernels
-from benchmarks.kernels.inputs import ADAM, WITH_PARAMETERS, Inputs, block_counts
+from benchmarks.kernels.default_step import default_step
+from benchmarks.kernels.inputs import (
+    ADAM,
+    DEFAULT,
+    WITH_PARAMETERS,
+    Inputs,
+    block_counts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -133,6 +140,14 @@ def operations(
             ),
             functools.partial(_adam_with_parameters, inputs),
         )
+        if inputs.value.size % block_size == 0:
+            yield Operation(
+                DEFAULT,
+                "donated",
+                implementation,
+                functools.partial(default_step, inputs, block_size, implementation),
+                functools.partial(_adam_with_parameters, inputs),
+            )
 
 
 def compression(

@@ -363,22 +363,19 @@ class _OnebitAdam:
                 axes=self.exchange.axes,
             )
             followed += self.growth.period * growth.measured
-        direction = self.corrected(mu, self.b1, count)
-        if self.lead is not None:
-            # Corrected before they are compared: a rise from zero is no lag.
-            last = self.corrected(state.mu, self.b1, jnp.maximum(state.count, 1))
-            steps = jnp.where(state.count > 0, self.lead, 0.0)
-            direction = extrapolate(direction, last, steps)
-        nu = self.grown(state.nu, growth, followed, frozen_at)
-        new_updates = self.ratio(direction, nu, frozen_at)
-        # A pass of its own over memory.
+
+        def unbounded() -> optax.Updates:
+            direction = self.led(mu, state.mu, count)
+            nu = self.grown(state.nu, growth, followed, frozen_at)
+            return self.ratio(direction, nu, frozen_at)
+
+        # Of updates computed once more: kept for it, they would be written to memory.
         bounded = lax.cond(
             count % _BOUNDED_EVERY == 0,
-            lambda: self.share_beyond(new_updates),
+            lambda: self.share_beyond(unbounded()),
             lambda: state.bounded,
         )
-        new_updates = self.cut(new_updates, frozen=True)
-        return new_updates, state._replace(
+        return self.cut(unbounded(), frozen=True), state._replace(
             mu=mu,
             frozen_at=frozen_at,
             bounded=bounded,
@@ -393,6 +390,18 @@ class _OnebitAdam:
         if not self.bias_correction:
             return moment
         return divide_by_weight(moment, decay, steps)
+
+    def led(
+        self, mu: optax.Params, last: optax.Params, count: Int32[Array, ""]
+    ) -> optax.Params:
+        """The corrected momentum, ahead by the lead."""
+        now = self.corrected(mu, self.b1, count)
+        if self.lead is None:
+            return now
+        # Corrected before they are compared: a rise from zero is no lag.
+        before = self.corrected(last, self.b1, jnp.maximum(count - 1, 1))
+        steps = jnp.where(count > 1, self.lead, 0.0)
+        return extrapolate(now, before, steps)
 
     def ratio(
         self, mu: optax.Params, nu: optax.Params, steps: Int32[Array, ""]

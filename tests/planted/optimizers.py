@@ -10,7 +10,6 @@ BAD_INPUT = "tests/workers/test_bad_input.py::test_"
 TRAFFIC = "tests/inspect/test_traffic.py::test_"
 METRICS = "tests/inspect/test_metrics.py::test_"
 FORMULA = (f"{OPTIMIZERS}is_its_formula[1-bit Adam]",)
-LED = (f"{OPTIMIZERS}is_its_formula[1-bit Adam of gradients, led]",)
 PUBLISHED = (f"{OPTIMIZERS}is_its_formula[1-bit Adam as published]",)
 WARMUP = (f"{OPTIMIZERS}before_the_freeze_it_is_optaxs_on_the_mean[1-bit Adam]",)
 STATIC = (f"{OPTIMIZERS}static_stages_are_the_same_with_types_unchecked[1-bit Adam]",)
@@ -68,10 +67,10 @@ BUGS = {
         "bounded=state.bounded,\n            growth=growth,\n            exchange",
         FORMULA,
     ),
-    "the bound is on the momentum": Bug(
+    "updates are not bounded": Bug(
         "onebit_jax/optimizers/onebit_adam.py",
-        "new_updates = self.cut(new_updates, frozen=True)",
-        "new_updates = self.ratio(self.cut(direction, frozen=True), nu, frozen_at)",
+        "return self.cut(unbounded(), frozen=True), state._replace(",
+        "return unbounded(), state._replace(",
         FORMULA,
     ),
     "the warm-up is bounded": Bug(
@@ -84,17 +83,17 @@ BUGS = {
         "onebit_jax/optimizers/moments.py",
         "m + steps * (m - before)",
         "m - steps * (m - before)",
-        LED,
+        FORMULA,
     ),
     "the lead is of uncorrected momenta": Bug(
         "onebit_jax/optimizers/onebit_adam.py",
-        "last = self.corrected(state.mu, self.b1, jnp.maximum(state.count, 1))",
-        "last = state.mu",
-        LED,
+        "before = self.corrected(last, self.b1, jnp.maximum(count - 1, 1))",
+        "before = last",
+        FORMULA,
     ),
     "the first momentum is led": Bug(
         "onebit_jax/optimizers/onebit_adam.py",
-        "steps = jnp.where(state.count > 0, self.lead, 0.0)",
+        "steps = jnp.where(count > 1, self.lead, 0.0)",
         "steps = self.lead",
         (f"{RULES}a_momentum_that_still_rises_from_zero_is_not_led",),
     ),
