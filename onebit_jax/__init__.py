@@ -29,13 +29,13 @@ from onebit_jax.optimizers.freeze import freeze_when_stable as freeze_when_stabl
 from onebit_jax.optimizers.growth import GrowthByMeanSquares as GrowthByMeanSquares
 from onebit_jax.optimizers.onebit_adam import AS_PUBLISHED as AS_PUBLISHED
 from onebit_jax.optimizers.onebit_adam import (
-    ScaleByOnebitAdamState as ScaleByOnebitAdamState,
-)
-from onebit_jax.optimizers.onebit_adam import (
     scale_by_onebit_adam as scale_by_onebit_adam,
 )
 from onebit_jax.optimizers.onebit_adam_alias import onebit_adam as onebit_adam
 from onebit_jax.optimizers.onebit_adam_alias import onebit_adamw as onebit_adamw
+from onebit_jax.optimizers.onebit_adam_state import (
+    ScaleByOnebitAdamState as ScaleByOnebitAdamState,
+)
 from onebit_jax.step.data_parallel import DataParallel as DataParallel
 from onebit_jax.step.data_parallel import data_parallel as data_parallel
 from onebit_jax.step.local_gradients import local_value_and_grad as local_value_and_grad

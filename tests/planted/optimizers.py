@@ -321,7 +321,7 @@ BUGS = {
         ("tests/train/core/test_loop.py::test_a_line_a_step_with_bytes_by_stage",),
     ),
     "the norm of errors is of all workers together": Bug(
-        "onebit_jax/optimizers/onebit_adam.py",
+        "onebit_jax/optimizers/onebit_adam_state.py",
         "squared_norm(x) / x.shape[0]",
         "squared_norm(x)",
         OF_THE_STATE,

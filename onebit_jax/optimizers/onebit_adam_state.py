@@ -1,0 +1,85 @@
+"""The state of 1-bit Adam, which tells its own stages and measures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from onebit_jax.workers.arithmetic import squared_norm
+from onebit_jax.workers.worker_local import worker_local_nodes
+
+if TYPE_CHECKING:
+    from jax import Array
+    from jaxtyping import Float32, Int32
+
+    from onebit_jax.optimizers.growth import GrowthState
+
+
+class ScaleByOnebitAdamState(NamedTuple):
+    """State of `scale_by_onebit_adam`.
+
+    Attributes:
+      count: number of steps taken.
+      mu: momentum, float32, the same on all workers.
+      nu: variance, float32, without bias correction; frozen once `frozen_at` is set.
+      frozen_at: number of warm-up steps taken when the variance was frozen; 0 as
+        long as it is not.
+      floored: share of the frozen variances that the floor raised.
+      bounded: share of updates that were cut to the bound in the last compressed step
+        whose number is a multiple of 8.
+      freeze: state of the freeze rule.
+      growth: state of the growth; None without it.
+      exchange: state of the exchange.
+    """
+
+    count: Int32[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
+    mu: optax.Params
+    nu: optax.Params
+    frozen_at: Int32[Array, ""]
+    floored: Float32[Array, ""]
+    bounded: Float32[Array, ""]
+    freeze: Any
+    growth: GrowthState | None
+    exchange: Any
+
+    def steps_by_stage(self) -> dict[str, Array]:
+        """Steps taken in each stage; see `onebit_jax.steps_by_stage`."""
+        warmup = jnp.where(self.frozen_at > 0, self.frozen_at, self.count)
+        after = self.count - warmup
+        if self.growth is None:
+            return {"warmup": warmup, "compressed": after}
+        # Who looks after several steps takes the last of their stages for theirs.
+        measured = self.growth.measured
+        return {
+            "warmup": warmup,
+            "compressed/measuring": measured,
+            "compressed": after - measured,
+        }
+
+    def metrics(self) -> dict[str, Array]:
+        """Measures of the optimizer; see `onebit_jax.metrics`."""
+        errors = worker_local_nodes(self.exchange)
+        worker = [e.value for e in errors if e.resizing == "average"]
+        server = [e.value for e in errors if e.resizing == "concatenate"]
+        # Each worker has its own worker errors; all server errors are one tree's.
+        squares = {
+            "worker_error": sum(
+                (squared_norm(x) / x.shape[0] for x in jax.tree.leaves(worker)),
+                start=jnp.float32(0),
+            ),
+            "server_error": squared_norm(server),
+        }
+        momentum = jnp.sqrt(squared_norm(self.mu))
+        # Before the first step all are zero.
+        divisor = jnp.where(momentum > 0, momentum, 1)
+        return {
+            "count": self.count,
+            "compressed": (self.frozen_at > 0).astype(jnp.int32),
+            "frozen_at": self.frozen_at,
+            "floored_share": self.floored,
+            "bounded_share": self.bounded,
+            **{name: jnp.sqrt(square) / divisor for name, square in squares.items()},
+        }
