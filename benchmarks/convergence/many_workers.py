@@ -35,6 +35,12 @@ SIGNALS = {"even": "±1", "normal": "normally distributed"}
 ARMS: Mapping[str, Callable[..., Any]] = {
     "Adam": lambda: optax.chain(onebit_jax.exact_mean(AXIS), optax.adam(1.0)),
     "1-bit Adam": partial(onebit_jax.onebit_adam, 1.0, onebit_jax.sign_mean(AXIS)),
+    "its parts, exact exchange": partial(
+        onebit_jax.onebit_adam, 1.0, onebit_jax.exact_mean(AXIS)
+    ),
+    "1-bit Adam without a lead": partial(
+        onebit_jax.onebit_adam, 1.0, onebit_jax.sign_mean(AXIS), lead=None
+    ),
     "as published": partial(
         onebit_jax.onebit_adam,
         1.0,
