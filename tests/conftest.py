@@ -1,4 +1,4 @@
-"""What every test stands on: eight virtual workers and strict arithmetic."""
+"""The ground of every test: eight virtual workers and strict arithmetic."""
 
 import json
 import pathlib

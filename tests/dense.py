@@ -34,7 +34,7 @@ def scales_of(x, blocks, kind):
 
 
 def signs(x, blocks, kind):
-    """What one bit a value and a scale a block say of x; zero is positive."""
+    """x by one bit a value and a scale a block; zero is positive."""
     return np.where(x >= 0, 1, -1) * scales_of(x, blocks, kind)
 
 

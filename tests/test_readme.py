@@ -18,7 +18,7 @@ TARGETS = set(re.findall(r"^make ([\w-]+)", README, re.MULTILINE))
 
 
 def output_of(block, folder):
-    """What a block prints, run by itself."""
+    """The output of a block, run by itself."""
     script = folder / "block.py"
     script.write_text(block, encoding="utf-8")
     done = subprocess.run(

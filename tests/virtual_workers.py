@@ -70,7 +70,7 @@ class Workers:
         return updates
 
     def traffic(self, updates, params=None):
-        """What the update sends, for updates or their shapes.
+        """The traffic of an update, for updates or their shapes.
 
         Its program serves all updates after it.
         """

@@ -64,7 +64,7 @@ def calls(program, operation):
 
 
 def assembled(capfd):
-    """What the assembler said: registers of each kernel; and its PTX."""
+    """Registers of each kernel, as the assembler told, and its PTX."""
     output = "".join(capfd.readouterr())
     assert re.search(r"0 bytes spill stores, 0 bytes spill loads", output)
     assert not re.search(r"[1-9]\d* bytes spill", output)

@@ -49,7 +49,7 @@ def between_hosts_go_packed_words(found):
 
 
 def predicted(config):
-    """What a GPU sends to the same GPU of the other hosts."""
+    """Bytes from a GPU to the same GPU of the other hosts."""
     cluster, leaves = cluster_of(config), model_of(config).leaves
     transfers = exchange_transfers(
         config.exchange, leaves, cluster.axis_sizes, hierarchical=True

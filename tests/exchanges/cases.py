@@ -109,7 +109,7 @@ class Case:
         return blocks
 
     def simulate(self, name, values, errors, server_error):
-        """What a step does to a leaf, by the simulation; values as workers have them.
+        """A step of a leaf by the simulation; values as workers have them.
 
         The mean of a host is in float32, as the library's.
         """

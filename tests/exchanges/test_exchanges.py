@@ -1,4 +1,4 @@
-"""What every exchange promises, asked of a table of them."""
+"""The promises of every exchange, asked of a table of them."""
 
 import dataclasses
 import functools
@@ -73,7 +73,7 @@ def flat(x):
 
 @dataclasses.dataclass
 class Step:
-    """What a step was given, and what it did."""
+    """The arguments and results of a step."""
 
     values: dict
     before: dict

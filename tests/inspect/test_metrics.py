@@ -1,4 +1,4 @@
-"""What the metrics tell, against NumPy on the state's own arrays."""
+"""Metrics, against NumPy on the state's own arrays."""
 
 import jax
 import jax.numpy as jnp

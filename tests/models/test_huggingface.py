@@ -1,4 +1,4 @@
-"""What is read as a BERT of Hugging Face's, and what is refused by name."""
+"""Folders read as a BERT of Hugging Face's, and those refused by name."""
 
 import dataclasses
 import errno

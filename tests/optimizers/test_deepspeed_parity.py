@@ -36,7 +36,7 @@ def scale_of(x):
 
 
 def compressed_values(golden, config, t, i):
-    """What the workers and the servers took signs of at call t, in float64."""
+    """Values that workers and servers took signs of at call t, in float64."""
     n, (b1, _) = config["workers"], config["betas"]
     gradient = golden[f"grad_{t}_{i}"].reshape(n, -1).astype(np.float64)
     mu = golden[f"mu_{t - 1}_{i}"].reshape(1, -1).astype(np.float64)

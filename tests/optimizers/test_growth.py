@@ -166,7 +166,7 @@ def scenes(step):
 
 @functools.cache
 def history(bias_correction):
-    """What all updates take from parameters, (steps, *shape), by leaf, by sign."""
+    """All updates of the parameters, (steps, *shape), by leaf, by sign."""
     tx = onebit_adam(
         1.0, exact_mean("data"), freeze_at(FREEZE), b1=B1, b2=B2,
         bias_correction=bias_correction,

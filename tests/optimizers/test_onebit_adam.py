@@ -92,7 +92,7 @@ def test_a_static_stage_in_the_wrong_place_still_makes_sense():
 
 
 def test_a_late_program_of_the_warm_up_follows_the_mean_square_too():
-    """What woke after the freeze has a variance of zero, and has grown by infinity."""
+    """A leaf that woke after the freeze has no variance, and has grown by infinity."""
     growth = onebit_jax.GrowthByMeanSquares(period=1)
     options = {"growth": growth, "lead": None}
     tx = onebit_adam(0.1, exact_mean("data"), freeze_at(3), **options)

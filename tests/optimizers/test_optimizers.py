@@ -1,4 +1,4 @@
-"""What every optimizer promises, asked of a table of them."""
+"""The promises of every optimizer, asked of a table of them."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""What cannot work is refused with a sentence that says what to do."""
+"""Bad input is refused with a sentence that says what to do."""
 
 import jax
 import jax.numpy as jnp
