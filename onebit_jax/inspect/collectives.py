@@ -65,6 +65,11 @@ class Collective(NamedTuple):
         )
 
 
+def is_of(stage: str, other: str) -> bool:
+    """True for a stage that is another or inside of it, and so runs what that runs."""
+    return other == "every" or f"{stage}/".startswith(f"{other}/")
+
+
 def collectives(
     module: hlo.Module, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
 ) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
@@ -117,7 +122,7 @@ def _run_by_branches(
         return max(branches, key=lambda run: sum(c.sent_bytes for c in run))
     return tuple(
         collective._replace(stage=stage)
-        if stage and _is_inside(stage, collective.stage)
+        if stage and is_of(stage, collective.stage)
         else collective
         for stage, run in zip(stages, branches, strict=True)
         for collective in run
@@ -190,10 +195,6 @@ def _axes_of_groups(
     ids = np.moveaxis(ids, positions, range(-len(axes), 0)).reshape(-1, n)
     same = set(map(frozenset, ids.tolist())) == set(map(frozenset, groups))
     return axes if same else None
-
-
-def _is_inside(stage: str, other: str) -> bool:
-    return other == "every" or stage.startswith(f"{other}/")
 
 
 def _around(stages: Iterable[str]) -> str | None:

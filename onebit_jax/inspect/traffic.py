@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from onebit_jax.inspect import hlo
-from onebit_jax.inspect.collectives import collectives
+from onebit_jax.inspect.collectives import collectives, is_of
 
 if TYPE_CHECKING:
     import jax
@@ -61,7 +61,7 @@ class Traffic:
             )
         total = 0
         for collective in self.collectives:
-            if stage is not None and not _includes(stage, collective.stage):
+            if stage is not None and not is_of(stage, collective.stage):
                 continue
             if axis is not None and collective.axes is None:
                 raise ValueError(
@@ -96,11 +96,6 @@ class Traffic:
                 f"a worker sends {self.sent_bytes(stage):,} bytes a step{name}"
             )
         return "\n".join(lines)
-
-
-def _includes(stage: str, of_collective: str) -> bool:
-    """Whether a step of a stage, or of one inside of it, runs such a collective."""
-    return of_collective == "every" or f"{stage}/".startswith(f"{of_collective}/")
 
 
 def traffic(compiled: jax.stages.Compiled, mesh: jax.sharding.Mesh) -> Traffic:

@@ -18,6 +18,8 @@ if "JAX_SKIP_CUDA_CONSTRAINTS_CHECK" not in os.environ:
 
 CLUSTER = {"rate": 100.0, "hosts": 64, "gpus": 8, "gpu": "h200", "remat": True}
 MATRIX = 2 * 5120 * 5120
+# Now and at the freeze, of 25 layers' matrices: float32.
+ROWS = 8_000_000
 
 
 @pytest.fixture(scope="module")
@@ -105,10 +107,10 @@ def test_seven_billion_parameters_send_packed_words_between_hosts(seven_billion)
 
 def test_seven_billion_parameters_gather_weights_and_nothing_else(seven_billion):
     _, found = seven_billion
-    # The compressed stage gathers the mean squares of rows inside the host, less than
-    # one matrix of all, and nothing else.
+    # The compressed stage gathers the mean squares of rows inside the host, and
+    # nothing else.
     own = [c for c in over(found, "device") if c["stage"] == "compressed"]
-    assert sum(c["bytes"] for c in own) < MATRIX
+    assert sum(c["bytes"] for c in own) < ROWS
     # Weights, in bfloat16, for three passes, and their gradients, once; were it
     # activations, it would be four times as much.
     weights = 7 / 8 * 2 * 7.03e9
