@@ -27,6 +27,9 @@ from onebit_jax.optimizers.freeze import FreezeRule as FreezeRule
 from onebit_jax.optimizers.freeze import freeze_at as freeze_at
 from onebit_jax.optimizers.freeze import freeze_when_stable as freeze_when_stable
 from onebit_jax.optimizers.growth import GrowthByMeanSquares as GrowthByMeanSquares
+from onebit_jax.optimizers.intervals import IntervalRule as IntervalRule
+from onebit_jax.optimizers.intervals import every as every
+from onebit_jax.optimizers.intervals import growing_intervals as growing_intervals
 from onebit_jax.optimizers.onebit_adam import AS_PUBLISHED as AS_PUBLISHED
 from onebit_jax.optimizers.onebit_adam import (
     scale_by_onebit_adam as scale_by_onebit_adam,
@@ -35,6 +38,11 @@ from onebit_jax.optimizers.onebit_adam_alias import onebit_adam as onebit_adam
 from onebit_jax.optimizers.onebit_adam_alias import onebit_adamw as onebit_adamw
 from onebit_jax.optimizers.onebit_adam_state import (
     ScaleByOnebitAdamState as ScaleByOnebitAdamState,
+)
+from onebit_jax.optimizers.zero_one_adam import AS_DEEPSPEED as AS_DEEPSPEED
+from onebit_jax.optimizers.zero_one_adam import zero_one_adam as zero_one_adam
+from onebit_jax.optimizers.zero_one_adam_state import (
+    ZeroOneAdamState as ZeroOneAdamState,
 )
 from onebit_jax.step.data_parallel import DataParallel as DataParallel
 from onebit_jax.step.data_parallel import data_parallel as data_parallel

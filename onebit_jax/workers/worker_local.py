@@ -6,6 +6,8 @@ import dataclasses
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
+import optax
 from jax.sharding import PartitionSpec
 
 Resizing = Literal["average", "concatenate", "drop"]
@@ -71,3 +73,26 @@ def worker_local_nodes(state: Any) -> list[WorkerLocal]:
     """All worker-local nodes of a state."""
     nodes = jax.tree.leaves(state, is_leaf=is_worker_local)
     return [node for node in nodes if is_worker_local(node)]
+
+
+def add_own(params: Any, own: WorkerLocal) -> Any:
+    """Agreed parameters plus what each worker's differ by.
+
+    Args:
+      params: the same on all workers.
+      own: (workers, *shape) of each leaf, of which the mean is added: inside
+        `shard_map`, where there is one, the worker's own. Leaves that `optax.masked`
+        leaves out stay.
+
+    Returns:
+      A tree like the parameters.
+    """
+
+    def add(x: Any, p: Any) -> Any:
+        if isinstance(x, optax.MaskedNode):
+            return p
+        return (p.astype(jnp.float32) + jnp.mean(x, axis=0)).astype(p.dtype)
+
+    return jax.tree.map(
+        add, own.value, params, is_leaf=lambda x: isinstance(x, optax.MaskedNode)
+    )

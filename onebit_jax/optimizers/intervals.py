@@ -1,0 +1,158 @@
+"""Rules for steps at intervals: when a variance is refreshed, when workers agree."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import jax.numpy as jnp
+
+if TYPE_CHECKING:
+    from jax import Array
+    from jaxtyping import Bool, Int32
+
+
+class IntervalRule(NamedTuple):
+    """A rule that says of each step whether it is due.
+
+    Attributes:
+      init: makes the rule's state.
+      update: from the state and the number of the step, which counts from 1, tells
+        whether the step is due, and the new state. Called once a step, in compiled
+        code, with the same values on all workers.
+    """
+
+    init: Callable[[], Any]
+    update: Callable[[Any, Int32[Array, ""]], tuple[Bool[Array, ""], Any]]
+
+
+class IntervalState(NamedTuple):
+    """State of `growing_intervals`.
+
+    Attributes:
+      interval: steps from one due step to the next.
+      waited: steps since the last that was due.
+      counted: due steps, or steps, of this interval.
+    """
+
+    interval: Int32[Array, ""]
+    waited: Int32[Array, ""]
+    counted: Int32[Array, ""]
+
+
+def every(steps: int) -> IntervalRule:
+    """One step in so many is due, the last of them.
+
+    Args:
+      steps: at least 1; 1 for every step.
+
+    Returns:
+      A rule.
+
+    Raises:
+      ValueError: if `steps` is less than 1.
+      TypeError: if it is no integer.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> rule = every(3)
+      >>> state, due = rule.init(), []
+      >>> for step in range(1, 8):
+      ...     now, state = rule.update(state, jnp.int32(step))
+      ...     due.append(bool(now))
+      >>> due
+      [False, False, True, False, False, True, False]
+    """
+    return _intervals(_positive("steps", steps), None, None, "times", aligned=False)
+
+
+def growing_intervals(
+    double_after: int,
+    *,
+    longest: int | None = None,
+    counting: Literal["times", "steps"] = "times",
+    aligned: bool = False,
+) -> IntervalRule:
+    r"""Every step is due at first; the interval doubles after so many due steps.
+
+    With k_j the j-th due step, counted from 1,
+
+    .. math:: k_{j+1} - k_j = \min\left(2^{\lfloor j / \kappa \rfloor}, L\right)
+
+    Args:
+      double_after: :math:`\kappa`, at least 1.
+      longest: L in steps; None for no limit.
+      counting: what :math:`\kappa` counts: 'times' for due steps, as the paper does,
+        or 'steps' for all steps, as DeepSpeed does for its local steps.
+      aligned: True for due steps whose own number is a multiple of the interval, as
+        DeepSpeed has them: the first interval after a doubling may then be shorter.
+
+    Returns:
+      A rule.
+
+    Raises:
+      ValueError: if a number is less than 1, or `counting` is neither.
+      TypeError: if a number is no integer.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> rule = growing_intervals(2)
+      >>> state, due = rule.init(), []
+      >>> for step in range(1, 16):
+      ...     now, state = rule.update(state, jnp.int32(step))
+      ...     due += [step] if now else []
+      >>> due
+      [1, 2, 4, 6, 10, 14]
+
+    References:
+      Lu et al., 0/1 Adam, 2022, https://arxiv.org/abs/2202.06009, section 6 (the
+      policies of :math:`T_v` and :math:`T_u`).
+    """
+    if counting not in ("times", "steps"):
+        raise ValueError(f"counting must be 'times' or 'steps', got {counting!r}.")
+    longest = None if longest is None else _positive("longest", longest)
+    return _intervals(
+        1, _positive("double_after", double_after), longest, counting, aligned=aligned
+    )
+
+
+def _positive(name: str, number: int) -> int:
+    number = operator.index(number)
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, got {number}.")
+    return number
+
+
+def _intervals(
+    first: int,
+    double_after: int | None,
+    longest: int | None,
+    counting: str,
+    *,
+    aligned: bool,
+) -> IntervalRule:
+    def init_fn() -> IntervalState:
+        zero = jnp.zeros([], jnp.int32)
+        return IntervalState(jnp.full([], first, jnp.int32), zero, zero)
+
+    def update_fn(
+        state: IntervalState, count: Int32[Array, ""]
+    ) -> tuple[Bool[Array, ""], IntervalState]:
+        waited = state.waited + 1
+        interval = state.interval
+        due = (count % interval == 0) if aligned else (waited >= interval)
+        waited = jnp.where(due, 0, waited)
+        if double_after is None:
+            return due, IntervalState(interval, waited, state.counted)
+        counted = state.counted + (due if counting == "times" else True)
+        doubles = counted >= double_after
+        # No interval is longer than a run can be.
+        doubled = jnp.minimum(2 * interval, longest or 2**30)
+        return due, IntervalState(
+            jnp.where(doubles, doubled, interval),
+            waited,
+            jnp.where(doubles, 0, counted),
+        )
+
+    return IntervalRule(init_fn, update_fn)
