@@ -145,7 +145,8 @@ def _intervals(
         waited = jnp.where(due, 0, waited)
         if double_after is None:
             return due, IntervalState(interval, waited, state.counted)
-        counted = state.counted + (due if counting == "times" else True)
+        counts = due if counting == "times" else jnp.bool(True)
+        counted = state.counted + counts.astype(jnp.int32)
         doubles = counted >= double_after
         # No interval is longer than a run can be.
         doubled = jnp.minimum(2 * interval, longest or 2**30)

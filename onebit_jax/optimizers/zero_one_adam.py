@@ -84,9 +84,10 @@ def zero_one_adam(
     a step that synchronises, with :math:`E` the exchange,
 
     .. math::
-      \bar u &= E[-d^{(i)} (\sqrt{\hat v} + \epsilon)], \quad
-      p \leftarrow p - \frac{\bar u}{\sqrt{\hat v} + \epsilon} \\
-      m^{(i)} &\leftarrow \bar u / \Gamma, \quad
+      \bar m &= -\tfrac1\Gamma E[d^{(i)} (\sqrt{\hat v} + \epsilon)], \quad
+      p \leftarrow p - \Gamma \,\mathrm{clip}\left(
+      \frac{\bar m}{\sqrt{\hat v} + \epsilon}, \pm B\right) \\
+      m^{(i)} &\leftarrow \bar m, \quad
       d^{(i)} \leftarrow 0, \quad \Gamma \leftarrow 0
 
     and in one that refreshes the variance, before all of this,
@@ -274,9 +275,12 @@ class _ZeroOneAdam:
         count = jnp.asarray(optax.safe_increment(state.count))
         refreshes, variance = self.variance.update(state.variance, count)
         syncs, sync = self.sync.update(state.sync, count)
-        # Its intervals grow from the freeze on.
-        sync = optax.tree.where(frozen, sync, state.sync)
-        state = state._replace(count=count, variance=variance, sync=sync)
+        # Until the freeze the one goes on, after it the other.
+        state = state._replace(
+            count=count,
+            variance=optax.tree.where(frozen, state.variance, variance),
+            sync=optax.tree.where(frozen, sync, state.sync),
+        )
         gradients = optax.tree.cast(updates, jnp.float32)
         run = {
             name: functools.partial(function, gradients, state, params)
@@ -287,7 +291,10 @@ class _ZeroOneAdam:
         new_updates, state = run_stage(run, index, stage)
         if stage is not None:
             index = list(run).index(stage)
-        taken = {n: state.taken[n] + (i == index) for i, n in enumerate(run)}
+        taken = {
+            name: state.taken[name] + jnp.asarray(i == index, jnp.int32)
+            for i, name in enumerate(run)
+        }
         new_updates = jax.tree.map(lambda u, g: u.astype(g.dtype), new_updates, updates)
         return new_updates, self.at_freeze(state._replace(taken=taken))
 
@@ -324,10 +331,10 @@ class _ZeroOneAdam:
         """A step of each worker's own, and all since the last agreed on."""
         state = self.moved(gradients, state, params)
         roots = self.roots(state)
-        sums = jax.tree.map(lambda d, root: -d[0] * root, state.moved.value, roots)
+        sums = jax.tree.map(lambda d, root: d[0] * root, state.moved.value, roots)
         agreed, exchange = self.exchange.update(sums, state.exchange)
         # The mean momentum of the steps, each weighed with its rate.
-        mu = _scaled(1 / state.rates, agreed)
+        mu = _scaled(-1 / state.rates, agreed)
         return _scaled(-state.rates, self.steps(mu, roots)), state._replace(
             own_mu=self.local(mu),
             moved=self.local(optax.tree.zeros_like(mu)),
