@@ -20,6 +20,7 @@ from onebit_jax.inspect.replicas import (
     assert_replicas_identical as assert_replicas_identical,
 )
 from onebit_jax.inspect.replicas import replica_mismatches as replica_mismatches
+from onebit_jax.inspect.stage_costs import stage_costs as stage_costs
 from onebit_jax.inspect.traffic import Traffic as Traffic
 from onebit_jax.inspect.traffic import traffic as traffic
 from onebit_jax.optimizers.floor import FloorAtMean as FloorAtMean

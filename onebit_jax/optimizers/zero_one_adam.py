@@ -159,21 +159,14 @@ def zero_one_adam(
         variance=variance,
         sync=sync,
         before_freeze=before_freeze,
-        own_decay=optax.add_decayed_weights(weight_decay, mask)
-        if decay == "accumulated"
-        else None,
+        decay=decay,
+        decays=optax.add_decayed_weights(weight_decay, mask) if weight_decay else None,
         bias_correction=bias_correction,
         floor=floor,
         bound=bound,
     )
     init: Any = adam.init
-    tx = optax.GradientTransformationExtraArgs(init, adam.update)
-    if decay == "accumulated":
-        return tx
-    decays = optax.add_decayed_weights(
-        lambda count: -weight_decay * adam.rate(count), mask
-    )
-    return optax.chain(tx, decays)
+    return optax.GradientTransformationExtraArgs(init, adam.update)
 
 
 def _check(
@@ -217,7 +210,8 @@ class _ZeroOneAdam:
     variance: IntervalRule
     sync: IntervalRule
     before_freeze: BeforeFreeze
-    own_decay: optax.GradientTransformation | None
+    decay: Decay
+    decays: optax.GradientTransformation | None
     bias_correction: bool
     floor: FloorAtMean | None
     bound: ArrayLike | None
@@ -295,6 +289,10 @@ class _ZeroOneAdam:
             name: state.taken[name] + jnp.asarray(i == index, jnp.int32)
             for i, name in enumerate(run)
         }
+        if self.decay == "agreed":
+            decay = self.decayed(optax.tree.zeros_like(new_updates), params)
+            rate = self.rate(count - 1)
+            new_updates = jax.tree.map(lambda u, d: u - rate * d, new_updates, decay)
         new_updates = jax.tree.map(lambda u, g: u.astype(g.dtype), new_updates, updates)
         return new_updates, self.at_freeze(state._replace(taken=taken))
 
@@ -352,7 +350,8 @@ class _ZeroOneAdam:
         )
         mu = optax.tree.update_moment(gradients, before, self.b1, 1)
         steps = self.steps(mu, self.roots(state))
-        steps = self.decayed(steps, state.local_params(params))
+        if self.decay == "accumulated":
+            steps = self.decayed(steps, params, state)
         rate = self.corrected_rate(state.count)
         moved = jax.tree.map(lambda d, u: d - rate * u, moved, steps)
         return state._replace(
@@ -364,7 +363,9 @@ class _ZeroOneAdam:
     ) -> tuple[optax.Updates, ZeroOneAdamState]:
         """A step that all workers take, with an agreed gradient."""
         mu = optax.tree.update_moment(mean, state.mu, self.b1, 1)
-        steps = self.decayed(self.steps(mu, self.roots(state)), params)
+        steps = self.steps(mu, self.roots(state))
+        if self.decay == "accumulated":
+            steps = self.decayed(steps, params)
         rate = self.corrected_rate(state.count)
         return _scaled(-rate, steps), state._replace(mu=mu)
 
@@ -409,11 +410,16 @@ class _ZeroOneAdam:
             else optax.tree.clip(steps, -self.bound, self.bound)
         )
 
-    def decayed(self, steps: optax.Updates, params: optax.Params) -> optax.Updates:
-        """Steps with the decay of the parameters that they are taken from."""
-        if self.own_decay is None:
+    def decayed(
+        self, steps: optax.Updates, params: Any, state: ZeroOneAdamState | None = None
+    ) -> optax.Updates:
+        """Steps plus the decay of the parameters, each worker's own with a state."""
+        if self.decays is None:
             return steps
-        return self.own_decay.update(steps, self.own_decay.init(params), params)[0]
+        params = optax.tree.cast(params, jnp.float32)
+        if state is not None:
+            params = state.local_params(params)
+        return self.decays.update(steps, self.decays.init(params), params)[0]
 
     def roots(self, state: ZeroOneAdamState) -> optax.Params:
         """The roots of the variance, with what keeps them from zero."""

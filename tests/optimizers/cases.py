@@ -11,14 +11,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from optimizers import formula
+from optimizers import formula, formula_zero_one
 
 import onebit_jax
-from onebit_jax import freeze_at, onebit_adamw
+from onebit_jax import freeze_at, growing_intervals, onebit_adamw, zero_one_adam
 
 # More than one leaf has rows and columns; one goes exactly.
 SHAPES = {"bias": (17,), "kernel": (30, 17), "matrix": (16, 20), "scale": ()}
 DECAYED = {"bias": False, "kernel": True, "matrix": True, "scale": False}
+LONGEST = 25
+"""The most steps that a row is asked for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,17 +29,21 @@ class Case:
 
     Attributes:
       make: makes it, of a learning rate, an exchange, a freeze rule and more.
-      warmup: Optax's, on the mean gradient, that the warm-up equals.
       leaf: the formula of one leaf.
-      parts: those of the formula that it has.
-      moments: for each moment of the state what Optax's state and the formula call it.
+      moments: for each moment of the state what the formula calls it, and what Optax's
+        state does.
+      stage: from the number of a step, from 0, and of the freeze to the step's stage.
+      warmup: Optax's, on the mean gradient, that the steps before the freeze equal;
+        None for none.
+      parts: those of 1-bit Adam's formula that it has.
     """
 
     make: Callable[..., Any]
-    warmup: Callable[..., Any]
     leaf: Callable[..., Any]
-    parts: frozenset[str]
-    moments: Mapping[str, tuple[str, str]]
+    moments: Mapping[str, tuple[str, str | None]]
+    stage: Callable[[int, int], str]
+    warmup: Callable[..., Any] | None = None
+    parts: frozenset[str] = frozenset()
 
 
 def onebit_adam(learning_rate, exchange, freeze, published, **options):
@@ -45,26 +51,73 @@ def onebit_adam(learning_rate, exchange, freeze, published, **options):
     return onebit_adamw(learning_rate, exchange, freeze, **parts, **options)
 
 
-def row(parts, *, lead=0.0, **options):
+def onebit_adam_row(parts, *, lead=0.0, **options):
+    def stage(step, freeze):
+        if step < freeze:
+            return "warmup"
+        measures = "growth" in parts and (step + 1) % formula.PERIOD == 0
+        return "compressed/measuring" if measures else "compressed"
+
     return Case(
         functools.partial(onebit_adam, **options),
-        optax.adamw,
         functools.partial(formula.Leaf, parts=parts, lead=lead),
+        {"mu": ("m", "mu"), "nu": ("v", "nu")},
+        stage,
+        optax.adamw,
         parts,
-        {"mu": ("mu", "m"), "nu": ("nu", "v")},
+    )
+
+
+def zero_one_adam_row(*, refresh, sync, longest, gradients=False, **options):
+    refreshes = formula_zero_one.due_steps(refresh, LONGEST)
+    syncs = formula_zero_one.due_steps(sync, LONGEST, longest)
+
+    def stage(step, freeze):
+        if step < freeze:
+            between = "gradient" if gradients else "compressed"
+            return "variance" if step + 1 in refreshes else between
+        return "compressed" if step + 1 - freeze in syncs else "local"
+
+    return Case(
+        functools.partial(
+            zero_one_adam,
+            variance=growing_intervals(refresh),
+            sync=growing_intervals(sync, longest=longest),
+            **options,
+        ),
+        functools.partial(
+            formula_zero_one.Leaf,
+            refreshes=refreshes,
+            syncs=syncs,
+            published="bound" in options,
+        ),
+        {"own_mu": ("own_m", None), "nu": ("v", None)},
+        stage,
     )
 
 
 CASES = {
-    "1-bit Adam": row(formula.PARTS, lead=1.14, published=False),
-    "1-bit Adam as published": row(frozenset(), published=True),
-}
-# With what is no default, which is asked for its formula alone.
-FORMULAS = CASES | {
-    "1-bit Adam of gradients": row(
-        formula.PARTS, lead=1.14, published=False, send="gradient"
+    "1-bit Adam": onebit_adam_row(formula.PARTS, lead=1.14, published=False),
+    "1-bit Adam as published": onebit_adam_row(frozenset(), published=True),
+    "0/1 Adam": zero_one_adam_row(refresh=2, sync=1, longest=3),
+    "0/1 Adam as DeepSpeed's": zero_one_adam_row(
+        refresh=1, sync=2, longest=2, gradients=True, **onebit_jax.AS_DEEPSPEED
     ),
 }
+# With what is no default, which is asked for its formula alone; DeepSpeed's is asked
+# for DeepSpeed's own numbers.
+FORMULAS = {
+    "1-bit Adam of gradients": onebit_adam_row(
+        formula.PARTS, lead=1.14, published=False, send="gradient"
+    ),
+    "0/1 Adam to the letter": zero_one_adam_row(
+        refresh=3, sync=2, longest=4, floor=None, bound=None
+    ),
+    **CASES,
+}
+del FORMULAS["0/1 Adam as DeepSpeed's"]
+UNBOUNDED = "1-bit Adam as published", "0/1 Adam to the letter"
+"""Those whose frozen variance has no floor."""
 
 
 def freeze(step):
@@ -72,10 +125,16 @@ def freeze(step):
 
 
 def moments_of(state):
-    """The optimizer's own state, below wrappers, which has a momentum mu."""
-    while not hasattr(state, "mu"):
+    """The optimizer's own state, below wrappers and before others of a chain."""
+    while hasattr(state, "inner") or not hasattr(state, "_fields"):
         state = state.inner if hasattr(state, "inner") else state[0]
     return state
+
+
+def moment_of(state, name):
+    """A moment of the state, each worker's own where they differ."""
+    moment = getattr(moments_of(state), name)
+    return moment.value if is_local(moment) else moment
 
 
 def is_local(node):

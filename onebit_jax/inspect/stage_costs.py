@@ -1,0 +1,144 @@
+"""The collectives of an optimizer's stages, read from its traced update."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.sharding import AbstractMesh, PartitionSpec
+
+from onebit_jax.workers.placement import abstract_state, state_specs
+from onebit_jax.workers.stages import stage_of, steps_by_stage
+from onebit_jax.workers.transfers import Transfer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import optax
+
+_OPS = {
+    "psum": "all-reduce",
+    "psum_invariant": "all-reduce",
+    "pmax": "all-reduce",
+    "pmin": "all-reduce",
+    "reduce_scatter": "reduce-scatter",
+    "all_to_all": "all-to-all",
+    "all_gather": "all-gather",
+    "all_gather_invariant": "all-gather",
+    "ppermute": "collective-permute",
+}
+_SEND_NOTHING = {"axis_index", "pcast", "pvary"}
+
+
+def stage_costs(
+    tx: optax.GradientTransformation, params: Any, axis_sizes: Mapping[str, int]
+) -> dict[str, tuple[Transfer, ...]]:
+    """The collectives of a step of each of an optimizer's stages.
+
+    They are found by tracing `update`, which takes seconds for a thousand leaves and
+    compiles nothing. All all-reduces of a stage over the same axes are one, as the
+    compiler puts them together. `onebit_jax.traffic` counts those of a compiled step.
+
+    Args:
+      tx: an optimizer, wrappers such as `skip_nonfinite` included.
+      params: parameters, or their shapes and dtypes.
+      axis_sizes: sizes of the mesh axes, all of them the workers', such as
+        `mesh.shape`.
+
+    Returns:
+      For each stage, in the optimizer's order, its collectives, which `sent_bytes` adds
+      up; for an optimizer without stages those of every step, as 'every'.
+
+    Raises:
+      ValueError: if the update has a collective of a kind that is not known.
+
+    Example:
+      >>> import jax.numpy as jnp, onebit_jax
+      >>> tx = onebit_jax.zero_one_adam(
+      ...     1e-3, onebit_jax.sign_mean('data'), onebit_jax.freeze_at(10))
+      >>> costs = stage_costs(tx, jnp.zeros((256, 256)), {'data': 8})
+      >>> for stage, transfers in costs.items():
+      ...     print(stage, onebit_jax.sent_bytes(transfers, {'data': 8}))
+      variance 473536
+      compressed 14784
+      local 0
+    """
+    mesh = AbstractMesh(tuple(axis_sizes.values()), tuple(axis_sizes))
+    state = abstract_state(tx, params, mesh)
+    stages: list[str] = []
+    # A dictionary that a traced function returns has lost its order.
+    jax.eval_shape(lambda state: stages.extend(steps_by_stage(state)), state)
+    if not stages:
+        return {"every": _merged(t for _, t in _traced(tx, params, state, mesh))}
+    whole = [name for name in stages if "/" not in name]
+    costs = {}
+    for name in whole:
+        found = list(_traced(tx, params, state, mesh, stage=name))
+        # What has no scope is done in every step; what is inside another, in some.
+        inside = {s for s, _ in found if s is not None and s.startswith(f"{name}/")}
+        for stage in (*inside, name):
+            costs[stage] = _merged(t for s, t in found if s in (None, name, stage))
+    return {name: costs.get(name, ()) for name in stages}
+
+
+def _traced(
+    tx: Any, params: Any, state: Any, mesh: AbstractMesh, **extra: str
+) -> Iterator[tuple[str | None, Transfer]]:
+    workers = PartitionSpec(mesh.axis_names)
+    specs = state_specs(state)
+
+    def update(updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
+        own = jax.tree.map(lambda x: x[0], updates)
+        return tx.update(own, state, params, **extra)
+
+    mapped = jax.shard_map(
+        update,
+        mesh=mesh,
+        in_specs=(workers, specs, PartitionSpec()),
+        out_specs=(PartitionSpec(), specs),
+    )
+    number = mesh.size
+    own = jax.tree.map(
+        lambda p: jax.ShapeDtypeStruct((number, *p.shape), p.dtype), params
+    )
+    shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
+    return _collectives(jax.make_jaxpr(mapped)(own, state, shapes).jaxpr, "")
+
+
+def _collectives(jaxpr: Any, around: str) -> Iterator[tuple[str | None, Transfer]]:
+    for eqn in jaxpr.eqns:
+        scopes = f"{around}/{eqn.source_info.name_stack}"
+        name = eqn.primitive.name
+        axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+        axes = axes if isinstance(axes, tuple) else (axes,)
+        # Numbers are axes of arrays.
+        names = tuple(axis for axis in axes if isinstance(axis, str))
+        if name in _OPS:
+            held = eqn.outvars if _OPS[name] == "all-gather" else eqn.invars
+            size = sum(v.aval.size * v.aval.dtype.itemsize for v in held)
+            yield stage_of(scopes), Transfer(_OPS[name], size, names)
+        elif names and name not in _SEND_NOTHING:
+            raise ValueError(
+                f"stage_costs does not know the collective {name!r}: compile a step "
+                "and count its bytes with onebit_jax.traffic."
+            )
+        for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=_is_jaxpr):
+            if _is_jaxpr(inner):
+                yield from _collectives(getattr(inner, "jaxpr", inner), scopes)
+
+
+def _is_jaxpr(x: Any) -> bool:
+    return hasattr(x, "eqns")
+
+
+def _merged(transfers: Any) -> tuple[Transfer, ...]:
+    """With the all-reduces over the same axes as one."""
+    sums: dict[tuple[str, ...], int] = {}
+    others = []
+    for transfer in transfers:
+        if transfer.op != "all-reduce":
+            others.append(transfer)
+        elif transfer.bytes:
+            sums[transfer.axes] = sums.get(transfer.axes, 0) + transfer.bytes
+    reduced = (Transfer("all-reduce", size, axes) for axes, size in sums.items())
+    return *reduced, *(t for t in others if t.bytes)
