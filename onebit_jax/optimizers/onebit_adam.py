@@ -63,6 +63,7 @@ def scale_by_onebit_adam(
     eps: ArrayLike = 1e-8,
     *,
     bias_correction: bool = True,
+    warmup_exchange: Exchange | None = None,
     send: Send = "momentum",
     lead: ArrayLike | None = LEAD,
     growth: GrowthByMeanSquares | None = GROWTH,
@@ -91,6 +92,9 @@ def scale_by_onebit_adam(
       eps: added to the root of the variance.
       bias_correction: whether both moments are corrected for their start from
         zero. The variance's correction is frozen with it.
+      warmup_exchange: what workers do with their gradients in the warm-up, such as
+        `quantized_mean('data', 4)` for an eighth of the bytes; None for the exact
+        mean. Its errors are of no use after the freeze, and stay in the state.
       send: 'momentum' to exchange momenta, as the paper does, 'gradient' to exchange
         gradients and take their momentum, :math:`m_t = \beta_1 m_{t-1} +
         (1 - \beta_1) E[g_t^{(i)}]`.
@@ -117,10 +121,10 @@ def scale_by_onebit_adam(
       with a variance that is not frozen freezes it as it is.
 
     Raises:
-      TypeError: if `exchange` is not an exchange, `freeze` not a freeze rule, or growth
-        or floor are of another type.
+      TypeError: if an exchange is none, `freeze` not a freeze rule, or growth or floor
+        are of another type.
       ValueError: if `send` is neither 'gradient' nor 'momentum', the lead is negative
-        or not finite, or the bound is not more than 0.
+        or not finite, the bound is not more than 0, or the exchanges' axes differ.
 
     Example:
       >>> import onebit_jax, optax
@@ -140,6 +144,17 @@ def scale_by_onebit_adam(
             "1-bit Adam needs an exchange, such as sign_mean('data'), and a freeze "
             f"rule, such as freeze_at(1000), got {exchange!r} and {freeze!r}."
         )
+    warm = exact_mean(exchange.axes) if warmup_exchange is None else warmup_exchange
+    if not isinstance(warm, Exchange):
+        raise TypeError(
+            f"warmup_exchange must be an exchange or None for the exact mean, got "
+            f"{warm!r}."
+        )
+    if set(warm.axes) != set(exchange.axes):
+        raise ValueError(
+            f"both exchanges must be over the same axes, got {warm.axes} in the "
+            f"warm-up and {exchange.axes} after it."
+        )
     if send not in ("gradient", "momentum"):
         raise ValueError(f"send must be 'gradient' or 'momentum', got {send!r}.")
     for name, part, kind in (
@@ -156,6 +171,7 @@ def scale_by_onebit_adam(
         )
     adam = _OnebitAdam(
         exchange=exchange,
+        warm=warm,
         freeze=freeze,
         b1=b1,
         b2=b2,
@@ -174,6 +190,7 @@ def scale_by_onebit_adam(
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _OnebitAdam:
     exchange: Exchange
+    warm: Exchange
     freeze: FreezeRule
     b1: ArrayLike
     b2: ArrayLike
@@ -196,6 +213,7 @@ class _OnebitAdam:
             freeze=self.freeze.init(),
             growth=self.growth and self.growth.init(params),
             exchange=self.exchange.init(params),
+            warmup=self.warm.init(params),
         )
 
     def update(
@@ -230,12 +248,11 @@ class _OnebitAdam:
         count: Int32[Array, ""],
         alone: bool,
     ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
-        """Adam on the exact mean, until the freeze rule fires.
+        """Adam on the mean of the gradients, until the freeze rule fires.
 
         A program that has no other stage goes on after it with the frozen variance.
         """
-        exact = exact_mean(self.exchange.axes)
-        mean, _ = exact.update(gradients, exact.init(gradients))
+        mean, exchanged = self.warm.update(gradients, state.warmup)
         mean = optax.tree.cast(mean, jnp.float32)
         mu = optax.tree.update_moment(mean, state.mu, self.b1, 1)
         nu = optax.tree.update_moment_per_elem_norm(mean, state.nu, self.b2, 2)
@@ -266,6 +283,7 @@ class _OnebitAdam:
             floored=jnp.where(now, floored, state.floored),
             freeze=rule,
             growth=growth,
+            warmup=exchanged,
         )
 
     def compressed(

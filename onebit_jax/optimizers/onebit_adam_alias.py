@@ -39,6 +39,7 @@ def onebit_adam(
     eps: ArrayLike = 1e-8,
     *,
     bias_correction: bool = True,
+    warmup_exchange: Exchange | None = None,
     send: Send = "momentum",
     lead: ArrayLike | None = LEAD,
     growth: GrowthByMeanSquares | None = GROWTH,
@@ -61,6 +62,8 @@ def onebit_adam(
       b2: decay of the variance.
       eps: added to the root of the variance.
       bias_correction: whether both moments are corrected for their start from zero.
+      warmup_exchange: what workers do with their gradients in the warm-up; None for
+        the exact mean.
       send: 'gradient' or 'momentum'; as of `scale_by_onebit_adam`, with the four
         below. `**onebit_jax.AS_PUBLISHED` leaves all five out.
       lead: steps by which the momentum is led.
@@ -106,6 +109,7 @@ def onebit_adam(
             b2,
             eps,
             bias_correction=bias_correction,
+            warmup_exchange=warmup_exchange,
             send=send,
             lead=lead,
             growth=growth,
@@ -127,6 +131,7 @@ def onebit_adamw(
     mask: Any | Callable[[optax.Params], Any] | None = None,
     *,
     bias_correction: bool = True,
+    warmup_exchange: Exchange | None = None,
     send: Send = "momentum",
     lead: ArrayLike | None = LEAD,
     growth: GrowthByMeanSquares | None = GROWTH,
@@ -152,6 +157,8 @@ def onebit_adamw(
       mask: a tree of booleans like the parameters', or a function from parameters
         to one, that says which leaves decay; None for all.
       bias_correction: whether both moments are corrected for their start from zero.
+      warmup_exchange: what workers do with their gradients in the warm-up; None for
+        the exact mean.
       send: 'gradient' or 'momentum'; as of `scale_by_onebit_adam`, with the four
         below. `**onebit_jax.AS_PUBLISHED` leaves all five out.
       lead: steps by which the momentum is led.
@@ -192,6 +199,7 @@ def onebit_adamw(
             b2,
             eps,
             bias_correction=bias_correction,
+            warmup_exchange=warmup_exchange,
             send=send,
             lead=lead,
             growth=growth,

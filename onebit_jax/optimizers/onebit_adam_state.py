@@ -33,6 +33,7 @@ class ScaleByOnebitAdamState(NamedTuple):
       freeze: state of the freeze rule.
       growth: state of the growth; None without it.
       exchange: state of the exchange.
+      warmup: state of the warm-up's own exchange.
     """
 
     count: Int32[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -44,6 +45,7 @@ class ScaleByOnebitAdamState(NamedTuple):
     freeze: Any
     growth: GrowthState | None
     exchange: Any
+    warmup: Any
 
     def steps_by_stage(self) -> dict[str, Array]:
         """Steps taken in each stage; see `onebit_jax.steps_by_stage`."""

@@ -251,3 +251,32 @@ def test_a_freeze_before_the_learning_rate_has_risen_is_warned_of():
     onebit_adam(rising, sign_mean("data"), freeze_at(100))  # a warning is an error
     # A schedule is given what Optax gives it, an array.
     onebit_adam(lambda t: -t.astype(jnp.float32), sign_mean("data"), freeze_at(1))
+
+
+def test_a_warm_up_with_an_exchange_of_its_own_is_adam_on_its_means():
+    coarse = onebit_jax.quantized_mean("data", 4, block_size=32)
+    tx = onebit_adam(0.1, sign_mean("data"), freeze_at(9), warmup_exchange=coarse)
+    like = optax.chain(coarse, optax.adam(0.1))
+    ours, theirs = (Workers(t, params_of(), mesh_of(4)) for t in (tx, like))
+    with jax.numpy_dtype_promotion("standard"):
+        for step in range(3):
+            chex.assert_trees_all_close(
+                *(
+                    run.update(gradients_of(step), params_of())
+                    for run in (ours, theirs)
+                ),
+                rtol=1e-5,
+                atol=1e-7,
+            )
+    cost = onebit_jax.stage_costs(tx, params_of(), {"data": 4})
+    told = coarse.wire_cost(params_of(), {"data": 4})
+    assert sorted(cost["warmup"]) == sorted(told)
+
+
+def test_a_warm_up_over_other_axes_is_refused():
+    with pytest.raises(ValueError, match="over the same axes"):
+        onebit_adam(
+            0.1, sign_mean("data"), freeze_at(9), warmup_exchange=exact_mean("host")
+        )
+    with pytest.raises(TypeError, match="warmup_exchange must be an exchange"):
+        onebit_adam(0.1, sign_mean("data"), freeze_at(9), warmup_exchange=optax.sgd(1))
