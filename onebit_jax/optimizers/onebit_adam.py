@@ -144,17 +144,7 @@ def scale_by_onebit_adam(
             "1-bit Adam needs an exchange, such as sign_mean('data'), and a freeze "
             f"rule, such as freeze_at(1000), got {exchange!r} and {freeze!r}."
         )
-    warm = exact_mean(exchange.axes) if warmup_exchange is None else warmup_exchange
-    if not isinstance(warm, Exchange):
-        raise TypeError(
-            f"warmup_exchange must be an exchange or None for the exact mean, got "
-            f"{warm!r}."
-        )
-    if set(warm.axes) != set(exchange.axes):
-        raise ValueError(
-            f"both exchanges must be over the same axes, got {warm.axes} in the "
-            f"warm-up and {exchange.axes} after it."
-        )
+    warm = warmup_mean(warmup_exchange, exchange, "warmup_exchange")
     if send not in ("gradient", "momentum"):
         raise ValueError(f"send must be 'gradient' or 'momentum', got {send!r}.")
     for name, part, kind in (
@@ -185,6 +175,26 @@ def scale_by_onebit_adam(
     )
     init: Any = adam.init
     return optax.GradientTransformationExtraArgs(init, adam.update)
+
+
+def warmup_mean(given: Exchange | None, exchange: Exchange, name: str) -> Exchange:
+    """The exchange of gradients that a variance is made of: the exact mean, or another.
+
+    Raises:
+      TypeError, ValueError: if it is none, or is over other axes than `exchange`.
+    """
+    if given is None:
+        return exact_mean(exchange.axes)
+    if not isinstance(given, Exchange):
+        raise TypeError(
+            f"{name} must be an exchange or None for the exact mean, got {given!r}."
+        )
+    if set(given.axes) != set(exchange.axes):
+        raise ValueError(
+            f"{name} must be over the axes of the exchange, {exchange.axes}, not over "
+            f"{given.axes}."
+        )
+    return given
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from onebit_jax.exchanges.exchange import Exchange, exact_mean
+from onebit_jax.exchanges.exchange import Exchange
 from onebit_jax.optimizers.floor import FloorAtMean
 from onebit_jax.optimizers.freeze import FreezeRule
 from onebit_jax.optimizers.intervals import IntervalRule, growing_intervals
 from onebit_jax.optimizers.moments import weight
-from onebit_jax.optimizers.onebit_adam import BOUND, FLOOR
+from onebit_jax.optimizers.onebit_adam import BOUND, FLOOR, warmup_mean
 from onebit_jax.optimizers.zero_one_adam_state import ZeroOneAdamState
 from onebit_jax.workers.axes import bound_workers, to_varying, worker_count
 from onebit_jax.workers.stages import run_stage
@@ -62,6 +62,7 @@ def zero_one_adam(
     mask: Any | Callable[[optax.Params], Any] | None = None,
     *,
     variance: IntervalRule = VARIANCE,
+    variance_exchange: Exchange | None = None,
     sync: IntervalRule = SYNC,
     before_freeze: BeforeFreeze = "momentum",
     decay: Decay = "agreed",
@@ -115,6 +116,8 @@ def zero_one_adam(
       mask: a tree of booleans like the parameters', or a function from parameters to
         one, that says which leaves decay; None for all.
       variance: which steps before the freeze refresh the variance.
+      variance_exchange: what workers do with the gradients that refresh it, such as
+        `quantized_mean('data', 4)`; None for the exact mean.
       sync: which steps after the freeze synchronise; `every(1)` for all.
       before_freeze: what is exchanged until the freeze, 'momentum' or 'gradient'.
       decay: 'agreed' for a decay of the agreed parameters in every step, 'accumulated'
@@ -149,6 +152,7 @@ def zero_one_adam(
       section 6.
     """
     _check(exchange, freeze, variance, sync, floor, before_freeze, decay)
+    whole = warmup_mean(variance_exchange, exchange, "variance_exchange")
     adam = _ZeroOneAdam(
         learning_rate=learning_rate,
         exchange=exchange,
@@ -157,6 +161,7 @@ def zero_one_adam(
         b2=b2,
         eps=eps,
         variance=variance,
+        variance_exchange=whole,
         sync=sync,
         before_freeze=before_freeze,
         decay=decay,
@@ -208,6 +213,7 @@ class _ZeroOneAdam:
     b2: ArrayLike
     eps: ArrayLike
     variance: IntervalRule
+    variance_exchange: Exchange
     sync: IntervalRule
     before_freeze: BeforeFreeze
     decay: Decay
@@ -237,6 +243,7 @@ class _ZeroOneAdam:
             variance=self.variance.init(),
             sync=self.sync.init(),
             exchange=self.exchange.init(params),
+            variance_exchange=self.variance_exchange.init(params),
         )
 
     def stages(self) -> dict[str, Callable[..., Any]]:
@@ -299,13 +306,13 @@ class _ZeroOneAdam:
     def refresh(
         self, gradients: optax.Updates, state: ZeroOneAdamState, params: Any
     ) -> tuple[optax.Updates, ZeroOneAdamState]:
-        """The variance and the momentum with the exact mean of the gradients."""
+        """The variance and the momentum with the mean of the gradients."""
         return self.agreed_step(*self.refreshed(gradients, state), params)
 
     def refresh_and_synchronise(
         self, gradients: optax.Updates, state: ZeroOneAdamState, params: Any
     ) -> tuple[optax.Updates, ZeroOneAdamState]:
-        """The variance with the exact mean, the momentum by the exchange."""
+        """The variance with the mean of the gradients, the momentum by its exchange."""
         _, state = self.refreshed(gradients, state)
         return self.synchronise(gradients, state, params)
 
@@ -372,11 +379,14 @@ class _ZeroOneAdam:
     def refreshed(
         self, gradients: optax.Updates, state: ZeroOneAdamState
     ) -> tuple[optax.Updates, ZeroOneAdamState]:
-        """The exact mean of the gradients, and the state with it in the variance."""
-        exact = exact_mean(self.exchange.axes)
-        mean, _ = exact.update(gradients, exact.init(gradients))
+        """The mean of the gradients, and the state with it in the variance."""
+        mean, exchanged = self.variance_exchange.update(
+            gradients, state.variance_exchange
+        )
         nu = optax.tree.update_moment_per_elem_norm(mean, state.nu, self.b2, 2)
-        return mean, state._replace(nu=nu, refreshed=state.refreshed + 1)
+        return mean, state._replace(
+            nu=nu, refreshed=state.refreshed + 1, variance_exchange=exchanged
+        )
 
     def at_freeze(self, state: ZeroOneAdamState) -> ZeroOneAdamState:
         """The state with the variance frozen, if the rule fires now."""

@@ -39,6 +39,7 @@ class ZeroOneAdamState(NamedTuple):
       variance: state of the rule for refreshing.
       sync: state of the rule for synchronising.
       exchange: state of the exchange.
+      variance_exchange: state of the exchange that refreshes the variance.
     """
 
     count: Int32[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -55,6 +56,7 @@ class ZeroOneAdamState(NamedTuple):
     variance: Any
     sync: Any
     exchange: Any
+    variance_exchange: Any
 
     def local_params(self, params: optax.Params) -> optax.Params:
         """See `onebit_jax.local_params`."""

@@ -274,7 +274,7 @@ def test_a_warm_up_with_an_exchange_of_its_own_is_adam_on_its_means():
 
 
 def test_a_warm_up_over_other_axes_is_refused():
-    with pytest.raises(ValueError, match="over the same axes"):
+    with pytest.raises(ValueError, match="warmup_exchange must be over the axes"):
         onebit_adam(
             0.1, sign_mean("data"), freeze_at(9), warmup_exchange=exact_mean("host")
         )
