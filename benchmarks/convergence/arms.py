@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -28,11 +29,15 @@ GROWTHS = {
 }
 """The growths of the frozen variance, by the name of the option."""
 
-_COMMON = ("optimizer", "exchange", "scale", *RUN_OPTIONS)
+_COMMON = ("optimizer", *RUN_OPTIONS)
+_SIGNS = ("exchange", "scale")
 _OPTIONS = {
-    "adam": (*_COMMON, "nesterov"),
+    "adam": (*_COMMON, *_SIGNS, "nesterov"),
+    "sgd": (*_COMMON, *_SIGNS),
     "onebit_adam": (
         *_COMMON,
+        *_SIGNS,
+        "warmup_bits",
         "send",
         "lead",
         "growth",
@@ -40,6 +45,18 @@ _OPTIONS = {
         "bound",
         "bias_correction",
     ),
+    "onebit_lamb": (*_COMMON, *_SIGNS),
+    "zero_one_adam": (
+        *_COMMON,
+        *_SIGNS,
+        "before_freeze",
+        "variance_bits",
+        "refresh",
+        "sync",
+        "longest",
+    ),
+    "binsgdm": (*_COMMON, "exchange"),
+    "distributed_lion": (*_COMMON, "exchange"),
 }
 
 
@@ -67,17 +84,7 @@ def make_arm(
     Returns:
       A transformation for `onebit_jax.data_parallel`.
     """
-    decay = {"weight_decay": weight_decay, "mask": decays}
-    if options["optimizer"] == "adam":
-        nesterov = options.get("nesterov", False)
-        tx = optax.chain(
-            make_exchange(options.get("exchange", "exact_mean"), options, axes),
-            optax.adamw(schedule, b1, nesterov=nesterov, **decay),
-        )
-    else:
-        exchange = make_exchange(options.get("exchange", "sign_mean"), options, axes)
-        parts = onebit_parts(options)
-        tx = onebit_jax.onebit_adamw(schedule, exchange, freeze, b1, **decay, **parts)
+    tx = _optimizer(options, schedule, freeze, b1, weight_decay, axes)
     if clip:
         tx = optax.chain(onebit_jax.clip_by_worker_norm(clip, axes), tx)
     return onebit_jax.skip_nonfinite(tx, axes)
@@ -97,23 +104,61 @@ def stage_bytes(
     Returns:
       The bytes by stage; those of an arm without stages as 'every'.
     """
+    freeze = onebit_jax.freeze_at(1)
+    constant = optax.schedules.constant_schedule(1.0)
+    tx = _optimizer(options, constant, freeze, 0.9, 0.0, axis)
     sizes = {axis: workers}
-
-    def sent(exchange: onebit_jax.Exchange) -> int:
-        return onebit_jax.sent_bytes(exchange.wire_cost(params, sizes), sizes)
-
-    if options["optimizer"] == "adam":
-        exchange = make_exchange(options.get("exchange", "exact_mean"), options, axis)
-        return {"every": sent(exchange)}
-    exchange = make_exchange(options.get("exchange", "sign_mean"), options, axis)
-    compressed = sent(exchange)
-    growth = GROWTHS[options.get("growth", "lines")]
-    sums = growth.wire_cost(params, (axis,)) if growth else ()
     return {
-        "warmup": sent(onebit_jax.exact_mean(axis)),
-        "compressed/measuring": compressed + onebit_jax.sent_bytes(sums, sizes),
-        "compressed": compressed,
+        stage: onebit_jax.sent_bytes(transfers, sizes)
+        for stage, transfers in onebit_jax.stage_costs(tx, params, sizes).items()
     }
+
+
+def _optimizer(
+    options: Mapping[str, Any],
+    schedule: optax.Schedule,
+    freeze: onebit_jax.FreezeRule,
+    b1: float,
+    weight_decay: float,
+    axes: AxisNames,
+) -> optax.GradientTransformation:
+    """The optimizer alone."""
+    name = options["optimizer"]
+    exchange = make_exchange(options.get("exchange", _EXCHANGES[name]), options, axes)
+    decay = {"weight_decay": weight_decay, "mask": decays}
+    if name == "adam":
+        nesterov = options.get("nesterov", False)
+        adam = optax.adamw(schedule, b1, nesterov=nesterov, **decay)
+        return optax.chain(exchange, adam)
+    if name == "sgd":
+        decayed = optax.add_decayed_weights(weight_decay, decays)
+        return optax.chain(exchange, decayed, optax.sgd(schedule, b1))
+    if name == "binsgdm":
+        return onebit_jax.binsgdm(schedule, exchange, b1, **decay)
+    if name == "distributed_lion":
+        return onebit_jax.distributed_lion(schedule, exchange, b1, **decay)
+    if name == "onebit_lamb":
+        return onebit_jax.onebit_lamb(schedule, exchange, freeze, b1, **decay)
+    if name == "zero_one_adam":
+        parts = zero_one_parts(options, axes)
+        return onebit_jax.zero_one_adam(
+            schedule, exchange, freeze, b1, **decay, **parts
+        )
+    parts = onebit_parts(options)
+    if "warmup_bits" in options:
+        parts["warmup_exchange"] = _quantized(options["warmup_bits"], axes)
+    return onebit_jax.onebit_adamw(schedule, exchange, freeze, b1, **decay, **parts)
+
+
+_EXCHANGES = {
+    "adam": "exact_mean",
+    "sgd": "exact_mean",
+    "onebit_adam": "sign_mean",
+    "onebit_lamb": "sign_mean",
+    "zero_one_adam": "sign_mean",
+    "binsgdm": "random_vote_mean",
+    "distributed_lion": "vote_mean",
+}
 
 
 def make_exchange(
@@ -137,8 +182,14 @@ def make_exchange(
         "exact_mean": onebit_jax.exact_mean,
         "sign_mean": onebit_jax.sign_mean,
         "no_feedback": _no_feedback,
-        "quantized_4": _quantized_4,
+        "quantized_4": functools.partial(_quantized, 4),
         "deepspeed": onebit_jax.deepspeed_sign_mean,
+        "vote_mean": onebit_jax.vote_mean,
+        "vote_mean, mean back": functools.partial(onebit_jax.vote_mean, back="mean"),
+        "random_vote_mean": onebit_jax.random_vote_mean,
+        "random_vote_mean, vote back": functools.partial(
+            onebit_jax.random_vote_mean, back="vote"
+        ),
     }
     if name not in made:
         raise SystemExit(f"There is no exchange {name!r}: choose of {', '.join(made)}.")
@@ -152,8 +203,29 @@ def _no_feedback(axes: AxisNames, **scale: Any) -> onebit_jax.Exchange:
     return WithoutFeedback(exchange, exchange.axes)
 
 
-def _quantized_4(axes: AxisNames) -> onebit_jax.Exchange:
-    return onebit_jax.quantized_mean(axes, 4)
+def _quantized(bits: Any, axes: AxisNames) -> onebit_jax.Exchange:
+    return onebit_jax.quantized_mean(axes, bits)
+
+
+def zero_one_parts(options: Mapping[str, Any], axes: AxisNames) -> dict[str, Any]:
+    """The arguments of 0/1 Adam that the options give; the others are left out.
+
+    `refresh` and `sync` are the numbers of due steps after which an interval doubles;
+    a `sync` of 0 is a synchronisation in every step.
+    """
+    parts = {n: options[n] for n in ("before_freeze",) if n in options}
+    if "variance_bits" in options:
+        parts["variance_exchange"] = _quantized(options["variance_bits"], axes)
+    if "refresh" in options:
+        parts["variance"] = onebit_jax.growing_intervals(options["refresh"])
+    if "sync" in options:
+        sync, longest = options["sync"], options.get("longest")
+        parts["sync"] = (
+            onebit_jax.growing_intervals(sync, longest=longest)
+            if sync
+            else onebit_jax.every(1)
+        )
+    return parts
 
 
 def onebit_parts(options: Mapping[str, Any]) -> dict[str, Any]:

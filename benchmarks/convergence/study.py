@@ -148,7 +148,10 @@ def _grid(
     if best is None:
         return []
     options = plan.arms[arm]
-    rates = task.learning_rate if options.get("own_rate") else best[:1]
+    own = options.get("own_rate", False)
+    rates = task.learning_rate if own is True else best[:1]
+    if isinstance(own, list):
+        rates = [best[0] * times for times in own]
     return [(rate, options.get("b1", best[1])) for rate in rates]
 
 

@@ -104,15 +104,15 @@ def _train(training: Training, folder: Path) -> Run:
     with watched(Cluster.timeout) as watchdog:
         totals = train(task, flags, task.phases[-1].last, mesh, watchdog)
     lines = metrics_log.read(folder)
-    first, *later = totals.by_stage.values()
+    metrics = next((x["optimizer"] for x in lines[::-1] if "optimizer" in x), {})
     return Run(
         case=case,
         options=dict(options),
         evaluations={x["step"]: _means(x) for x in lines if "eval_loss" in x},
-        frozen_at=first if any(later) else 0,
+        frozen_at=int(metrics.get("frozen_at", 0)),
         sent_bytes=totals.total_bytes,
         skipped=totals.total_skipped,
-        metrics=next((x["optimizer"] for x in lines[::-1] if "optimizer" in x), {}),
+        metrics=metrics,
     )
 
 
@@ -126,7 +126,7 @@ def _simulated(training: Training, task: Task, workers: int, mesh: Mesh) -> Run:
             step: {n: x if math.isfinite(x) else None for n, x in means.items()}
             for step, means in made.evaluations.items()
         },
-        frozen_at=made.steps["warmup"] if made.steps.get("compressed") else 0,
+        frozen_at=int(made.metrics.get("frozen_at", 0)),
         sent_bytes=sent_bytes(task.phases[0], made.steps, rates),
         skipped=made.skipped,
         metrics=dict(made.metrics),
