@@ -127,7 +127,7 @@ class DeepSpeedSignMean(Exchange):
 
     def _exchange(
         self, updates: optax.Updates, state: DeepSpeedSignMeanState
-    ) -> tuple[optax.Updates, DeepSpeedSignMeanState]:
+    ) -> tuple[Any, DeepSpeedSignMeanState]:
         axes = self.axes
         workers = bound_workers(axes)
         leaves, treedef = jax.tree.flatten(updates)
