@@ -36,6 +36,14 @@ from onebit_jax.optimizers.onebit_adam_alias import onebit_adamw as onebit_adamw
 from onebit_jax.optimizers.onebit_adam_state import (
     ScaleByOnebitAdamState as ScaleByOnebitAdamState,
 )
+from onebit_jax.optimizers.onebit_lamb import LAMB_AS_PUBLISHED as LAMB_AS_PUBLISHED
+from onebit_jax.optimizers.onebit_lamb import (
+    scale_by_onebit_lamb as scale_by_onebit_lamb,
+)
+from onebit_jax.optimizers.onebit_lamb_alias import onebit_lamb as onebit_lamb
+from onebit_jax.optimizers.onebit_lamb_state import (
+    ScaleByOnebitLambState as ScaleByOnebitLambState,
+)
 from onebit_jax.step.data_parallel import DataParallel as DataParallel
 from onebit_jax.step.data_parallel import data_parallel as data_parallel
 from onebit_jax.step.local_gradients import local_value_and_grad as local_value_and_grad
