@@ -33,14 +33,15 @@ def pytest_addoption(parser):
     )
 
 
-def deepspeed_files(config):
-    return sorted(config.getoption("golden_dir").glob("deepspeed_onebit_adam_*.npz"))
+def deepspeed_files(config, optimizer):
+    folder = config.getoption("golden_dir")
+    return sorted(folder.glob(f"deepspeed_{optimizer}_*.npz"))
 
 
 def pytest_configure(config):
     workers = [
         json.loads(str(np.load(file)["config"]))["workers"]
-        for file in deepspeed_files(config)
+        for file in deepspeed_files(config, "*")
     ]
     jax.config.update("jax_num_cpu_devices", max(8, *workers, 0))
 
@@ -48,7 +49,7 @@ def pytest_configure(config):
 def pytest_generate_tests(metafunc):
     # One test a file, so that a folder with more files is more tests.
     if "deepspeed_file" in metafunc.fixturenames:
-        files = deepspeed_files(metafunc.config)
+        files = deepspeed_files(metafunc.config, metafunc.module.OPTIMIZER)
         metafunc.parametrize("deepspeed_file", files, ids=lambda f: f.stem)
     if "hf_bert_file" in metafunc.fixturenames:
         folder = metafunc.config.getoption("golden_dir")
