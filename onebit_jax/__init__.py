@@ -40,6 +40,14 @@ from onebit_jax.optimizers.onebit_adam_alias import onebit_adamw as onebit_adamw
 from onebit_jax.optimizers.onebit_adam_state import (
     ScaleByOnebitAdamState as ScaleByOnebitAdamState,
 )
+from onebit_jax.optimizers.onebit_lamb import LAMB_AS_PUBLISHED as LAMB_AS_PUBLISHED
+from onebit_jax.optimizers.onebit_lamb import (
+    scale_by_onebit_lamb as scale_by_onebit_lamb,
+)
+from onebit_jax.optimizers.onebit_lamb_alias import onebit_lamb as onebit_lamb
+from onebit_jax.optimizers.onebit_lamb_state import (
+    ScaleByOnebitLambState as ScaleByOnebitLambState,
+)
 from onebit_jax.optimizers.zero_one_adam import AS_DEEPSPEED as AS_DEEPSPEED
 from onebit_jax.optimizers.zero_one_adam import zero_one_adam as zero_one_adam
 from onebit_jax.optimizers.zero_one_adam_state import (

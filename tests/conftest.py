@@ -33,28 +33,25 @@ def pytest_addoption(parser):
     )
 
 
-# For each fixture the files that it is one of.
-GOLDEN = {
-    "deepspeed_file": "deepspeed_onebit_adam_*.npz",
-    "zero_one_file": "deepspeed_zero_one_adam_*.npz",
-    "hf_bert_file": "hf_bert_*_expected.npz",
-}
-
-
-def golden_files(config, pattern):
-    return sorted(config.getoption("golden_dir").glob(pattern))
+def deepspeed_files(config, optimizer):
+    folder = config.getoption("golden_dir")
+    return sorted(folder.glob(f"deepspeed_{optimizer}_*.npz"))
 
 
 def pytest_configure(config):
     workers = [
         json.loads(str(np.load(file)["config"]))["workers"]
-        for file in golden_files(config, "deepspeed_*.npz")
+        for file in deepspeed_files(config, "*")
     ]
     jax.config.update("jax_num_cpu_devices", max(8, *workers, 0))
 
 
 def pytest_generate_tests(metafunc):
     # One test a file, so that a folder with more files is more tests.
-    for fixture in GOLDEN.keys() & set(metafunc.fixturenames):
-        files = golden_files(metafunc.config, GOLDEN[fixture])
-        metafunc.parametrize(fixture, files, ids=lambda f: f.stem)
+    if "deepspeed_file" in metafunc.fixturenames:
+        files = deepspeed_files(metafunc.config, metafunc.module.OPTIMIZER)
+        metafunc.parametrize("deepspeed_file", files, ids=lambda f: f.stem)
+    if "hf_bert_file" in metafunc.fixturenames:
+        folder = metafunc.config.getoption("golden_dir")
+        files = sorted(folder.glob("hf_bert_*_expected.npz"))
+        metafunc.parametrize("hf_bert_file", files, ids=lambda f: f.stem)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.flatten_util import ravel_pytree
 
 from onebit_jax.exchanges.exchange import Exchange
 from onebit_jax.workers.arithmetic import gather
@@ -38,15 +39,16 @@ class DeepSpeedSignMeanState(NamedTuple):
     """The errors of the exchange, in DeepSpeed's buffers.
 
     Attributes:
-      worker_error: for each leaf, (workers, padded size).
-      server_error: for each leaf, (workers, padded size / workers).
+      worker_error: for each leaf, or once where leaves are fused,
+        (workers, padded size).
+      server_error: likewise, (workers, padded size / workers).
     """
 
     worker_error: WorkerLocal
     server_error: WorkerLocal
 
 
-def deepspeed_sign_mean(axis: AxisNames) -> Exchange:
+def deepspeed_sign_mean(axis: AxisNames, *, fused: bool = False) -> Exchange:
     r"""Averages over the workers by signs, with DeepSpeed 0.19.6's layout.
 
     Like `sign_mean`, but every leaf is exchanged on its own: flattened, padded
@@ -58,6 +60,8 @@ def deepspeed_sign_mean(axis: AxisNames) -> Exchange:
 
     Args:
       axis: name, or names, of the mesh axes whose members are the workers.
+      fused: whether all leaves are exchanged as one, one after another in the order
+        of the tree, as DeepSpeed's 1-bit LAMB does: one scale a worker, one a chunk.
 
     Returns:
       An exchange. Its state is a `DeepSpeedSignMeanState`.
@@ -73,9 +77,10 @@ def deepspeed_sign_mean(axis: AxisNames) -> Exchange:
       ... )
 
     References:
-      DeepSpeed 0.19.6, `runtime/comm/nccl.py` and `compressed.py`.
+      DeepSpeed 0.19.6, `runtime/comm/nccl.py` and `compressed.py`; `fused` as in
+      `runtime/fp16/onebit/lamb.py`.
     """
-    return DeepSpeedSignMean(as_tuple(axis))
+    return DeepSpeedSignMean(as_tuple(axis), fused)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +88,7 @@ class DeepSpeedSignMean(Exchange):
     """The exchange of `deepspeed_sign_mean`."""
 
     axes: tuple[str, ...]
+    fused: bool = False
 
     def init(self, params: optax.Params) -> DeepSpeedSignMeanState:
         """Errors of zero."""
@@ -91,11 +97,11 @@ class DeepSpeedSignMean(Exchange):
             check_float(jax.tree_util.keystr(path), leaf, _NAME)
 
         def errors(parts: int) -> optax.Params:
-            def zeros(p: Array) -> Array:
-                shape = slices, padded_size(p.size, workers) // parts
+            def zeros(size: int) -> Array:
+                shape = slices, padded_size(size, workers) // parts
                 return jnp.zeros(shape, jnp.float32)
 
-            return jax.tree.map(zeros, params)
+            return jax.tree.map(zeros, self._sizes(params))
 
         return DeepSpeedSignMeanState(
             worker_error=WorkerLocal(errors(1), self.axes, "average"),
@@ -108,11 +114,22 @@ class DeepSpeedSignMean(Exchange):
         state: DeepSpeedSignMeanState,
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, DeepSpeedSignMeanState]:
-        """Each leaf by itself."""
+        """Each leaf by itself, or all as one."""
         del params
+        bound_workers(self.axes)
+        check_local(updates, self.axes, _NAME)
+        if not self.fused:
+            return self._exchange(updates, state)
+        flat, unravel = ravel_pytree(optax.tree.cast(updates, jnp.float32))
+        mean, state = self._exchange(flat, state)
+        means = jax.tree.map(lambda m, u: m.astype(u.dtype), unravel(mean), updates)
+        return means, state
+
+    def _exchange(
+        self, updates: optax.Updates, state: DeepSpeedSignMeanState
+    ) -> tuple[Any, DeepSpeedSignMeanState]:
         axes = self.axes
         workers = bound_workers(axes)
-        check_local(updates, axes, _NAME)
         leaves, treedef = jax.tree.flatten(updates)
         results = []
         for leaf, worker_error, server_error in zip(
@@ -137,15 +154,15 @@ class DeepSpeedSignMean(Exchange):
     def wire_cost(
         self, params: Any, axis_sizes: Mapping[str, int]
     ) -> tuple[Transfer, ...]:
-        """For each leaf signs there and back, and a scale a worker each time."""
+        """For each exchange signs there and back, and a scale a worker each time."""
         workers = self.workers(axis_sizes)
         if workers == 1:
             return ()
         return tuple(
             transfer
-            for p in jax.tree.leaves(params)
-            if p.size
-            for signs in [padded_size(p.size, workers) // 8]
+            for size in jax.tree.leaves(self._sizes(params))
+            if size
+            for signs in [padded_size(size, workers) // 8]
             for transfer in (
                 Transfer("all-to-all", signs, self.axes),
                 Transfer("all-gather", 4 * workers, self.axes),
@@ -153,6 +170,11 @@ class DeepSpeedSignMean(Exchange):
                 Transfer("all-gather", 4 * workers, self.axes),
             )
         )
+
+    def _sizes(self, params: Any) -> Any:
+        """For each leaf its size; one size for all that are fused."""
+        sizes = jax.tree.map(lambda p: p.size, params)
+        return sum(jax.tree.leaves(sizes)) if self.fused else sizes
 
 
 def padded_size(size: int, workers: int) -> int:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 if TYPE_CHECKING:
+    import optax
     from jax import Array
     from jaxtyping import Bool, Float32, Int32
 
@@ -143,3 +147,30 @@ def freeze_when_stable(
         return stable & old_enough, StableState(state.norms.at[place].set(norm))
 
     return FreezeRule(init_fn, update_fn, max(min_steps, interval + 1))
+
+
+def warn_if_rising(learning_rate: optax.ScalarOrSchedule, freeze: FreezeRule) -> None:
+    """Warns the caller's caller of a freeze before the learning rate has risen.
+
+    Args:
+      learning_rate: a number, or a schedule from the step.
+      freeze: when the variance is frozen.
+
+    Warns:
+      UserWarning: if the learning rate rises at the earliest step of the freeze.
+    """
+    if not callable(learning_rate):
+        return
+    # Under inject_hyperparams the optimizer is made again while it is traced.
+    with jax.ensure_compile_time_eval():
+        now, after = (
+            float(np.asarray(learning_rate(jnp.int32(step))))
+            for step in (freeze.earliest, freeze.earliest + 1)
+        )
+    if after > now:
+        warnings.warn(
+            f"The variance may be frozen after {freeze.earliest} steps, while the "
+            f"learning rate still rises (from {now:.3g}): freeze it when the "
+            "learning rate's warm-up has ended.",
+            stacklevel=3,
+        )

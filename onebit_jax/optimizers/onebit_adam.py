@@ -12,10 +12,16 @@ import optax
 from jax import lax
 
 from onebit_jax.exchanges.exchange import Exchange, exact_mean
+from onebit_jax.optimizers.bound import BOUND, cut, share_beyond
 from onebit_jax.optimizers.floor import FloorAtMean
 from onebit_jax.optimizers.freeze import FreezeRule
 from onebit_jax.optimizers.growth import GrowthByMeanSquares, GrowthState
-from onebit_jax.optimizers.moments import divide_by_weight, extrapolate, weight
+from onebit_jax.optimizers.moments import (
+    as_float32,
+    divide_by_weight,
+    extrapolate,
+    weight,
+)
 from onebit_jax.optimizers.onebit_adam_state import ScaleByOnebitAdamState
 from onebit_jax.workers.axes import bound_workers
 from onebit_jax.workers.stages import run_stage
@@ -23,14 +29,13 @@ from onebit_jax.workers.stages import run_stage
 if TYPE_CHECKING:
     from jax import Array
     from jax.typing import ArrayLike
-    from jaxtyping import Float32, Int32
+    from jaxtyping import Int32
 
 Send = Literal["gradient", "momentum"]
 
 LEAD = 1.14
 GROWTH = GrowthByMeanSquares()
 FLOOR = FloorAtMean()
-BOUND = 3.0
 
 _BOUNDED_EVERY = 8
 
@@ -239,7 +244,7 @@ class _OnebitAdam:
         bound_workers(self.exchange.axes)
         adam = dataclasses.replace(
             self,
-            **{name: _as_float32(getattr(self, name)) for name in ("b1", "b2", "eps")},
+            **{name: as_float32(getattr(self, name)) for name in ("b1", "b2", "eps")},
         )
         count = jnp.asarray(optax.safe_increment(state.count))
         stages = {
@@ -280,7 +285,7 @@ class _OnebitAdam:
         # This step is still Adam's; growth, floor and bound are for those after it.
         grown = optax.tree.where(frozen, self.grown(nu, growth, count, steps), nu)
         new_updates = self.ratio(self.corrected(mu, self.b1, count), grown, steps)
-        new_updates = self.cut(new_updates, frozen)
+        new_updates = cut(new_updates, self.bound, frozen)
         raised, floored = nu, 0.0
         if self.floor is not None:
             raised, floored = self.floor.apply(nu)
@@ -332,10 +337,10 @@ class _OnebitAdam:
         # Of updates computed once more: kept for it, they would be written to memory.
         bounded = lax.cond(
             count % _BOUNDED_EVERY == 0,
-            lambda: self.share_beyond(unbounded()),
+            lambda: share_beyond(unbounded(), self.bound),
             lambda: state.bounded,
         )
-        return self.cut(unbounded(), frozen=True), state._replace(
+        return cut(unbounded(), self.bound), state._replace(
             mu=mu,
             frozen_at=frozen_at,
             bounded=bounded,
@@ -386,26 +391,3 @@ class _OnebitAdam:
             weight_now=weight(self.b2, followed) if self.bias_correction else 1,
             weight_frozen=weight(self.b2, frozen_at) if self.bias_correction else 1,
         )
-
-    def cut(self, new_updates: optax.Updates, frozen: ArrayLike) -> optax.Updates:
-        """Updates cut to the bound, if after the freeze."""
-        if self.bound is None:
-            return new_updates
-        bound = jnp.where(frozen, jnp.asarray(self.bound, jnp.float32), jnp.inf)
-        return optax.tree.clip(new_updates, -bound, bound)
-
-    def share_beyond(self, new_updates: optax.Updates) -> Float32[Array, ""]:
-        """The share of updates beyond the bound."""
-        if self.bound is None:
-            return jnp.zeros([], jnp.float32)
-        bound = jnp.asarray(self.bound, jnp.float32)
-        leaves = jax.tree.leaves(new_updates)
-        beyond = [jnp.sum(jnp.abs(u) > bound, dtype=jnp.float32) for u in leaves]
-        size = float(max(sum(u.size for u in leaves), 1))
-        return jnp.asarray(sum(beyond) / size, jnp.float32)
-
-
-def _as_float32(x: ArrayLike) -> float | Float32[Array, ""]:
-    # Python numbers stay weakly typed: Optax's arithmetic to the last bit. Others,
-    # such as inject_hyperparams' arrays in the parameters' dtype, are promoted.
-    return x if isinstance(x, (int, float)) else jnp.asarray(x, jnp.float32)

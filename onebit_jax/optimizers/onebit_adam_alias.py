@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import optax
 
+from onebit_jax.optimizers.bound import BOUND
+from onebit_jax.optimizers.freeze import warn_if_rising
 from onebit_jax.optimizers.onebit_adam import (
-    BOUND,
     FLOOR,
     GROWTH,
     LEAD,
@@ -100,7 +97,7 @@ def onebit_adam(
       Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
       Algorithm 1.
     """
-    _warn_if_rising(learning_rate, freeze)
+    warn_if_rising(learning_rate, freeze)
     return optax.chain(
         scale_by_onebit_adam(
             exchange,
@@ -190,7 +187,7 @@ def onebit_adamw(
       Loshchilov and Hutter, Decoupled weight decay regularization, 2019,
       https://arxiv.org/abs/1711.05101.
     """
-    _warn_if_rising(learning_rate, freeze)
+    warn_if_rising(learning_rate, freeze)
     return optax.chain(
         scale_by_onebit_adam(
             exchange,
@@ -209,21 +206,3 @@ def onebit_adamw(
         optax.add_decayed_weights(weight_decay, mask),
         optax.scale_by_learning_rate(learning_rate),
     )
-
-
-def _warn_if_rising(learning_rate: optax.ScalarOrSchedule, freeze: FreezeRule) -> None:
-    if not callable(learning_rate):
-        return
-    # Under inject_hyperparams the optimizer is made again while it is traced.
-    with jax.ensure_compile_time_eval():
-        now, after = (
-            float(np.asarray(learning_rate(jnp.int32(step))))
-            for step in (freeze.earliest, freeze.earliest + 1)
-        )
-    if after > now:
-        warnings.warn(
-            f"The variance may be frozen after {freeze.earliest} steps, while the "
-            f"learning rate still rises (from {now:.3g}): freeze it when the "
-            "learning rate's warm-up has ended.",
-            stacklevel=3,
-        )

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 
-from onebit_jax.workers.arithmetic import squared_norm
-from onebit_jax.workers.worker_local import worker_local_nodes
+from onebit_jax.optimizers.error_norms import error_norms
 
 if TYPE_CHECKING:
     from jax import Array
@@ -63,25 +61,11 @@ class ScaleByOnebitAdamState(NamedTuple):
 
     def metrics(self) -> dict[str, Array]:
         """Measures of the optimizer; see `onebit_jax.metrics`."""
-        errors = worker_local_nodes(self.exchange)
-        worker = [e.value for e in errors if e.resizing == "average"]
-        server = [e.value for e in errors if e.resizing == "concatenate"]
-        # Each worker has its own worker errors; all server errors are one tree's.
-        squares = {
-            "worker_error": sum(
-                (squared_norm(x) / x.shape[0] for x in jax.tree.leaves(worker)),
-                start=jnp.float32(0),
-            ),
-            "server_error": squared_norm(server),
-        }
-        momentum = jnp.sqrt(squared_norm(self.mu))
-        # Before the first step all are zero.
-        divisor = jnp.where(momentum > 0, momentum, 1)
         return {
             "count": self.count,
             "compressed": (self.frozen_at > 0).astype(jnp.int32),
             "frozen_at": self.frozen_at,
             "floored_share": self.floored,
             "bounded_share": self.bounded,
-            **{name: jnp.sqrt(square) / divisor for name, square in squares.items()},
+            **error_norms(self.exchange, self.mu),
         }

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import optax
 
 from onebit_jax.exchanges.exchange import Exchange
+from onebit_jax.optimizers.bound import BOUND, cut
 from onebit_jax.optimizers.floor import FloorAtMean
 from onebit_jax.optimizers.freeze import FreezeRule
 from onebit_jax.optimizers.intervals import IntervalRule, growing_intervals
 from onebit_jax.optimizers.moments import weight
-from onebit_jax.optimizers.onebit_adam import BOUND, FLOOR, warmup_mean
+from onebit_jax.optimizers.onebit_adam import FLOOR, warmup_mean
 from onebit_jax.optimizers.zero_one_adam_state import ZeroOneAdamState
 from onebit_jax.workers.axes import bound_workers, to_varying, worker_count
 from onebit_jax.workers.stages import run_stage
@@ -413,12 +414,7 @@ class _ZeroOneAdam:
 
     def steps(self, mu: optax.Params, roots: optax.Params) -> optax.Updates:
         """Momenta beside the roots of the variance, cut to the bound."""
-        steps = jax.tree.map(jnp.divide, mu, roots)
-        return (
-            steps
-            if self.bound is None
-            else optax.tree.clip(steps, -self.bound, self.bound)
-        )
+        return cut(jax.tree.map(jnp.divide, mu, roots), self.bound)
 
     def decayed(
         self, steps: optax.Updates, params: Any, state: ZeroOneAdamState | None = None

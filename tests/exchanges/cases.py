@@ -54,7 +54,8 @@ class Case:
       inside: axes inside of which the mean is exact, before all else.
       specs: how parameters are sharded over an axis that has no workers.
       spoils: how much is not finite where one value is not: its 'block', the 'leaf',
-        the 'value' alone, or 'nothing'.
+        the whole 'tree', the 'value' alone, or 'nothing'.
+      fused: whether all leaves are exchanged as one, with padding at the end.
       is_mean: whether the sum of what is returned is that of the means, but for errors.
       exact_below: leaves, or shards, of fewer values go exactly.
       exact_1d: whether leaves of fewer than two dimensions do too.
@@ -69,6 +70,7 @@ class Case:
     inside: tuple[str, ...] = ()
     specs: Any = None
     spoils: str = "block"
+    fused: bool = False
     is_mean: bool = True
     exact_below: float = BLOCK // 32 + 2
     exact_1d: bool = False
@@ -108,7 +110,21 @@ class Case:
             blocks[places] = number * each + np.arange(places.size) // BLOCK
         return blocks
 
-    def simulate(self, name, values, errors, server_error):
+    def simulate(self, values, before):
+        """A step of all leaves by the simulation, from the errors before it."""
+        if not self.fused:
+            return {n: self.simulate_leaf(n, values[n], *before[n]) for n in SHAPES}
+        each = [np.concatenate([values[n] for n in SHAPES], axis=1)]
+        each += [np.concatenate(x, axis=-1) for x in zip(*before.values(), strict=True)]
+        agreed, errors, server_error, undecided = self.simulation(*each, blocks=None)
+        # The last leaf has the padding.
+        ends = np.cumsum([math.prod(SHAPES[n]) for n in SHAPES])[:-1]
+        parts = [np.split(x, ends, axis=-1) for x in (agreed, errors, server_error)]
+        parts.append(np.split(undecided, ends))
+        rows = zip(*parts, strict=True)
+        return {n: dense.Result(*row) for n, row in zip(SHAPES, rows, strict=True)}
+
+    def simulate_leaf(self, name, values, errors, server_error):
         """A step of a leaf by the simulation; values as workers have them.
 
         The mean of a host is in float32, as the library's.
@@ -279,6 +295,19 @@ CASES = {
         squares=True,
         resized=moved(data(2)),
     ),
+    **{
+        f"deepspeed-fused-{workers}": Case(
+            lambda: deepspeed_sign_mean("data", fused=True),
+            data(workers),
+            as_deepspeed,
+            exact_below=0,
+            spoils="tree" if workers > 1 else "value",
+            fused=True,
+            squares=workers > 1,
+            resized=moved(data(2), data(1)),
+        )
+        for workers in (1, 3)
+    },
     "hierarchical-sign-3x2": two_levels(
         lambda: signs("host"),
         3,
@@ -370,10 +399,11 @@ CASES = {
 
 
 def kind_of(exchange):
-    """The classes of an exchange, of its codec, and of the exchange inside."""
+    """What an exchange is made of: classes, whether it is fused, what is inside."""
     inside = getattr(exchange, "exchange", None)
     return (
         type(exchange),
+        getattr(exchange, "fused", False),
         type(getattr(exchange, "codec", None)),
         inside and kind_of(inside),
     )
@@ -402,6 +432,11 @@ def errors_of(case, state):
     if not hasattr(state, "worker_error"):
         return none
     worker, servers = state.worker_error.value, [state.server_error.value]
+    if case.fused:
+        ends = np.cumsum(list(sizes.values()))[:-1]
+        own = np.split(flat(worker), ends, axis=1)
+        owed = np.split(flat(servers[0]).reshape(-1), ends)
+        return dict(zip(SHAPES, zip(own, owed, strict=True), strict=True))
     if isinstance(servers[0], dict):
         return {n: (flat(worker[n]), flat(servers[0][n]).reshape(-1)) for n in SHAPES}
     own = (

@@ -99,9 +99,9 @@ def history(name):
 
 def check_step(case, step):
     """Whether a step is what the simulation makes of the errors before it."""
-    for leaf in SHAPES:
-        values = flat(step.values[leaf])
-        expected = case.simulate(leaf, values, *step.before[leaf])
+    own = {leaf: flat(step.values[leaf]) for leaf in SHAPES}
+    for leaf, expected in case.simulate(own, step.before).items():
+        values = own[leaf]
         decided = ~expected.undecided
         assert decided.mean() > 0.9 if decided.size else True, "a test of nothing"
         unit = float(jnp.finfo(DTYPES[leaf]).eps)
@@ -225,11 +225,12 @@ def test_a_value_that_is_not_finite_spoils_its_block_everywhere(name, bad):
     expected[leaf] = {
         "block": blocks == blocks[place],
         "leaf": blocks >= 0,
+        "tree": blocks >= 0,
         "value": np.arange(blocks.size) == place,
         "nothing": blocks < 0,
     }[case.spoils]
     for k, x in agreed.items():
-        wrong = expected[k].reshape(SHAPES[k])
+        wrong = expected[k].reshape(SHAPES[k]) | (case.spoils == "tree")
         for shard in x.addressable_shards:
             np.testing.assert_array_equal(
                 ~np.isfinite(np.asarray(shard.data, np.float32)), wrong[shard.index], k

@@ -56,9 +56,9 @@ BUGS = {
         FORMULA,
     ),
     "the share at the bound is counted below it": Bug(
-        "onebit_jax/optimizers/onebit_adam.py",
-        "jnp.sum(jnp.abs(u) > bound, dtype=jnp.float32)",
-        "jnp.sum(jnp.abs(u) <= bound, dtype=jnp.float32)",
+        "onebit_jax/optimizers/bound.py",
+        "jnp.sum(jnp.abs(u) > limit, dtype=jnp.float32)",
+        "jnp.sum(jnp.abs(u) <= limit, dtype=jnp.float32)",
         FORMULA,
     ),
     "the share at the bound is the warm-up's": Bug(
@@ -69,14 +69,14 @@ BUGS = {
     ),
     "updates are not bounded": Bug(
         "onebit_jax/optimizers/onebit_adam.py",
-        "return self.cut(unbounded(), frozen=True), state._replace(",
+        "return cut(unbounded(), self.bound), state._replace(",
         "return unbounded(), state._replace(",
         FORMULA,
     ),
     "the warm-up is bounded": Bug(
-        "onebit_jax/optimizers/onebit_adam.py",
-        "bound = jnp.where(frozen, jnp.asarray(self.bound, jnp.float32), jnp.inf)",
-        "bound = jnp.float32(self.bound)",
+        "onebit_jax/optimizers/bound.py",
+        "limit = jnp.where(frozen, jnp.asarray(bound, jnp.float32), jnp.inf)",
+        "limit = jnp.float32(bound)",
         WARMUP,
     ),
     "the lead has the wrong sign": Bug(
@@ -321,7 +321,7 @@ BUGS = {
         ("tests/train/core/test_loop.py::test_a_line_a_step_with_bytes_by_stage",),
     ),
     "the norm of errors is of all workers together": Bug(
-        "onebit_jax/optimizers/onebit_adam_state.py",
+        "onebit_jax/optimizers/error_norms.py",
         "squared_norm(x) / x.shape[0]",
         "squared_norm(x)",
         OF_THE_STATE,

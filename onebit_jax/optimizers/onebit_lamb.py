@@ -1,0 +1,397 @@
+"""1-bit LAMB: warm-up LAMB, the freeze, then one bit a parameter."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from onebit_jax.exchanges.exchange import Exchange, exact_mean
+from onebit_jax.optimizers.bound import BOUND, cut, share_beyond
+from onebit_jax.optimizers.floor import FloorAtMean
+from onebit_jax.optimizers.freeze import FreezeRule
+from onebit_jax.optimizers.layers import (
+    equal_magnitudes,
+    exchange_scaled_momentum,
+    times,
+)
+from onebit_jax.optimizers.moments import as_float32, divide_by_weight
+from onebit_jax.optimizers.onebit_lamb_state import ScaleByOnebitLambState
+from onebit_jax.optimizers.trust_ratio import next_factor, trust_ratio
+from onebit_jax.workers.axes import bound_workers
+from onebit_jax.workers.stages import run_stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jax import Array
+    from jax.typing import ArrayLike
+    from jaxtyping import Float32, Int32
+
+FLOOR = FloorAtMean()
+
+
+class LambParts(TypedDict):
+    """The parts of the compressed stage that can be left out."""
+
+    floor: FloorAtMean | None
+    bound: ArrayLike | None
+
+
+LAMB_AS_PUBLISHED: LambParts = {"floor": None, "bound": None}
+"""The paper's compressed stage: a frozen variance as it is, and no bound."""
+
+
+def scale_by_onebit_lamb(
+    exchange: Exchange,
+    freeze: FreezeRule,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-6,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    mask: Any | Callable[[optax.Params], Any] | None = None,
+    *,
+    bias_correction: bool = True,
+    ratio_limits: tuple[float, float] = (0.01, 10.0),
+    ratio_decay: ArrayLike = 0.9,
+    factor_limits: tuple[float, float] = (0.5, 4.0),
+    factor_change: ArrayLike = 0.1,
+    floor: FloorAtMean | None = FLOOR,
+    bound: ArrayLike | None = BOUND,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Rescales each worker's own gradients by 1-bit LAMB, a leaf being a layer.
+
+    In the warm-up, LAMB on the exact mean of the gradients: with :math:`\hat m` and
+    :math:`\hat v` Adam's moments,
+
+    .. math::
+      u_t = \frac{\hat m_t}{\sqrt{\hat v_t} + \epsilon} + \lambda p_{t-1}, \quad
+      c_t = \mathrm{clip}\left(\frac{\|p_{t-1}\|}{\|u_t\|}, c_{min}, c_{max}\right)
+
+    and :math:`c_t u_t` is what is returned. A running mean :math:`\bar c` of the
+    ratios is frozen with the variance, after T steps. From then on, with :math:`E` the
+    exchange and :math:`s` factors that make the momenta of all layers alike,
+
+    .. math::
+      m_t &= E[\beta_1 s m_{t-1} + (1 - \beta_1) s g_t^{(i)}] / s, \quad
+      \tilde g_t = \frac{m_t - \beta_1 m_{t-1}}{1 - \beta_1} \\
+      w_t &= \beta_2 w_{t-1} + (1 - \beta_2) \tilde g_t^2, \quad w_T = v_T \\
+      d_t &= \mathrm{clip}\left(\frac{\hat m_t}{\sqrt{\hat v_T} + \epsilon},
+      \pm B\right), \quad u_t = d_t + \lambda p_{t-1}, \quad
+      \rho_t = \min\left(1, \frac{\|d_t\|}{\|u_t\|}\right) \\
+      r_t &= \mathrm{clip}\left(1 - \rho_t + \rho_t \max_j
+      \frac{\sqrt{\hat v_{T,j}} + \epsilon}{\sqrt{\hat w_{t,j}} + \epsilon},
+      r_{min}, r_{max}\right)
+
+    within a tenth of :math:`r_{t-1}`, and :math:`\bar c\, r_t u_t` is returned. The
+    paper has no floor of v and no bound B: without them (`**LAMB_AS_PUBLISHED`) and
+    without bias correction it is the paper's.
+
+    Args:
+      exchange: what workers do with their momenta, such as `sign_mean`.
+      freeze: when variance and ratios are frozen.
+      b1: decay of the momentum.
+      b2: decay of both variances.
+      eps: added to the root of a variance.
+      weight_decay: λ, a number or a schedule from the step. It is part of the update
+        that the ratio is of.
+      mask: a tree of booleans like the parameters', or a function from parameters
+        to one, that says which leaves decay; None for all.
+      bias_correction: whether moments and mean ratios are corrected for their start
+        from zero; the variance's and the ratios' correction is frozen with them.
+      ratio_limits: :math:`c_{min}` and :math:`c_{max}`, DeepSpeed's min_coeff and
+        max_coeff; its recipe for BERT has 0.01 and 0.3. A layer of zeros, and an update
+        of zeros, have the ratio 1, whatever the limits.
+      ratio_decay: decay of the running mean of ratios, DeepSpeed's coeff_beta. A ratio
+        of exactly 1 is left out of the mean.
+      factor_limits: :math:`r_{min}` and :math:`r_{max}`, DeepSpeed's factor_min and
+        factor_max.
+      factor_change: the largest relative change of :math:`r` in a step, from
+        :math:`r_T = 1`; DeepSpeed's factor_threshold.
+      floor: what becomes of variances near zero at the freeze; None to leave them.
+      bound: B, the largest :math:`d` of a coordinate after the freeze; None for none.
+
+    Returns:
+      A transformation whose `update` must be called inside `jax.shard_map` with
+      each worker's own gradients and the parameters. Moments are float32 whatever the
+      parameters are; updates have the gradients' dtype. `update` takes one extra
+      argument, `stage`: None (default) compiles both stages into one program that
+      chooses by the state; 'warmup' or 'compressed' compiles one. A 'warmup' step
+      with a frozen variance exchanges exactly and leaves it frozen; a compressed step
+      with a variance that is not frozen freezes it as it is.
+
+    Raises:
+      TypeError: if `exchange` is not an exchange, `freeze` not a freeze rule, or the
+        floor is of another type.
+      ValueError: if limits are not in order, a decay or a change is out of range, the
+        bound is not more than 0, or, from `update`, without parameters.
+
+    Example:
+      >>> import onebit_jax, optax
+      >>> tx = optax.chain(
+      ...     scale_by_onebit_lamb(
+      ...         onebit_jax.sign_mean('data'), onebit_jax.freeze_at(1000)
+      ...     ),
+      ...     optax.scale_by_learning_rate(1e-3),
+      ... )
+
+    References:
+      Li et al., 1-bit LAMB, 2021, https://arxiv.org/abs/2104.06069; You et al., Large
+      batch optimization for deep learning, 2020, https://arxiv.org/abs/1904.00962,
+      Algorithm 2, for LAMB; DeepSpeed 0.19.6, `runtime/fp16/onebit/lamb.py`, for the
+      share :math:`\rho` and the defaults.
+    """
+    if not isinstance(exchange, Exchange) or not isinstance(freeze, FreezeRule):
+        raise TypeError(
+            "1-bit LAMB needs an exchange, such as sign_mean('data'), and a freeze "
+            f"rule, such as freeze_at(1000), got {exchange!r} and {freeze!r}."
+        )
+    if floor is not None and not isinstance(floor, FloorAtMean):
+        raise TypeError(f"floor must be a FloorAtMean or None, got {floor!r}.")
+    for name, limits in ("ratio", ratio_limits), ("factor", factor_limits):
+        low, high = limits
+        if not 0 <= low <= high:
+            raise ValueError(
+                f"{name}_limits must be two numbers from 0 on, the smaller one first, "
+                f"got {limits!r}."
+            )
+    if isinstance(ratio_decay, (int, float)) and not 0 <= ratio_decay < 1:
+        raise ValueError(f"ratio_decay must be from 0 to below 1, got {ratio_decay}.")
+    if isinstance(factor_change, (int, float)) and not factor_change >= 0:
+        raise ValueError(f"factor_change must not be negative, got {factor_change}.")
+    if isinstance(bound, (int, float)) and not bound > 0:
+        raise ValueError(f"bound must be more than 0, or None for none, got {bound}.")
+    if not callable(weight_decay):
+        weight_decay = as_float32(weight_decay)
+    lamb = _OnebitLamb(
+        exchange=exchange,
+        freeze=freeze,
+        b1=as_float32(b1),
+        b2=as_float32(b2),
+        eps=as_float32(eps),
+        weight_decay=optax.add_decayed_weights(weight_decay, mask),
+        bias_correction=bias_correction,
+        ratio_limits=ratio_limits,
+        ratio_decay=as_float32(ratio_decay),
+        factor_limits=factor_limits,
+        factor_change=as_float32(factor_change),
+        floor=floor,
+        bound=bound,
+    )
+    init: Any = lamb.init
+    return optax.GradientTransformationExtraArgs(init, lamb.update)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _OnebitLamb:
+    exchange: Exchange
+    freeze: FreezeRule
+    b1: ArrayLike
+    b2: ArrayLike
+    eps: ArrayLike
+    weight_decay: optax.GradientTransformation
+    bias_correction: bool
+    ratio_limits: tuple[float, float]
+    ratio_decay: ArrayLike
+    factor_limits: tuple[float, float]
+    factor_change: ArrayLike
+    floor: FloorAtMean | None
+    bound: ArrayLike | None
+
+    def init(self, params: optax.Params) -> ScaleByOnebitLambState:
+        layers = len(jax.tree.leaves(params))
+        return ScaleByOnebitLambState(
+            count=jnp.zeros([], jnp.int32),
+            mu=optax.tree.zeros_like(params, dtype=jnp.float32),
+            nu=optax.tree.zeros_like(params, dtype=jnp.float32),
+            nu_fresh=optax.tree.zeros_like(params, dtype=jnp.float32),
+            frozen_at=jnp.zeros([], jnp.int32),
+            ratio=jnp.zeros(layers, jnp.float32),
+            ratio_weight=jnp.zeros(layers, jnp.float32),
+            factor=jnp.ones(layers, jnp.float32),
+            magnitude=jnp.ones(layers, jnp.float32),
+            floored=jnp.zeros([], jnp.float32),
+            bounded=jnp.zeros([], jnp.float32),
+            freeze=self.freeze.init(),
+            decay=self.weight_decay.init(params),
+            exchange=self.exchange.init(params),
+        )
+
+    def update(
+        self,
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        *,
+        stage: str | None = None,
+        **extra_args: object,
+    ) -> tuple[optax.Updates, Any]:
+        del extra_args
+        if params is None:
+            raise ValueError("1-bit LAMB needs the parameters: give them to update.")
+        bound_workers(self.exchange.axes)
+        values = optax.tree.cast(params, jnp.float32)
+        count = jnp.asarray(optax.safe_increment(state.count))
+        alone = stage == "warmup"
+        stages = {
+            "warmup": lambda: self.warmup(updates, state, values, count, alone),
+            "compressed": lambda: self.compressed(updates, state, values, count),
+        }
+        index = (state.frozen_at > 0).astype(jnp.int32)
+        new_updates, state = run_stage(stages, index, stage)
+        new_updates = jax.tree.map(lambda u, g: u.astype(g.dtype), new_updates, updates)
+        return new_updates, state._replace(count=count)
+
+    def warmup(
+        self,
+        gradients: optax.Updates,
+        state: ScaleByOnebitLambState,
+        params: optax.Params,
+        count: Int32[Array, ""],
+        alone: bool,
+    ) -> tuple[optax.Updates, ScaleByOnebitLambState]:
+        """LAMB on the exact mean, until the freeze rule fires."""
+        exact = exact_mean(self.exchange.axes)
+        mean, _ = exact.update(gradients, exact.init(gradients))
+        mean = optax.tree.cast(mean, jnp.float32)
+        mu = optax.tree.update_moment(mean, state.mu, self.b1, 1)
+        if not alone:
+            return self.lamb(mean, mu, state, params, count)
+        # A program that has no other stage goes on after it with what is frozen.
+        return lax.cond(
+            state.frozen_at > 0,
+            lambda: self.frozen_lamb(mu, state, params, count),
+            lambda: self.lamb(mean, mu, state, params, count),
+        )
+
+    def lamb(
+        self,
+        mean: optax.Updates,
+        mu: optax.Params,
+        state: ScaleByOnebitLambState,
+        params: optax.Params,
+        count: Int32[Array, ""],
+    ) -> tuple[optax.Updates, ScaleByOnebitLambState]:
+        """A step of LAMB, and the freeze at its end if the rule fires."""
+        nu = optax.tree.update_moment_per_elem_norm(mean, state.nu, self.b2, 2)
+        ratios = jax.tree.map(
+            jnp.divide, self.corrected(mu, self.b1, count), self.roots(nu, count)
+        )
+        update, decay = self.weight_decay.update(ratios, state.decay, params)
+        ratio = trust_ratio(params, update, self.ratio_limits)
+
+        def mean_with(new: ArrayLike, before: Array) -> Array:
+            after = self.ratio_decay * before + (1 - self.ratio_decay) * new
+            return jnp.where(ratio == 1, before, after)
+
+        norm = self.corrected(optax.tree.sum(nu), self.b2, count)
+        now, rule = self.freeze.update(
+            state.freeze, count, jnp.asarray(norm, jnp.float32)
+        )
+        # This step is still LAMB's; what is frozen is for those after it.
+        raised, floored = nu, 0.0
+        if self.floor is not None:
+            raised, floored = self.floor.apply(nu)
+        return times(ratio, update), state._replace(
+            mu=mu,
+            nu=optax.tree.where(now, raised, nu),
+            nu_fresh=optax.tree.where(now, raised, state.nu_fresh),
+            frozen_at=jnp.where(now, count, 0),
+            ratio=mean_with(ratio, state.ratio),
+            ratio_weight=mean_with(1.0, state.ratio_weight),
+            magnitude=jnp.where(now, equal_magnitudes(mu), state.magnitude),
+            floored=jnp.where(now, floored, state.floored),
+            freeze=rule,
+            decay=decay,
+        )
+
+    def compressed(
+        self,
+        gradients: optax.Updates,
+        state: ScaleByOnebitLambState,
+        params: optax.Params,
+        count: Int32[Array, ""],
+    ) -> tuple[optax.Updates, ScaleByOnebitLambState]:
+        """The momentum by the exchange, all layers alike, and LAMB with what is frozen.
+
+        A program that has no other stage freezes first what is not frozen.
+        """
+        frozen = state.frozen_at > 0
+        state = state._replace(
+            frozen_at=jnp.where(frozen, state.frozen_at, jnp.maximum(state.count, 1)),
+            nu_fresh=optax.tree.where(frozen, state.nu_fresh, state.nu),
+            magnitude=lax.cond(
+                frozen, lambda: state.magnitude, lambda: equal_magnitudes(state.mu)
+            ),
+        )
+        mu, exchanged = exchange_scaled_momentum(
+            self.exchange,
+            state.magnitude,
+            gradients,
+            state.mu,
+            self.b1,
+            state.exchange,
+        )
+        state = state._replace(exchange=exchanged)
+        return self.frozen_lamb(mu, state, params, count)
+
+    def frozen_lamb(
+        self,
+        mu: optax.Params,
+        state: ScaleByOnebitLambState,
+        params: optax.Params,
+        count: Int32[Array, ""],
+    ) -> tuple[optax.Updates, ScaleByOnebitLambState]:
+        """A step with frozen variance and ratios, by an agreed momentum."""
+        gradient = jax.tree.map(
+            lambda m, last: (m - self.b1 * last) / (1 - self.b1), mu, state.mu
+        )
+        nu_fresh = optax.tree.update_moment_per_elem_norm(
+            gradient, state.nu_fresh, self.b2, 2
+        )
+        roots = self.roots(state.nu, state.frozen_at)
+        unbounded = jax.tree.map(jnp.divide, self.corrected(mu, self.b1, count), roots)
+        direction = cut(unbounded, self.bound)
+        update, decay = self.weight_decay.update(direction, state.decay, params)
+        factor = next_factor(
+            state.factor,
+            roots,
+            self.roots(nu_fresh, count),
+            direction=direction,
+            update=update,
+            limits=self.factor_limits,
+            change=self.factor_change,
+        )
+        return times(self.frozen_ratio(state) * factor, update), state._replace(
+            mu=mu,
+            nu_fresh=nu_fresh,
+            factor=factor,
+            bounded=share_beyond(unbounded, self.bound),
+            decay=decay,
+        )
+
+    def corrected(
+        self, moment: optax.Params, decay: ArrayLike, steps: Int32[Array, ""]
+    ) -> optax.Params:
+        """A moment without its start from zero, if that is to be corrected."""
+        if not self.bias_correction:
+            return moment
+        return divide_by_weight(moment, decay, steps)
+
+    def roots(self, nu: optax.Params, steps: Int32[Array, ""]) -> optax.Params:
+        """The divisors by a variance of so many steps."""
+        nu = self.corrected(nu, self.b2, steps)
+        return jax.tree.map(lambda v: jnp.sqrt(v) + self.eps, nu)
+
+    def frozen_ratio(self, state: ScaleByOnebitLambState) -> Float32[Array, " layers"]:
+        """The mean ratio of each layer in the warm-up; 1 where none was counted."""
+        if not self.bias_correction:
+            return state.ratio
+        counted = state.ratio_weight > 0
+        return jnp.where(
+            counted, state.ratio / jnp.where(counted, state.ratio_weight, 1), 1
+        )
