@@ -11,6 +11,8 @@ from onebit_jax.exchanges.exchange import exact_mean as exact_mean
 from onebit_jax.exchanges.hierarchical import hierarchical as hierarchical
 from onebit_jax.exchanges.per_shard import per_shard as per_shard
 from onebit_jax.exchanges.quantized_mean import quantized_mean as quantized_mean
+from onebit_jax.exchanges.random_vote_mean import RandomVoteState as RandomVoteState
+from onebit_jax.exchanges.random_vote_mean import random_vote_mean as random_vote_mean
 from onebit_jax.exchanges.sign_mean import sign_mean as sign_mean
 from onebit_jax.exchanges.two_phase import two_phase as two_phase
 from onebit_jax.exchanges.vote_mean import vote_mean as vote_mean
