@@ -24,6 +24,16 @@ from onebit_jax.inspect.replicas import (
 from onebit_jax.inspect.replicas import replica_mismatches as replica_mismatches
 from onebit_jax.inspect.traffic import Traffic as Traffic
 from onebit_jax.inspect.traffic import traffic as traffic
+from onebit_jax.optimizers.binsgdm import ScaleByBinsgdmState as ScaleByBinsgdmState
+from onebit_jax.optimizers.binsgdm import binsgdm as binsgdm
+from onebit_jax.optimizers.binsgdm import scale_by_binsgdm as scale_by_binsgdm
+from onebit_jax.optimizers.distributed_lion import (
+    ScaleByDistributedLionState as ScaleByDistributedLionState,
+)
+from onebit_jax.optimizers.distributed_lion import distributed_lion as distributed_lion
+from onebit_jax.optimizers.distributed_lion import (
+    scale_by_distributed_lion as scale_by_distributed_lion,
+)
 from onebit_jax.optimizers.floor import FloorAtMean as FloorAtMean
 from onebit_jax.optimizers.freeze import FreezeRule as FreezeRule
 from onebit_jax.optimizers.freeze import freeze_at as freeze_at

@@ -14,6 +14,15 @@ if TYPE_CHECKING:
     from jaxtyping import Float32, Int32
 
 
+def as_float32(x: ArrayLike) -> float | Float32[Array, ""]:
+    """A hyperparameter for arithmetic in float32.
+
+    Python numbers stay weakly typed: Optax's arithmetic to the last bit. Others, such
+    as inject_hyperparams' arrays in the parameters' dtype, are promoted.
+    """
+    return x if isinstance(x, (int, float)) else jnp.asarray(x, jnp.float32)
+
+
 def weight(decay: ArrayLike, steps: Int32[Array, ""]) -> Array:
     r"""The weight of all values so far in a running mean that began at zero.
 

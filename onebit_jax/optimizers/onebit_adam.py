@@ -15,7 +15,12 @@ from onebit_jax.exchanges.exchange import Exchange, exact_mean
 from onebit_jax.optimizers.floor import FloorAtMean
 from onebit_jax.optimizers.freeze import FreezeRule
 from onebit_jax.optimizers.growth import GrowthByMeanSquares, GrowthState
-from onebit_jax.optimizers.moments import divide_by_weight, extrapolate, weight
+from onebit_jax.optimizers.moments import (
+    as_float32,
+    divide_by_weight,
+    extrapolate,
+    weight,
+)
 from onebit_jax.optimizers.onebit_adam_state import ScaleByOnebitAdamState
 from onebit_jax.workers.axes import bound_workers
 from onebit_jax.workers.stages import run_stage
@@ -211,7 +216,7 @@ class _OnebitAdam:
         bound_workers(self.exchange.axes)
         adam = dataclasses.replace(
             self,
-            **{name: _as_float32(getattr(self, name)) for name in ("b1", "b2", "eps")},
+            **{name: as_float32(getattr(self, name)) for name in ("b1", "b2", "eps")},
         )
         count = jnp.asarray(optax.safe_increment(state.count))
         stages = {
@@ -375,9 +380,3 @@ class _OnebitAdam:
         beyond = [jnp.sum(jnp.abs(u) > bound, dtype=jnp.float32) for u in leaves]
         size = float(max(sum(u.size for u in leaves), 1))
         return jnp.asarray(sum(beyond) / size, jnp.float32)
-
-
-def _as_float32(x: ArrayLike) -> float | Float32[Array, ""]:
-    # Python numbers stay weakly typed: Optax's arithmetic to the last bit. Others,
-    # such as inject_hyperparams' arrays in the parameters' dtype, are promoted.
-    return x if isinstance(x, (int, float)) else jnp.asarray(x, jnp.float32)

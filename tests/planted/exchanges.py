@@ -18,11 +18,6 @@ def resized(*rows):
     return tuple(f"{test}[{row}]" for row in rows)
 
 
-def random(test):
-    return (f"tests/exchanges/test_random_vote_mean.py::test_{test}",)
-
-
-RANDOM = "onebit_jax/exchanges/random_vote_mean"
 SIGN, COUNT, SHARD = dense("sign-3"), dense("count-3"), dense("per-shard-sign-2")
 SIMULATED = (
     "tests/workers/test_simulated.py::test_simulated_workers_learn_as_those_of_a_mesh",
@@ -76,7 +71,7 @@ BUGS = {
         "jnp.dtype(jnp.float32)",
         (f"{EXCHANGES}dtypes_stay[sign-3]",),
     ),
-    # Levels and votes.
+    # Levels.
     "a level is missing": Bug(
         "onebit_jax/exchanges/quantized_mean.py",
         "return 2 ** (self.bits - 1) - 1",
@@ -100,78 +95,6 @@ BUGS = {
         "x = (1 - decay) * x + decay * momentum",
         "x = x + decay * momentum",
         (f"{EXCHANGES}a_momentum_is_exchanged_as_its_sum[quantized-2-3]",),
-    ),
-    "a tied vote is against": Bug(
-        "onebit_jax/exchanges/ballots.py",
-        "return (2 * ayes - workers) / workers",
-        "return (2 * ayes - workers - 0.5) / workers",
-        dense("vote-2"),
-    ),
-    "leaves of votes are the first one's": Bug(
-        "onebit_jax/exchanges/ballots.py",
-        "first += x.size",
-        "first += 0",
-        dense("vote-3"),
-    ),
-    "counts of votes are digits of a smaller base": Bug(
-        "onebit_jax/exchanges/ballots.py",
-        "unpack_digits(digits, workers, ayes.size)",
-        "unpack_digits(digits, workers - 1, ayes.size)",
-        dense("vote-means-3"),
-    ),
-    "an exchange tells of votes where counts go back": Bug(
-        "onebit_jax/exchanges/ballots.py",
-        "if means else served",
-        "if not means else served",
-        cost("vote-means-3"),
-    ),
-    "a random vote is for 1 with probability u": Bug(
-        f"{RANDOM}.py",
-        "(2 * levels + 1 - _VALUES).astype(jnp.float32) / _VALUES",
-        "(2 * levels + 1).astype(jnp.float32) / (2 * _VALUES)",
-        random("the_expectation_is_the_mean_of_the_values"),
-    ),
-    "all workers vote by the same numbers": Bug(
-        f"{RANDOM}.py",
-        "shift = _share(place.astype(jnp.uint32), workers)",
-        "shift = 0 * place.astype(jnp.uint32)",
-        random("equal_values_have_one_of_the_two_nearest_means"),
-    ),
-    "workers keep their places": Bug(
-        f"{RANDOM}.py",
-        "jax.random.permutation(permuted, workers)[worker_index(self.axes)]",
-        "worker_index(self.axes)",
-        random("is_its_formula"),
-    ),
-    "an odd share of the levels is a level too few": Bug(
-        f"{RANDOM}.py",
-        "place * jnp.uint32(whole) + place * jnp.uint32(rest) // jnp.uint32(workers)",
-        "place * jnp.uint32(whole)",
-        random("zeros_of_an_even_number_of_workers_are_zero"),
-    ),
-    "two values have one random number": Bug(
-        f"{RANDOM}.py",
-        "[pairs % _VALUES, pairs // _VALUES]",
-        "[pairs % _VALUES, pairs % _VALUES]",
-        random("is_its_formula"),
-    ),
-    "calls are not counted": Bug(
-        f"{RANDOM}.py",
-        "count=state.count + 1",
-        "count=state.count",
-        random("each_call_draws_anew_and_again_from_the_same_state"),
-    ),
-    "servers vote by the same numbers": Bug(
-        f"{RANDOM}.py",
-        "jax.random.fold_in(served, worker_index(self.axes))",
-        "jax.random.fold_in(served, 0 * worker_index(self.axes))",
-        random("servers_draw_their_own"),
-    ),
-    "devices of a host vote by the same numbers": Bug(
-        f"{RANDOM}.py",
-        "jax.random.fold_in(key, lax.axis_index(further))",
-        "jax.random.fold_in(key, 0 * lax.axis_index(further))",
-        random("devices_of_a_host_and_shards_draw_their_own"),
     ),
     # Blocks, buckets, servers.
     "all servers count the first one's values": Bug(
