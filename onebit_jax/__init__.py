@@ -11,6 +11,8 @@ from onebit_jax.exchanges.exchange import exact_mean as exact_mean
 from onebit_jax.exchanges.hierarchical import hierarchical as hierarchical
 from onebit_jax.exchanges.per_shard import per_shard as per_shard
 from onebit_jax.exchanges.quantized_mean import quantized_mean as quantized_mean
+from onebit_jax.exchanges.random_vote_mean import RandomVoteState as RandomVoteState
+from onebit_jax.exchanges.random_vote_mean import random_vote_mean as random_vote_mean
 from onebit_jax.exchanges.sign_mean import sign_mean as sign_mean
 from onebit_jax.exchanges.two_phase import two_phase as two_phase
 from onebit_jax.exchanges.vote_mean import vote_mean as vote_mean
@@ -23,6 +25,16 @@ from onebit_jax.inspect.replicas import replica_mismatches as replica_mismatches
 from onebit_jax.inspect.stage_costs import stage_costs as stage_costs
 from onebit_jax.inspect.traffic import Traffic as Traffic
 from onebit_jax.inspect.traffic import traffic as traffic
+from onebit_jax.optimizers.binsgdm import ScaleByBinsgdmState as ScaleByBinsgdmState
+from onebit_jax.optimizers.binsgdm import binsgdm as binsgdm
+from onebit_jax.optimizers.binsgdm import scale_by_binsgdm as scale_by_binsgdm
+from onebit_jax.optimizers.distributed_lion import (
+    ScaleByDistributedLionState as ScaleByDistributedLionState,
+)
+from onebit_jax.optimizers.distributed_lion import distributed_lion as distributed_lion
+from onebit_jax.optimizers.distributed_lion import (
+    scale_by_distributed_lion as scale_by_distributed_lion,
+)
 from onebit_jax.optimizers.floor import FloorAtMean as FloorAtMean
 from onebit_jax.optimizers.freeze import FreezeRule as FreezeRule
 from onebit_jax.optimizers.freeze import freeze_at as freeze_at

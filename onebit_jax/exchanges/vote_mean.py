@@ -1,46 +1,57 @@
-"""Majority vote: the sign of the sum of signs."""
+"""Majority vote: the sign of the sum of signs, or their mean."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
-import jax
-import jax.numpy as jnp
-import optax
-from jax import lax
-
+from onebit_jax.exchanges.ballots import exchange_votes, vote_transfers
 from onebit_jax.exchanges.exchange import Exchange
-from onebit_jax.workers.arithmetic import gather
-from onebit_jax.workers.axes import AxisNames, as_tuple, bound_workers, check_local
-from onebit_jax.workers.transfers import Transfer
-from pallas_kernels import pack_signs, unpack_bits
+from onebit_jax.workers.axes import AxisNames, as_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import optax
+    from jax import Array
+
+    from onebit_jax.workers.transfers import Transfer
     from onebit_jax.workers.worker_local import WorkerLocal
 
+Back = Literal["majority", "mean"]
 
-def vote_mean(axis: AxisNames) -> Exchange:
-    r"""Returns the sign of the sum of the workers' signs: a bit a value each way.
+
+def vote_mean(axis: AxisNames, *, back: Back = "majority") -> Exchange:
+    r"""Returns the sign of the sum of the workers' signs, or the mean of these.
 
     .. math::
-      \bar x = \mathrm{sign}\left(\textstyle\sum_i \mathrm{sign}(x^{(i)})\right), \quad
+      \bar x = \mathrm{sign}\left(\textstyle\sum_i \mathrm{sign}(x^{(i)})\right)
+      \quad \text{or} \quad
+      \bar x = \tfrac1n \textstyle\sum_i \mathrm{sign}(x^{(i)}), \quad
       \mathrm{sign}(0) = 1
 
     Without a scale and without errors: for updates that are signs themselves, such as
-    Distributed Lion's. All values go in one all-to-all, their signs packed, and the
-    votes come back in one all-gather. A vote that is tied, as even numbers of workers
-    can be, is 1, and so is one on zeros alone: mask parameters that have no gradients.
-    A value that is not finite votes by its sign, NaN for -1: chain `skip_nonfinite`
-    around it.
+    Distributed Lion's. All values go in one all-to-all, their signs packed, and what
+    was agreed comes back in one all-gather: a bit a value, or with back='mean' a count
+    of votes as a digit of base n + 1. That is :math:`1 + \log_2(n + 1)` bits a value
+    and pass of a ring; an all-reduce of digits is :math:`2 \log_2(n + 1)`.
+
+    A vote that is tied, as even numbers of workers can be, is 1 with back='majority',
+    and so is one on zeros alone with either: mask parameters that have no gradients, or
+    change the signs of what is sent and of what is agreed in every other step, as
+    `scale_by_distributed_lion` does. A value that is not finite votes by its sign, NaN
+    for -1: chain `skip_nonfinite` around it.
 
     Args:
       axis: name, or names, of the mesh axes whose members are the workers.
+      back: 'majority' or 'mean', what the servers send back.
 
     Returns:
       An exchange without a state.
+
+    Raises:
+      ValueError: if `back` is not one of these, or, from `update` with back='mean', if
+        there are more than 65,535 workers.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -59,14 +70,22 @@ def vote_mean(axis: AxisNames) -> Exchange:
       https://arxiv.org/abs/1810.05291; Liu et al., Communication efficient distributed
       training with Distributed Lion, 2024, https://arxiv.org/abs/2404.00438.
     """
-    return VoteMean(as_tuple(axis))
+    if back not in get_args(Back):
+        raise ValueError(f"back must be 'majority' or 'mean', got {back!r}.")
+    return VoteMean(as_tuple(axis), back)
 
 
 @dataclasses.dataclass(frozen=True)
 class VoteMean(Exchange):
-    """The exchange of `vote_mean`."""
+    """The exchange of `vote_mean`.
+
+    Attributes:
+      axes: the worker axes.
+      back: what servers send back.
+    """
 
     axes: tuple[str, ...]
+    back: Back
 
     def update(
         self,
@@ -74,42 +93,21 @@ class VoteMean(Exchange):
         state: WorkerLocal,
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, WorkerLocal]:
-        """The votes, as 1 and -1 in the dtypes of the updates."""
+        """The majority's votes, or the means of all, in the dtypes of the updates."""
         del params
-        workers = bound_workers(self.axes)
-        check_local(updates, self.axes, "vote_mean")
-        leaves, treedef = jax.tree.flatten(updates)
-        size = sum(x.size for x in leaves)
-        if not size:
-            return jax.tree.map(lambda x: lax.pmean(x, self.axes), updates), state
-        flat = jnp.concatenate([x.astype(jnp.float32).reshape(-1) for x in leaves])
-        flat = jnp.pad(flat, (0, 32 * workers * _served(size, workers) - size))
-        ballots = pack_signs(flat.reshape(workers, 32, -1))
-        ballots = lax.all_to_all(ballots, self.axes, 0, 0)
-        ayes = jnp.sum(unpack_bits(ballots), axis=0, dtype=jnp.uint32)
-        won = jnp.where(2 * ayes >= workers, jnp.float32(1), jnp.float32(-1))
-        votes = gather(pack_signs(won), self.axes)
-        signs = 2 * unpack_bits(votes).reshape(-1).astype(jnp.int32) - 1
-        results, first = [], 0
-        for x in leaves:
-            leaf = signs[first : first + x.size].reshape(x.shape)
-            results.append(leaf.astype(x.dtype))
-            first += x.size
-        return treedef.unflatten(results), state
+
+        def as_it_is(x: Array) -> Array:
+            return x
+
+        verdict = as_it_is if self.back == "majority" else None
+        agreed = exchange_votes(
+            updates, self.axes, "vote_mean", ballot=as_it_is, verdict=verdict
+        )
+        return agreed, state
 
     def wire_cost(
         self, params: optax.Params, axis_sizes: Mapping[str, int]
     ) -> tuple[Transfer, ...]:
-        """An all-to-all and an all-gather of packed signs."""
-        size = sum(p.size for p in jax.tree.leaves(params))
-        workers = self.workers(axis_sizes)
-        payload = 4 * workers * _served(size, workers)
-        return (
-            Transfer("all-to-all", payload, self.axes),
-            Transfer("all-gather", payload, self.axes),
-        )
-
-
-def _served(size: int, workers: int) -> int:
-    """Words of signs that each worker counts."""
-    return -(-size // (32 * workers))
+        """An all-to-all of votes and an all-gather of votes, or of means."""
+        workers, means = self.workers(axis_sizes), self.back == "mean"
+        return vote_transfers(params, workers, self.axes, means=means)

@@ -21,6 +21,7 @@ from onebit_jax import (
     hierarchical,
     per_shard,
     quantized_mean,
+    random_vote_mean,
     sign_mean,
     vote_mean,
 )
@@ -61,6 +62,9 @@ class Case:
       exact_1d: whether leaves of fewer than two dimensions do too.
       squares: whether 1e30, whose square is not finite, is not finite.
       error_dtype: of the errors; None where there are none.
+      beyond: how far from zero are the values that it is asked about.
+      decided: the least share of a leaf's values that neither rounding nor chance
+        decides.
       resized: the axis that a state is moved to other sizes of, and these.
     """
 
@@ -76,6 +80,8 @@ class Case:
     exact_1d: bool = False
     squares: bool = False
     error_dtype: Any = jnp.float32
+    beyond: float = 0.0
+    decided: float = 0.9
     resized: tuple[tuple[tuple[str, int], ...], ...] = ()
 
     @property
@@ -164,11 +170,22 @@ def as_deepspeed(values, errors, server_error, blocks):
     )
 
 
-def by_votes(values, errors, server_error, blocks):
+def by_votes(values, errors, server_error, blocks, back="majority"):
     del blocks
-    votes = np.where(np.where(values >= 0, 1, -1).sum(axis=0) >= 0, 1.0, -1.0)
+    votes = np.where(values >= 0, 1, -1).mean(axis=0)
+    if back == "majority":
+        votes = np.where(votes >= 0, 1.0, -1.0)
     undecided = dense.near_zero(values, 1e-2).any(axis=0)
     return dense.Result(votes, 0 * errors, 0 * server_error, undecided)
+
+
+def by_random_votes(values, errors, server_error, blocks, back="mean"):
+    """Chance decides values below 1, and answers that not all have voted for."""
+    result = by_votes(values, errors, server_error, blocks, "mean")
+    chance = np.abs(values).min(axis=0) < 1
+    if back == "vote":
+        chance |= np.abs(result.agreed) < 1
+    return result._replace(undecided=chance)
 
 
 VOTES = {
@@ -177,6 +194,10 @@ VOTES = {
     "is_mean": False,
     "error_dtype": None,
 }
+# The formula of what is left to chance stands in test_random_vote_mean.py.
+RANDOM_VOTES = VOTES | {"beyond": 100.0}
+votes_for_means = functools.partial(by_votes, back="mean")
+votes_twice = functools.partial(by_random_votes, back="vote")
 
 
 def steps_of(x, blocks, bits):
@@ -377,6 +398,60 @@ CASES = {
         lambda: vote_mean("host"), 2, 4, simulation=by_votes, **VOTES
     ),
     "per-shard-vote-2": in_shards(lambda: vote_mean("data"), 2, by_votes, **VOTES),
+    **{
+        f"vote-means-{workers}": Case(
+            lambda: vote_mean("data", back="mean"),
+            data(workers),
+            votes_for_means,
+            **VOTES,
+        )
+        for workers in (1, 3, 8)
+    },
+    "hierarchical-vote-means-2x4": two_levels(
+        lambda: vote_mean("host", back="mean"),
+        2,
+        4,
+        simulation=votes_for_means,
+        **VOTES,
+    ),
+    **{
+        f"random-vote-{workers}": Case(
+            lambda: random_vote_mean("data"),
+            data(workers),
+            by_random_votes,
+            **RANDOM_VOTES,
+            resized=moved(data(2)),
+        )
+        for workers in (1, 3)
+    },
+    "random-vote-twice-2": Case(
+        lambda: random_vote_mean("data", back="vote"),
+        data(2),
+        votes_twice,
+        decided=0.0,
+        **RANDOM_VOTES,
+    ),
+    "random-vote-two-axes": Case(
+        lambda: random_vote_mean(("host", "device")),
+        hosts(2, 2),
+        by_random_votes,
+        **RANDOM_VOTES,
+    ),
+    "hierarchical-random-vote-2x4": two_levels(
+        lambda: random_vote_mean("host"),
+        2,
+        4,
+        simulation=by_random_votes,
+        decided=0.0,
+        **RANDOM_VOTES,
+    ),
+    "per-shard-random-vote-2": in_shards(
+        lambda: random_vote_mean("data"),
+        2,
+        by_random_votes,
+        **RANDOM_VOTES,
+        resized=moved({"data": 3, "model": 2}),
+    ),
     "per-shard-sign-2": in_shards(
         lambda: signs("data"),
         2,

@@ -71,7 +71,7 @@ BUGS = {
         "jnp.dtype(jnp.float32)",
         (f"{EXCHANGES}dtypes_stay[sign-3]",),
     ),
-    # Levels and votes.
+    # Levels.
     "a level is missing": Bug(
         "onebit_jax/exchanges/quantized_mean.py",
         "return 2 ** (self.bits - 1) - 1",
@@ -95,18 +95,6 @@ BUGS = {
         "x = (1 - decay) * x + decay * momentum",
         "x = x + decay * momentum",
         (f"{EXCHANGES}a_momentum_is_exchanged_as_its_sum[quantized-2-3]",),
-    ),
-    "a tied vote is against": Bug(
-        "onebit_jax/exchanges/vote_mean.py",
-        "2 * ayes >= workers",
-        "2 * ayes > workers",
-        dense("vote-2"),
-    ),
-    "leaves of votes are the first one's": Bug(
-        "onebit_jax/exchanges/vote_mean.py",
-        "first += x.size",
-        "first += 0",
-        dense("vote-3"),
     ),
     # Blocks, buckets, servers.
     "all servers count the first one's values": Bug(

@@ -27,6 +27,11 @@ TRANSFORMATIONS = {
     "deepspeed_sign_mean": lambda axis: deepspeed_sign_mean(axis),
     "exact_mean": lambda axis: exact_mean(axis),
     "onebit_adam": lambda axis: onebit_adam(0.1, sign_mean(axis), freeze_at(2)),
+    "random_vote_mean": lambda axis: onebit_jax.random_vote_mean(axis),
+    "binsgdm": lambda axis: onebit_jax.binsgdm(0.1, onebit_jax.vote_mean(axis)),
+    "distributed_lion": lambda axis: onebit_jax.distributed_lion(
+        0.1, onebit_jax.vote_mean(axis)
+    ),
     "clip": lambda axis: clip_by_worker_norm(1.0, axis),
     "accumulate": lambda axis: accumulate(exact_mean(axis), 2, axis),
     "skip": lambda axis: onebit_jax.skip_nonfinite(exact_mean(axis), axis),

@@ -15,12 +15,15 @@ EXCHANGES = {
     "count_mean": onebit_jax.count_mean("data", block_size=32, exact_below=20),
     "deepspeed_sign_mean": onebit_jax.deepspeed_sign_mean("data"),
     "vote_mean": onebit_jax.vote_mean("data"),
+    "random_vote_mean": onebit_jax.random_vote_mean("data", back="vote"),
 }
-# A matrix learns by each exchange, and one by 1-bit Adam, all in one program.
+# A matrix learns by each exchange, and by each optimizer, all in one program.
 PARTS = {
     "adam": onebit_jax.onebit_adamw(
         0.01, onebit_jax.sign_mean("data", block_size=32), onebit_jax.freeze_at(2)
     ),
+    "binsgdm": onebit_jax.binsgdm(0.01, onebit_jax.random_vote_mean("data")),
+    "lion": onebit_jax.distributed_lion(0.01, onebit_jax.vote_mean("data")),
     **{name: optax.chain(x, optax.sgd(0.01)) for name, x in EXCHANGES.items()},
 }
 PARAMS = {

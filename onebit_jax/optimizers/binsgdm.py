@@ -1,0 +1,174 @@
+"""BinSGDM: the ratio of two running means, sent by random votes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from onebit_jax.exchanges.exchange import Exchange
+from onebit_jax.optimizers.moments import as_float32
+from onebit_jax.optimizers.own_moments import as_own, own_moments, zero_moments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jax.typing import ArrayLike
+
+    from onebit_jax.workers.worker_local import WorkerLocal
+
+_NAME = "BinSGDM"
+
+
+class ScaleByBinsgdmState(NamedTuple):
+    """State of `scale_by_binsgdm`.
+
+    Attributes:
+      mu: for each leaf, (workers, *shape), float32: each worker's running mean of its
+        own gradients.
+      magnitude: the same of their magnitudes.
+      exchange: state of the exchange.
+    """
+
+    mu: WorkerLocal
+    magnitude: WorkerLocal
+    exchange: Any
+
+
+def scale_by_binsgdm(
+    exchange: Exchange, decay: ArrayLike = 0.9
+) -> optax.GradientTransformationExtraArgs:
+    r"""Rescales each worker's own gradients by BinSGDM.
+
+    .. math::
+      m_t^{(i)} &= \beta m_{t-1}^{(i)} + (1 - \beta) g_t^{(i)}, \quad
+      b_t^{(i)} = \beta b_{t-1}^{(i)} + (1 - \beta) |g_t^{(i)}| \\
+      u_t &= E\left[m_t^{(i)} / b_t^{(i)}\right]
+
+    with E the exchange. The ratio is in [-1, 1], which `random_vote_mean` exchanges by
+    one bit a value without bias: no scale, no error feedback, no warm-up and no stages.
+    The running means stay each worker's own.
+
+    The paper, as far as it could be read, leaves open what becomes of a value without
+    gradients, whose b is 0: here its ratio is 0. It names no decay. Here it is 0.9: the
+    votes' randomness is larger than the gradients' own and no decay makes it smaller,
+    while a longer mean makes the ratio itself smaller, and late. Both means begin at
+    zero, which cancels in the ratio.
+
+    Args:
+      exchange: what workers do with their ratios, such as `random_vote_mean('data')`.
+      decay: :math:`\beta` of both running means.
+
+    Returns:
+      A transformation whose `update` must be called inside `jax.shard_map` with each
+      worker's own gradients. Running means are float32 whatever the parameters are;
+      updates have the gradients' dtype.
+
+    Raises:
+      TypeError: if `exchange` is not an exchange.
+
+    Example:
+      >>> import onebit_jax, optax
+      >>> tx = optax.chain(
+      ...     scale_by_binsgdm(onebit_jax.random_vote_mean('data')),
+      ...     optax.scale_by_learning_rate(1e-3),
+      ... )
+
+    References:
+      Lu et al., BinSGDM, 2023, https://openreview.net/forum?id=Mlo2kM11ZB.
+    """
+    if not isinstance(exchange, Exchange):
+        raise TypeError(
+            "BinSGDM needs an exchange, such as random_vote_mean('data'), got "
+            f"{exchange!r}."
+        )
+    axes = exchange.axes
+
+    def init_fn(params: optax.Params) -> Any:
+        zeros = zero_moments(params, axes, _NAME)
+        return ScaleByBinsgdmState(zeros, zeros, exchange.init(params))
+
+    def update_fn(
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        **extra_args: object,
+    ) -> tuple[optax.Updates, Any]:
+        del params, extra_args
+        beta = as_float32(decay)
+        mu, magnitude = (
+            own_moments(node, updates, axes, _NAME)
+            for node in (state.mu, state.magnitude)
+        )
+        gradients = optax.tree.cast(updates, jnp.float32)
+        mu = optax.tree.update_moment(gradients, mu, beta, 1)
+        magnitudes = jax.tree.map(jnp.abs, gradients)
+        magnitude = optax.tree.update_moment(magnitudes, magnitude, beta, 1)
+        ratios = jax.tree.map(
+            lambda m, b: jnp.where(b > 0, m / jnp.where(b > 0, b, 1), 0), mu, magnitude
+        )
+        agreed, exchanged = exchange.update(ratios, state.exchange)
+        agreed = jax.tree.map(lambda u, g: u.astype(g.dtype), agreed, updates)
+        return agreed, ScaleByBinsgdmState(
+            as_own(mu, axes), as_own(magnitude, axes), exchanged
+        )
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def binsgdm(
+    learning_rate: optax.ScalarOrSchedule,
+    exchange: Exchange,
+    decay: ArrayLike = 0.9,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    mask: Any | Callable[[optax.Params], Any] | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""BinSGDM: from the first step on one bit a value from every worker.
+
+    .. math:: p_t = p_{t-1} - \alpha_t (u_t + \lambda p_{t-1})
+
+    with :math:`u_t` of `scale_by_binsgdm`, a mean of votes, in [-1, 1]. The learning
+    rate is therefore the largest step of a coordinate, as Lion's is; and as the votes'
+    randomness does not fall with the gradients, the learning rate has to, by its
+    schedule. The paper, as far as it could be read, names neither a schedule nor weight
+    decay; here weight decay is decoupled, as AdamW's, and none by default.
+
+    Args:
+      learning_rate: a number, or a schedule from the step.
+      exchange: what workers do with their ratios, such as `random_vote_mean('data')`.
+      decay: :math:`\beta` of both running means.
+      weight_decay: λ. As in `optax.adamw`, it is multiplied by the learning rate.
+      mask: a tree of booleans like the parameters', or a function from parameters to
+        one, that says which leaves decay; None for all.
+
+    Returns:
+      A transformation whose `update` must be called inside `jax.shard_map` with each
+      worker's own gradients and the parameters; `onebit_jax.data_parallel` does so.
+
+    Raises:
+      TypeError: if `exchange` is not an exchange.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, onebit_jax, optax
+      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
+      >>> schedule = optax.linear_schedule(0.1, 0.0, 100)
+      >>> tx = onebit_jax.binsgdm(schedule, onebit_jax.random_vote_mean('data'))
+      >>> def loss_fn(p, x):
+      ...     return jnp.mean((x @ (p - 1)) ** 2)
+      >>> run = onebit_jax.data_parallel(loss_fn, tx, mesh)
+      >>> params, state = run.init(jnp.zeros(2))
+      >>> for _ in range(100):
+      ...     params, state, loss = run.step(params, state, jnp.ones((1, 2)))
+      >>> print(loss < 0.1)
+      True
+
+    References:
+      Lu et al., BinSGDM, 2023, https://openreview.net/forum?id=Mlo2kM11ZB.
+    """
+    return optax.chain(
+        scale_by_binsgdm(exchange, decay),
+        optax.add_decayed_weights(weight_decay, mask),
+        optax.scale_by_learning_rate(learning_rate),
+    )

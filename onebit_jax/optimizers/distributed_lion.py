@@ -1,0 +1,191 @@
+"""Distributed Lion: every worker's own Lion, and a vote on their signs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from onebit_jax.exchanges.exchange import Exchange
+from onebit_jax.optimizers.moments import as_float32
+from onebit_jax.optimizers.own_moments import as_own, own_moments, zero_moments
+from onebit_jax.workers.worker_local import worker_local_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jax import Array
+    from jax.typing import ArrayLike
+    from jaxtyping import Float, Int32
+
+    from onebit_jax.workers.worker_local import WorkerLocal
+
+_NAME = "distributed Lion"
+
+
+class ScaleByDistributedLionState(NamedTuple):
+    """State of `scale_by_distributed_lion`.
+
+    Attributes:
+      count: number of steps taken.
+      mu: for each leaf, (workers, *shape), float32: each worker's momentum of its own
+        gradients.
+      exchange: state of the exchange.
+    """
+
+    count: Int32[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
+    mu: WorkerLocal
+    exchange: Any
+
+
+def scale_by_distributed_lion(
+    exchange: Exchange, b1: ArrayLike = 0.9, b2: ArrayLike = 0.99
+) -> optax.GradientTransformationExtraArgs:
+    r"""Rescales each worker's own gradients by Distributed Lion.
+
+    .. math::
+      c_t^{(i)} &= \beta_1 m_{t-1}^{(i)} + (1 - \beta_1) g_t^{(i)}, \quad
+      m_t^{(i)} = \beta_2 m_{t-1}^{(i)} + (1 - \beta_2) g_t^{(i)} \\
+      u_t &= E\left[c_t^{(i)}\right]
+
+    with E the exchange: the majority of the signs of c with `vote_mean('data')`, the
+    mean of these with `vote_mean('data', back='mean')`. The momenta stay each worker's
+    own. There is no warm-up, no scale and no error feedback. With one worker it is
+    `optax.scale_by_lion`.
+
+    A bit cannot say 0. A tie of an even number of workers, and a c of 0, which a
+    parameter without gradients always has, are votes for 1: in every step, so that
+    parameters would drift. Therefore values change their sign before the exchange, and
+    again after it, where the sum of their indices and of the number of steps is odd.
+    Ties and zeros then go up and down in turn, and neighbours the other way.
+
+    Args:
+      exchange: what workers vote by, such as `vote_mean('data')`; one that keeps errors
+        would take them for what has changed its sign.
+      b1: :math:`\beta_1`, the momentum's share of what is sent.
+      b2: :math:`\beta_2`, decay of the momentum.
+
+    Returns:
+      A transformation whose `update` must be called inside `jax.shard_map` with each
+      worker's own gradients. Momenta are float32 whatever the parameters are; updates
+      have the gradients' dtype.
+
+    Raises:
+      TypeError: if `exchange` is not an exchange, or, from `init`, keeps errors.
+
+    Example:
+      >>> import onebit_jax, optax
+      >>> tx = optax.chain(
+      ...     scale_by_distributed_lion(onebit_jax.vote_mean('data')),
+      ...     optax.scale_by_learning_rate(1e-4),
+      ... )
+
+    References:
+      Liu et al., Communication efficient distributed training with Distributed Lion,
+      2024, https://arxiv.org/abs/2404.00438, Algorithm 1.
+    """
+    if not isinstance(exchange, Exchange):
+        raise TypeError(
+            f"{_NAME} needs an exchange, such as vote_mean('data'), got {exchange!r}."
+        )
+    axes = exchange.axes
+
+    def init_fn(params: optax.Params) -> Any:
+        mu = zero_moments(params, axes, _NAME)
+        exchanged = exchange.init(params)
+        if any(jax.tree.leaves(node.value) for node in worker_local_nodes(exchanged)):
+            raise TypeError(
+                f"{_NAME} needs an exchange without errors, such as vote_mean('data'), "
+                f"got {exchange!r}: with errors, put optax.lion behind the exchange."
+            )
+        return ScaleByDistributedLionState(jnp.zeros([], jnp.int32), mu, exchanged)
+
+    def update_fn(
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        **extra_args: object,
+    ) -> tuple[optax.Updates, Any]:
+        del params, extra_args
+        mu = own_moments(state.mu, updates, axes, _NAME)
+        gradients = optax.tree.cast(updates, jnp.float32)
+        sent = optax.tree.update_moment(gradients, mu, as_float32(b1), 1)
+        mu = optax.tree.update_moment(gradients, mu, as_float32(b2), 1)
+        sent = jax.tree.map(lambda c: _turn(c, state.count), sent)
+        agreed, exchanged = exchange.update(sent, state.exchange)
+        agreed = jax.tree.map(
+            lambda u, g: _turn(u, state.count).astype(g.dtype), agreed, updates
+        )
+        return agreed, ScaleByDistributedLionState(
+            jnp.asarray(optax.safe_increment(state.count)), as_own(mu, axes), exchanged
+        )
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _turn(x: Float[Array, ...], count: Int32[Array, ""]) -> Float[Array, ...]:
+    """Changes the sign of every other value, and in the next step of the others."""
+    for dimension in range(x.ndim):
+        count = count + lax.broadcasted_iota(jnp.int32, x.shape, dimension)
+    return jnp.where(count % 2 == 1, -x, x)
+
+
+def distributed_lion(
+    learning_rate: optax.ScalarOrSchedule,
+    exchange: Exchange,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.99,
+    weight_decay: optax.ScalarOrSchedule = 1e-3,
+    mask: Any | Callable[[optax.Params], Any] | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Distributed Lion: from the first step on one bit a value there and one back.
+
+    .. math:: p_t = p_{t-1} - \alpha_t (u_t + \lambda p_{t-1})
+
+    with :math:`u_t` of `scale_by_distributed_lion`. Its workers vote on the signs of
+    momenta of their own. Lion on what an exchange agrees of the gradients is another
+    algorithm, `optax.chain(exchange, optax.lion(...))`.
+
+    Args:
+      learning_rate: a number, or a schedule from the step.
+      exchange: what workers vote by, such as `vote_mean('data')`.
+      b1: the momentum's share of what is sent.
+      b2: decay of the momentum.
+      weight_decay: λ. As in `optax.lion`, it is multiplied by the learning rate.
+      mask: a tree of booleans like the parameters', or a function from parameters to
+        one, that says which leaves decay; None for all.
+
+    Returns:
+      A transformation whose `update` must be called inside `jax.shard_map` with each
+      worker's own gradients and the parameters; `onebit_jax.data_parallel` does so.
+
+    Raises:
+      TypeError: if `exchange` is not an exchange, or, from `init`, keeps errors.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, onebit_jax, optax
+      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
+      >>> schedule = optax.linear_schedule(0.1, 0.0, 100)
+      >>> tx = onebit_jax.distributed_lion(schedule, onebit_jax.vote_mean('data'))
+      >>> def loss_fn(p, x):
+      ...     return jnp.mean((x @ (p - 1)) ** 2)
+      >>> run = onebit_jax.data_parallel(loss_fn, tx, mesh)
+      >>> params, state = run.init(jnp.zeros(2))
+      >>> for _ in range(100):
+      ...     params, state, loss = run.step(params, state, jnp.ones((1, 2)))
+      >>> print(loss < 0.01)
+      True
+
+    References:
+      Liu et al., Communication efficient distributed training with Distributed Lion,
+      2024, https://arxiv.org/abs/2404.00438, Algorithm 1; Chen et al., Symbolic
+      discovery of optimization algorithms, 2023, https://arxiv.org/abs/2302.06675.
+    """
+    return optax.chain(
+        scale_by_distributed_lion(exchange, b1, b2),
+        optax.add_decayed_weights(weight_decay, mask),
+        optax.scale_by_learning_rate(learning_rate),
+    )

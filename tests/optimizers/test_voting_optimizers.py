@@ -1,0 +1,339 @@
+"""BinSGDM and Distributed Lion: their formulas, and the promises of an optimizer."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from exchanges.replayed_votes import replayed
+from jax.sharding import PartitionSpec as P
+from optimizers import formula_votes
+from virtual_workers import Workers, mesh_of, mesh_over
+
+import onebit_jax
+from onebit_jax import binsgdm, distributed_lion, random_vote_mean, vote_mean
+
+SHAPES = {"bias": (17,), "kernel": (30, 17), "matrix": (16, 20), "scale": ()}
+DECAYED = {"bias": False, "kernel": True, "matrix": True, "scale": False}
+WORKERS, STEPS = 4, 6
+FULL = dict.fromkeys(SHAPES, jnp.float32)
+DTYPES = FULL | {"matrix": jnp.bfloat16}
+
+
+def tree_of(seed, workers=None, dtypes=FULL):
+    rng, leading = np.random.default_rng(seed), () if workers is None else (workers,)
+    return {
+        k: jnp.asarray(rng.normal(0.1, 1, size=(*leading, *s)), dtypes[k])
+        for k, s in SHAPES.items()
+    }
+
+
+def gradients_of(step):
+    """A row that never has gradients, and one that has them on one worker late."""
+    gradients = {k: np.array(g) for k, g in tree_of(1 + step, WORKERS).items()}
+    kernel = gradients["kernel"]
+    kernel[:, 3] = 0
+    kernel[slice(None) if step < 10 else slice(1, None), 4] = 0
+    return gradients
+
+
+FORMULAS = {
+    "BinSGDM": (binsgdm, onebit_jax.exact_mean("data"), formula_votes.Binsgdm, {}),
+    **{
+        f"Distributed Lion, {name}": (
+            distributed_lion,
+            exchange,
+            formula_votes.DistributedLion,
+            {"agree": agree},
+        )
+        for name, exchange, agree in (
+            ("exact", onebit_jax.exact_mean("data"), formula_votes.exact_mean),
+            ("majority", vote_mean("data"), formula_votes.majority),
+            ("mean", vote_mean("data", back="mean"), formula_votes.mean_vote),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_is_its_formula(name):
+    make, exchange, leaf, options = FORMULAS[name]
+    b1, b2, lr, decay = 0.8, 0.95, 0.01, 0.1
+    decays = (b1,) if make is binsgdm else (b1, b2)
+    tx = make(lr, exchange, *decays, weight_decay=decay, mask=DECAYED)
+    params = tree_of(0)
+    run = Workers(tx, params, mesh_of(WORKERS))
+    expected = {k: np.asarray(p, float) for k, p in params.items()}
+    leaves = {
+        k: leaf(s, b1, b2, None, None, None, **options) for k, s in SHAPES.items()
+    }
+    for step in range(100):
+        gradients = gradients_of(step)
+        params = optax.apply_updates(params, run.update(gradients, params))
+        for k, each in leaves.items():
+            update = each.update(gradients[k].astype(float))
+            update = update + decay * DECAYED[k] * expected[k]
+            expected[k] = expected[k] - lr * update
+            np.testing.assert_allclose(
+                params[k], expected[k], rtol=1e-4, atol=1e-5,
+                err_msg=f"{k} after step {step + 1}",
+            )  # fmt: skip
+    moments = {"mu": "m", "magnitude": "b"} if make is binsgdm else {"mu": "m"}
+    for moment, its in moments.items():
+        for k, each in leaves.items():
+            found = getattr(run.state[0], moment).value[k]
+            np.testing.assert_allclose(found, getattr(each, its), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("back", ["mean", "vote"])
+def test_binsgdm_by_random_votes_is_its_formula(back):
+    """With the library's random numbers, of which none is near a ratio."""
+    size, decay = 300, 0.8
+    exchange = random_vote_mean("data", back=back)
+    run = Workers(binsgdm(1.0, exchange, decay), jnp.zeros(size), mesh_of(WORKERS))
+    count = 0
+
+    def agree(ratios):
+        return replayed(ratios, count, back)
+
+    leaf = formula_votes.Binsgdm((size,), decay, None, None, None, None, agree=agree)
+    for count in range(100):
+        rng = np.random.default_rng(count)
+        gradients = rng.normal(0.2, 1, size=(WORKERS, size)).astype(np.float32)
+        gradients[:, :20] = 0
+        found = run.update(gradients, jnp.zeros(size))
+        expected = leaf.update(gradients.astype(float))
+        np.testing.assert_allclose(found, -expected, rtol=1e-6, atol=1e-7)
+
+
+def test_with_one_worker_distributed_lion_is_optaxs():
+    exact, params = optax.scale_by_lion(), tree_of(0)
+    tx = onebit_jax.scale_by_distributed_lion(vote_mean("data"))
+    run, state = Workers(tx, params, mesh_of(1)), exact.init(params)
+    for step in range(50):
+        own = tree_of(1 + step, 1)
+        expected, state = exact.update(jax.tree.map(lambda g: g[0], own), state)
+        chex.assert_trees_all_equal(run.update(own), expected)
+    chex.assert_trees_all_close(
+        jax.tree.map(lambda m: m[0], run.state.mu.value), state.mu, rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("back", ["majority", "mean"])
+def test_what_has_no_majority_does_not_drift(back):
+    """Values without gradients, and of which workers say the opposite in each step."""
+    lr, params = 0.1, jnp.zeros((6, 7))
+    run = Workers(
+        distributed_lion(lr, vote_mean("data", back=back)), params, mesh_of(2)
+    )
+    gradients = np.zeros((2, 6, 7), np.float32)
+    gradients[:, 3:] = np.array([1, -1])[:, None, None]
+    for _ in range(21):
+        updates = np.asarray(run.update(gradients, params))
+        # Not all the same way, nor all of a row or column.
+        assert np.abs(updates[:2].sum(axis=0)).max() < 0.01 * lr
+        assert np.abs(updates.sum(axis=1)).max() < 1.01 * lr
+        params = optax.apply_updates(params, updates)
+        assert np.abs(params).max() < 1.01 * lr
+    assert (np.abs(updates[3:]).max() > 0) == (back == "majority")
+
+
+def test_without_gradients_binsgdm_stays():
+    params = jnp.ones(70)
+    run = Workers(binsgdm(0.1, random_vote_mean("data")), params, mesh_of(WORKERS))
+    for _ in range(5):
+        assert not np.any(run.update(np.zeros((WORKERS, 70), np.float32), params))
+
+
+OPTIMIZERS = {
+    "BinSGDM": lambda exchange, **options: binsgdm(0.1, exchange, **options),
+    "Distributed Lion": lambda exchange, **options: distributed_lion(
+        0.1, exchange, **options
+    ),
+}
+EXCHANGES = {"BinSGDM": random_vote_mean, "Distributed Lion": vote_mean}
+each_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
+
+
+def optimizer(name, exchange=None):
+    exchange = EXCHANGES[name]("data") if exchange is None else exchange
+    tx = OPTIMIZERS[name](exchange, weight_decay=0.01)
+    return onebit_jax.skip_nonfinite(tx, exchange.axes)
+
+
+@functools.cache
+def program(name, workers=WORKERS, check_vma=True):
+    params = tree_of(0, dtypes=DTYPES)
+    run = Workers(optimizer(name), params, mesh_of(workers), check_vma=check_vma)
+    return run, run.state
+
+
+def trained(name, steps, start=None, **options):
+    """Parameters and state before each step and after the last, of one program."""
+    run, first = program(name, **options)
+    params, run.state = start or (tree_of(0, dtypes=DTYPES), first)
+    history = [(params, run.state)]
+    for step in steps:
+        own = tree_of(1 + step, WORKERS, DTYPES)
+        params = optax.apply_updates(params, run.update(own, params))
+        history.append((params, run.state))
+    return history
+
+
+@functools.cache
+def history(name):
+    return trained(name, range(STEPS))
+
+
+def bits(tree):
+    return [np.asarray(x).tobytes() for x in jax.tree.leaves(tree)]
+
+
+@each_optimizer
+def test_goes_on_from_what_was_saved_and_with_types_unchecked(name):
+    run, _ = program(name)
+    params, state = jax.tree.map(np.array, history(name)[2])
+    told = onebit_jax.abstract_state(optimizer(name), params, run.mesh)
+    state = jax.tree.map(lambda x, t: jax.device_put(x, t.sharding), state, told)
+    params = jax.tree.map(jnp.asarray, params)
+    for check_vma in (True, False):
+        after = trained(name, range(2, STEPS), (params, state), check_vma=check_vma)
+        assert bits(after[-1]) == bits(history(name)[-1])
+
+
+@each_optimizer
+def test_all_workers_hold_the_same_parameters_and_their_own_means(name):
+    for params, state in history(name)[1:]:
+        assert {k: p.dtype for k, p in params.items()} == DTYPES
+        for x in jax.tree.leaves(params):
+            assert len({shard.data.tobytes() for shard in x.addressable_shards}) == 1
+        for x in jax.tree.leaves(state.inner[0].mu):
+            assert x.dtype == jnp.float32
+            assert len({shard.data.tobytes() for shard in x.addressable_shards}) == 4
+
+
+@each_optimizer
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_step_that_is_not_finite_changes_nothing(name, bad):
+    run, _ = program(name)
+    params, run.state = history(name)[2]
+    own = tree_of(3, WORKERS, DTYPES)
+    own["kernel"] = own["kernel"].at[2, 3, 4].set(bad)
+    updates = run.update(own, params)
+    assert not any(np.any(np.asarray(u, float)) for u in jax.tree.leaves(updates))
+    assert bits(run.state.inner) == bits(history(name)[2][1].inner)
+    assert int(run.state.skipped) == 1
+
+
+@each_optimizer
+@pytest.mark.parametrize("workers", [1, 3])
+def test_other_workers_have_the_mean_of_the_means(name, workers):
+    params, state = history(name)[-1]
+    new = onebit_jax.resize(
+        state, optimizer(name), params, mesh_of(WORKERS), mesh_of(workers)
+    )
+    for old, x in zip(
+        *(jax.tree.leaves(s.inner[0].mu) for s in (state, new)), strict=True
+    ):
+        assert x.shape == (workers, *old.shape[1:])
+        np.testing.assert_allclose(
+            x,
+            np.repeat(np.mean(old, axis=0)[None], workers, axis=0),
+            rtol=1e-5,
+            atol=1e-7,
+        )
+    run, _ = program(name, workers)
+    run.state = new
+    params = jax.device_put(params, jax.NamedSharding(run.mesh, P()))
+    updates = run.update(tree_of(1, workers, DTYPES), params)
+    assert all(np.all(np.isfinite(np.asarray(u, float))) for u in updates.values())
+
+
+@each_optimizer
+def test_of_hosts_and_of_shards_it_trains_too(name):
+    """To the least loss of a matrix, which each worker sees by samples of its own."""
+    for exchange, mesh, specs in (
+        (
+            onebit_jax.hierarchical(EXCHANGES[name]("host"), "device"),
+            {"host": 2, "device": 2},
+            None,
+        ),
+        (
+            onebit_jax.per_shard(EXCHANGES[name]("data"), {"w": P(None, "model")}),
+            {"data": 2, "model": 2},
+            {"w": P(None, "model")},
+        ),
+    ):
+        axes, mesh = exchange.axes, mesh_over(mesh)
+        tx = onebit_jax.skip_nonfinite(
+            OPTIMIZERS[name](exchange, weight_decay=0.0), axes
+        )
+        run = onebit_jax.data_parallel(
+            lambda p, x: jnp.mean((x @ (p["w"] - 1)) ** 2), tx, mesh,
+            axis=axes, specs=specs,
+        )  # fmt: skip
+        params, state = run.init({"w": jnp.zeros((4, 6))})
+        for step in range(12):
+            batch = np.random.default_rng(step).normal(size=(16, 4))
+            params, state, loss = jax.block_until_ready(
+                run.step(params, state, batch.astype(np.float32))
+            )
+        assert loss < 0.5
+
+
+@each_optimizer
+def test_hyperparameters_may_be_in_the_state(name):
+    exchange = EXCHANGES[name]("data")
+    options = {"learning_rate": 0.1, "weight_decay": 0.01}
+    make = {"BinSGDM": binsgdm, "Distributed Lion": distributed_lion}[name]
+    decays = {"decay": 0.8} if name == "BinSGDM" else {"b1": 0.8, "b2": 0.9}
+    with jax.numpy_dtype_promotion("standard"):
+        inject = optax.inject_hyperparams(make, hyperparam_dtype=jnp.float32)
+        injected = inject(exchange=exchange, **options, **decays)
+        params, own = tree_of(0), tree_of(1, WORKERS)
+        runs = [
+            Workers(tx, params, mesh_of(WORKERS))
+            for tx in (injected, make(exchange=exchange, **options, **decays))
+        ]
+        ours, plain = (run.update(own, params) for run in runs)
+    chex.assert_trees_all_close(ours, plain, rtol=1e-6)
+
+
+@each_optimizer
+def test_averaged_gradients_are_refused(name):
+    """Though the worker's own means make of them something that differs."""
+    tx = optax.chain(onebit_jax.exact_mean("data"), optimizer(name))
+    with pytest.raises(ValueError, match=r"is already the same.*local_value_and_grad"):
+        Workers(tx, tree_of(0), mesh_of(2)).update(tree_of(1, 2), tree_of(0))
+
+
+@each_optimizer
+def test_a_state_of_other_leaves_is_refused(name):
+    run = Workers(optimizer(name), tree_of(0), mesh_of(2))
+    own = tree_of(1, 2) | {"bias": jnp.zeros((2, 1))}
+    with pytest.raises(ValueError, match="was not made for these leaves"):
+        run.update(own, tree_of(0) | {"bias": jnp.zeros(1)})
+
+
+@each_optimizer
+def test_what_is_no_exchange_or_no_real_number_is_refused(name):
+    with pytest.raises(TypeError, match=r"needs an exchange, such as .*vote_mean"):
+        OPTIMIZERS[name](optax.identity())
+    with pytest.raises(TypeError, match="exchanges real floating-point leaves only"):
+        onebit_jax.init(optimizer(name), jnp.zeros(3, jnp.int32), mesh_of(2))
+
+
+@pytest.mark.parametrize(
+    "exchange",
+    [
+        onebit_jax.sign_mean("data"),
+        onebit_jax.per_shard(onebit_jax.count_mean("data"), P()),
+    ],
+)
+def test_distributed_lion_refuses_an_exchange_with_errors(exchange):
+    tx = distributed_lion(0.1, exchange)
+    with pytest.raises(TypeError, match="an exchange without errors"):
+        onebit_jax.init(tx, jnp.zeros(100), mesh_of(2))
