@@ -29,21 +29,28 @@ class Case:
 
     Attributes:
       make: makes it, of a learning rate, an exchange, a freeze rule and more.
-      leaf: the formula of one leaf.
       moments: for each moment of the state what the formula calls it, and what Optax's
         state does.
-      stage: from the number of a step, from 0, and of the freeze to the step's stage.
+      stage: from the number of a step, from 0, and of the freeze to the step's stage;
+        None for an optimizer without stages.
+      leaf: the formula of one leaf; None where it is asked for in a file of its own.
       warmup: Optax's, on the mean gradient, that the steps before the freeze equal;
         None for none.
       parts: those of 1-bit Adam's formula that it has.
+      exchange: makes the one that it is asked with.
+      by_chance: True where what is agreed depends on the number of workers.
     """
 
     make: Callable[..., Any]
-    leaf: Callable[..., Any]
-    moments: Mapping[str, tuple[str, str | None]]
-    stage: Callable[[int, int], str]
+    moments: Mapping[str, tuple[str | None, str | None]]
+    stage: Callable[[int, int], str] | None = None
+    leaf: Callable[..., Any] | None = None
     warmup: Callable[..., Any] | None = None
     parts: frozenset[str] = frozenset()
+    exchange: Callable[[], onebit_jax.Exchange] = lambda: onebit_jax.sign_mean(
+        "data", block_size=32
+    )
+    by_chance: bool = False
 
 
 def onebit_adam(learning_rate, exchange, freeze, published, **options):
@@ -60,9 +67,9 @@ def onebit_adam_row(parts, *, lead=0.0, **options):
 
     return Case(
         functools.partial(onebit_adam, **options),
-        functools.partial(formula.Leaf, parts=parts, lead=lead),
         {"mu": ("m", "mu"), "nu": ("v", "nu")},
         stage,
+        functools.partial(formula.Leaf, parts=parts, lead=lead),
         optax.adamw,
         parts,
     )
@@ -85,15 +92,29 @@ def zero_one_adam_row(*, refresh, sync, longest, gradients=False, **options):
             sync=growing_intervals(sync, longest=longest),
             **options,
         ),
+        {"own_mu": ("own_m", None), "nu": ("v", None)},
+        stage,
         functools.partial(
             formula_zero_one.Leaf,
             refreshes=refreshes,
             syncs=syncs,
             published="bound" in options,
         ),
-        {"own_mu": ("own_m", None), "nu": ("v", None)},
-        stage,
     )
+
+
+def unfrozen(make):
+    """Of an optimizer that freezes nothing."""
+
+    def made(learning_rate, exchange, freeze, **options):
+        del freeze
+        return make(learning_rate, exchange, **options)
+
+    return made
+
+
+def unnamed(*moments):
+    return dict.fromkeys(moments, (None, None))
 
 
 CASES = {
@@ -103,9 +124,25 @@ CASES = {
     "0/1 Adam as DeepSpeed's": zero_one_adam_row(
         refresh=1, sync=2, longest=2, gradients=True, **onebit_jax.AS_DEEPSPEED
     ),
+    "1-bit LAMB": Case(
+        onebit_jax.onebit_lamb,
+        unnamed("mu", "nu", "nu_fresh"),
+        lambda step, freeze: "warmup" if step < freeze else "compressed",
+    ),
+    "BinSGDM": Case(
+        unfrozen(onebit_jax.binsgdm),
+        unnamed("mu", "magnitude"),
+        exchange=functools.partial(onebit_jax.random_vote_mean, "data"),
+        by_chance=True,
+    ),
+    "Distributed Lion": Case(
+        unfrozen(onebit_jax.distributed_lion),
+        unnamed("mu"),
+        exchange=functools.partial(onebit_jax.vote_mean, "data"),
+    ),
 }
-# With what is no default, which is asked for its formula alone; DeepSpeed's is asked
-# for DeepSpeed's own numbers.
+# With what is no default, which is asked for its formula alone, and without those that
+# are asked for it in files of their own.
 FORMULAS = {
     "1-bit Adam of gradients": onebit_adam_row(
         formula.PARTS, lead=1.14, published=False, send="gradient"
@@ -113,7 +150,7 @@ FORMULAS = {
     "0/1 Adam to the letter": zero_one_adam_row(
         refresh=3, sync=2, longest=4, floor=None, bound=None
     ),
-    **CASES,
+    **{name: case for name, case in CASES.items() if case.leaf},
 }
 del FORMULAS["0/1 Adam as DeepSpeed's"]
 UNBOUNDED = "1-bit Adam as published", "0/1 Adam to the letter"

@@ -143,8 +143,8 @@ def test_before_the_freeze_it_is_optaxs_on_the_mean(name):
 
 
 def optimizer(name):
-    exchange = onebit_jax.sign_mean("data", block_size=32)
-    tx = CASES[name].make(0.1, exchange, freeze(FREEZE), weight_decay=0.01)
+    case = CASES[name]
+    tx = case.make(0.1, case.exchange(), freeze(FREEZE), weight_decay=0.01)
     return onebit_jax.skip_nonfinite(tx, "data")
 
 
@@ -229,7 +229,7 @@ def test_moments_of_16_bit_parameters_have_32(name):
         assert {x.dtype for x in jax.tree.leaves(moments)} == {np.dtype("f4")}
 
 
-@each_case
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].stage])
 def test_static_stages_are_the_same_with_types_unchecked(name):
     """Each program has one stage, and sends what the whole one sends then."""
     whole, _ = program(name)
@@ -272,7 +272,7 @@ def test_its_collectives_are_told_without_a_compilation(name):
     run, _ = program(name)
     traffic = traffic_of(name)
     told = onebit_jax.stage_costs(optimizer(name), tree_of(0), {"data": WORKERS})
-    assert list(told) == list(onebit_jax.steps_by_stage(run.state))
+    assert list(told) == (list(onebit_jax.steps_by_stage(run.state)) or ["every"])
     for stage, transfers in told.items():
         found = payloads(c for c in traffic.collectives if is_of(stage, c.stage))
         costs = payloads(transfers)
@@ -314,6 +314,8 @@ def test_other_workers_go_on_as_these(name, step):
     params = optax.apply_updates(params, run.update(same_gradients(2)(step), params))
     expected = in_unison(name)[step + 1]
     for x, y in zip(*map(jax.tree.leaves, (params, expected[0])), strict=True):
+        if CASES[name].by_chance:
+            continue
         np.testing.assert_allclose(
             *(np.asarray(z, float) for z in (x, y)), rtol=0.01, atol=1e-5
         )
