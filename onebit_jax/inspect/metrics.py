@@ -34,7 +34,8 @@ def metrics(state: Any) -> dict[str, Array]:
       larger than their momentum m, or momenta. From 1-bit LAMB the same, and
       'largest_factor', the largest factor on a layer's frozen ratio; its errors are
       those of momenta brought to one magnitude, and its share of updates is that of the
-      last step. From `skip_nonfinite`: 'skipped', steps skipped. From `clip_by_worker_norm`: 'clipped_share', the share of steps clipped.
+      last step. From `skip_nonfinite`: 'skipped', steps skipped. From
+      `clip_by_worker_norm`: 'clipped_share', the share of steps clipped.
 
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax
