@@ -31,8 +31,11 @@ def metrics(state: Any) -> dict[str, Array]:
       share of updates that were cut to the bound, when last measured; 'worker_error',
       :math:`\sqrt{\frac1n \sum_i \|\delta^{(i)}\|^2} / \|m\|`, and 'server_error',
       :math:`\|\bar\delta\| / \|m\|`, errors of what is sent: gradients, which are
-      larger than their momentum m, or momenta. From `skip_nonfinite`: 'skipped', steps
-      skipped. From `clip_by_worker_norm`: 'clipped_share', the share of steps clipped.
+      larger than their momentum m, or momenta. From 1-bit LAMB the same, and
+      'largest_factor', the largest factor on a layer's frozen ratio; its errors are
+      those of momenta brought to one magnitude, and its share of updates is that of the
+      last step. From `skip_nonfinite`: 'skipped', steps skipped. From
+      `clip_by_worker_norm`: 'clipped_share', the share of steps clipped.
 
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax

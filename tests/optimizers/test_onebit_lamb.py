@@ -58,7 +58,7 @@ PUBLISHED = {"bias_correction": False, **onebit_jax.LAMB_AS_PUBLISHED}
 )
 def test_is_its_formula(options, own, limits):
     """In float64 NumPy, with an exact exchange so that no sign is undecided."""
-    freeze, lr, decay = 12, 0.05, 0.1
+    freeze, lr, decay = 12, 0.05, 0.5
     moments = {"b1": 0.8, "b2": 0.95, "eps": 1e-3}
     tx = onebit_lamb(
         lr, exact_mean("data"), freeze_at(freeze), **moments, **options, **limits,

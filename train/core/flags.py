@@ -95,8 +95,8 @@ class TrainingFlags:
     """The exchange of an optimizer that compresses: sign_mean, signs there and back;
     count_mean, counts of them in one all-reduce."""
     freeze_step: Freeze | None = None
-    """Steps before 1-bit Adam freezes its variance and compresses; auto: once the
-    variance is stable."""
+    """Steps before 1-bit Adam, or LAMB, freezes its variance and compresses; auto: once
+    the variance is stable."""
     batch: Count = 32
     """Examples a step, of all workers together."""
     workers: Changeable[Count | None] = None

@@ -179,6 +179,28 @@ def _onebit_adam(
     )
 
 
+def _onebit_lamb(
+    schedule: optax.Schedule,
+    exchange: onebit_jax.Exchange,
+    freeze: onebit_jax.FreezeRule,
+    weight_decay: float,
+) -> optax.GradientTransformation:
+    return onebit_jax.onebit_lamb(
+        schedule, exchange, freeze, weight_decay=weight_decay, mask=decays
+    )
+
+
+def _zero_one_adam(
+    schedule: optax.Schedule,
+    exchange: onebit_jax.Exchange,
+    freeze: onebit_jax.FreezeRule,
+    weight_decay: float,
+) -> optax.GradientTransformation:
+    return onebit_jax.zero_one_adam(
+        schedule, exchange, freeze, weight_decay=weight_decay, mask=decays
+    )
+
+
 class Optimizer(NamedTuple):
     """An optimizer of the command line.
 
@@ -194,6 +216,8 @@ class Optimizer(NamedTuple):
 
 OPTIMIZERS = {
     "onebit_adam": Optimizer(_onebit_adam, frozenset({"exchange", "freeze_step"})),
+    "onebit_lamb": Optimizer(_onebit_lamb, frozenset({"exchange", "freeze_step"})),
+    "zero_one_adam": Optimizer(_zero_one_adam, frozenset({"exchange", "freeze_step"})),
     "adam": Optimizer(_adam),
 }
 """The optimizers of `--optimizer`, by name."""
