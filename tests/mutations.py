@@ -16,12 +16,19 @@ import sys
 import tempfile
 import time
 
-from planted import exchanges, growth, lamb, optimizers, votes
+from planted import exchanges, growth, lamb, optimizers, votes, zero_one
 
 ROOT = pathlib.Path(__file__).parent.parent
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "__pycache__", "runs", ".*_cache")
 SECONDS = 120  # a bug may let workers wait for each other
-BUGS = exchanges.BUGS | growth.BUGS | lamb.BUGS | optimizers.BUGS | votes.BUGS
+BUGS = (
+    exchanges.BUGS
+    | growth.BUGS
+    | lamb.BUGS
+    | optimizers.BUGS
+    | votes.BUGS
+    | zero_one.BUGS
+)
 
 
 def run_tests(folder, tests, cache, limit=SECONDS):

@@ -17,8 +17,9 @@ from onebit_jax.optimizers.freeze import FreezeRule
 from onebit_jax.optimizers.intervals import IntervalRule, growing_intervals
 from onebit_jax.optimizers.moments import weight
 from onebit_jax.optimizers.onebit_adam import FLOOR, warmup_mean
+from onebit_jax.optimizers.own_moments import as_own, own_moments, zero_moments
 from onebit_jax.optimizers.zero_one_adam_state import ZeroOneAdamState
-from onebit_jax.workers.axes import bound_workers, to_varying, worker_count
+from onebit_jax.workers.axes import bound_workers, to_varying
 from onebit_jax.workers.stages import run_stage
 from onebit_jax.workers.worker_local import WorkerLocal
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from jax import Array
     from jax.typing import ArrayLike
     from jaxtyping import Int32
+
+_NAME = "0/1 Adam"
 
 VARIANCE = growing_intervals(16)
 SYNC = growing_intervals(32768, longest=16)
@@ -224,9 +227,7 @@ class _ZeroOneAdam:
     bound: ArrayLike | None
 
     def init(self, params: optax.Params) -> ZeroOneAdamState:
-        _, slices = worker_count(self.exchange.axes)
-        own = jax.tree.map(lambda p: jnp.zeros((slices, *p.shape), jnp.float32), params)
-        own = WorkerLocal(own, self.exchange.axes, "average")
+        own = zero_moments(params, self.exchange.axes, _NAME)
         zeros = optax.tree.zeros_like(params, dtype=jnp.float32)
         zero = jnp.zeros([], jnp.int32)
         return ZeroOneAdamState(
@@ -339,11 +340,13 @@ class _ZeroOneAdam:
         roots = self.roots(state)
         sums = jax.tree.map(lambda d, root: d[0] * root, state.moved.value, roots)
         agreed, exchange = self.exchange.update(sums, state.exchange)
-        # The mean momentum of the steps, each weighed with its rate.
-        mu = _scaled(-1 / state.rates, agreed)
+        # The mean momentum of the steps, each weighed with its rate; of rates of zero
+        # alone there is none.
+        some = state.rates > 0
+        mu = _scaled(-1 / jnp.where(some, state.rates, 1), agreed)
         return _scaled(-state.rates, self.steps(mu, roots)), state._replace(
-            own_mu=self.local(mu),
-            moved=self.local(optax.tree.zeros_like(mu)),
+            own_mu=optax.tree.where(some, self.own(mu), state.own_mu),
+            moved=self.own(optax.tree.zeros_like(mu)),
             rates=jnp.zeros([], jnp.float32),
             exchange=exchange,
         )
@@ -353,7 +356,7 @@ class _ZeroOneAdam:
     ) -> ZeroOneAdamState:
         """The state after a step of each worker's own."""
         before, moved = (
-            jax.tree.map(lambda x: x[0], node.value)
+            own_moments(node, gradients, self.exchange.axes, _NAME)
             for node in (state.own_mu, state.moved)
         )
         mu = optax.tree.update_moment(gradients, before, self.b1, 1)
@@ -363,7 +366,7 @@ class _ZeroOneAdam:
         rate = self.corrected_rate(state.count)
         moved = jax.tree.map(lambda d, u: d - rate * u, moved, steps)
         return state._replace(
-            own_mu=self.local(mu), moved=self.local(moved), rates=state.rates + rate
+            own_mu=self.own(mu), moved=self.own(moved), rates=state.rates + rate
         )
 
     def agreed_step(
@@ -400,7 +403,7 @@ class _ZeroOneAdam:
             raised, floored = self.floor.apply(state.nu)
         own, exchange = state.own_mu.value, state.exchange
         if state.mu is not None:
-            own = optax.tree.where(now, self.local(state.mu).value, own)
+            own = optax.tree.where(now, self.own(state.mu).value, own)
             # Errors of gradients are none of accumulated momenta.
             exchange = jax.tree.map(lambda e: jnp.where(now, 0, e), exchange)
         return state._replace(
@@ -445,10 +448,9 @@ class _ZeroOneAdam:
         """The weight of so many values in a running mean, if it is to be corrected."""
         return weight(decay, steps) if self.bias_correction else jnp.float32(1)
 
-    def local(self, tree: Any) -> WorkerLocal:
-        """A tree as each worker's own."""
-        value = jax.tree.map(lambda x: to_varying(x[None], self.exchange.axes), tree)
-        return WorkerLocal(value, self.exchange.axes, "average")
+    def own(self, tree: Any) -> WorkerLocal:
+        """A tree as each worker's own, though it be agreed."""
+        return as_own(to_varying(tree, self.exchange.axes), self.exchange.axes)
 
 
 def _scaled(factor: Array, tree: Any) -> Any:

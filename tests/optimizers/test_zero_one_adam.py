@@ -1,0 +1,168 @@
+"""0/1 Adam: its intervals, its workers' own parameters, its stages without exchange."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+from optimizers import formula_zero_one
+from virtual_workers import Workers, mesh_of
+
+import onebit_jax
+from onebit_jax import (
+    every,
+    exact_mean,
+    freeze_at,
+    growing_intervals,
+    sign_mean,
+    zero_one_adam,
+)
+
+
+def due_steps(rule, steps):
+    state, update, due = rule.init(), jax.jit(rule.update), []
+    for step in range(1, steps + 1):
+        now, state = update(state, jnp.int32(step))
+        due += [step] if now else []
+    return due
+
+
+@pytest.mark.parametrize("double_after", [1, 2, 5])
+@pytest.mark.parametrize("longest", [None, 1, 3, 8])
+def test_intervals_grow_by_the_papers_formula(double_after, longest):
+    due = due_steps(growing_intervals(double_after, longest=longest), 100)
+    gaps = [min(2 ** (j // double_after), longest or 2**30) for j in range(1, len(due))]
+    assert due[0] == 1
+    assert list(np.diff(due)) == gaps
+    assert due == formula_zero_one.due_steps(double_after, 100, longest or 2**30)
+
+
+def test_intervals_may_be_even_or_grow_by_steps_or_be_aligned():
+    assert due_steps(every(4), 13) == [4, 8, 12]
+    by_steps = growing_intervals(3, counting="steps", longest=4)
+    assert due_steps(by_steps, 17) == [1, 2, 3, 5, 9, 13, 17]
+    aligned = growing_intervals(3, aligned=True)
+    assert due_steps(aligned, 24) == [1, 2, 3, 4, 6, 8, 12, 16, 20, 24]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: every(0), "steps must be at least 1"),
+        (lambda: growing_intervals(0), "double_after must be at least 1"),
+        (lambda: growing_intervals(2, longest=0), "longest must be at least 1"),
+        (lambda: growing_intervals(2, counting="rounds"), "counting must be 'times'"),
+        (lambda: adam(before_freeze="sign"), "before_freeze must be 'momentum'"),
+        (lambda: adam(decay="none"), "decay must be 'agreed'"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("part", ["variance", "sync", "floor", "variance_exchange"])
+def test_parts_of_another_type_are_refused(part):
+    with pytest.raises(TypeError, match=f"{part} must be"):
+        adam(**{part: 16})
+
+
+def adam(learning_rate=0.1, exchange=None, **options):
+    options = {"sync": growing_intervals(2, longest=4), "b2": 0.9} | options
+    exchange = exchange or exact_mean("data")
+    return zero_one_adam(learning_rate, exchange, freeze_at(3), **options)
+
+
+def loss_fn(p, target):
+    return 0.5 * jnp.sum((p - jnp.mean(target, axis=0)) ** 2)
+
+
+@functools.cache
+def targets():
+    return jnp.asarray(np.random.default_rng(0).normal(size=(2, 5)), jnp.float32)
+
+
+def test_each_worker_computes_its_gradients_at_its_own_parameters():
+    tx, mesh = adam(), mesh_of(2)
+    run = onebit_jax.data_parallel(loss_fn, tx, mesh)
+    params, state = run.init(jnp.zeros(5))
+    refreshes = formula_zero_one.due_steps(16, 20)
+    leaf = formula_zero_one.Leaf(
+        (5,), 0.9, 0.9, 1e-8, 3, None, refreshes=refreshes,
+        syncs=formula_zero_one.due_steps(2, 20, 4), published=False,
+    )  # fmt: skip
+    p, differed = np.zeros(5), 0
+    for _ in range(20):
+        own = p + 0.1 * leaf.moved
+        p = p - 0.1 * leaf.update(own - np.asarray(targets(), float))
+        params, state, loss = run.step(params, state, targets())
+        losses = 0.5 * np.sum((own - np.asarray(targets())) ** 2, axis=1)
+        np.testing.assert_allclose(loss, losses.mean(), rtol=1e-4)
+        np.testing.assert_allclose(params, p, rtol=1e-4, atol=1e-5)
+        mean = onebit_jax.local_params(params, state)
+        expected = p + 0.1 * leaf.moved.mean(axis=0)
+        np.testing.assert_allclose(mean, expected, rtol=1e-4, atol=1e-5)
+        differed += np.ptp(leaf.moved, axis=0).max() > 0.1
+    assert differed >= 8, "no worker is ever alone"
+
+
+def test_a_step_alone_has_no_collective():
+    run = Workers(adam(exchange=sign_mean("data")), jnp.zeros(500), mesh_of(4))
+    gradients = jnp.ones((4, 500))
+    assert run.traffic(gradients, jnp.zeros(500)).collectives
+    alone = Workers(run.tx, jnp.zeros(500), run.mesh, stage="local")
+    assert not alone.traffic(gradients, jnp.zeros(500)).collectives
+
+
+def test_averaged_gradients_are_refused_where_nothing_is_exchanged():
+    tx, mesh = adam(), mesh_of(2)
+    state = onebit_jax.init(tx, jnp.zeros(5), mesh)
+    specs = onebit_jax.state_specs(state)
+
+    def update(gradients, state):
+        mean = jax.lax.pmean(gradients[0], "data")
+        return tx.update(mean, state, jnp.zeros(5), stage="local")
+
+    mapped = jax.shard_map(
+        update, mesh=mesh, in_specs=(P("data"), specs), out_specs=(P(), specs)
+    )
+    with pytest.raises(ValueError, match="already the same on every worker"):
+        jax.eval_shape(mapped, targets(), state)
+
+
+def test_a_learning_rate_that_begins_at_zero_keeps_the_momentum():
+    run = Workers(
+        adam(lambda count: jnp.where(count > 1, 0.1, 0.0)), jnp.zeros(5), mesh_of(2)
+    )
+    own = targets()
+    for _ in range(2):
+        assert not run.update(own, jnp.zeros(5)).any()
+    np.testing.assert_allclose(run.state.own_mu.value, (1 - 0.9**2) * own, rtol=1e-5)
+    # Beside the gradient's own root.
+    mean = np.asarray(own).mean(axis=0)
+    np.testing.assert_allclose(
+        run.update(own, jnp.zeros(5)), -0.1 * np.sign(mean), rtol=1e-4
+    )
+
+
+def test_inside_optaxs_wrappers_the_others_parameters_stay():
+    """Masked, frozen leaves are what they are; the others as alone."""
+    params = {"a": jnp.ones(40), "b": jnp.ones(3)}
+    alone = Workers(adam(), {"a": params["a"]}, mesh_of(2))
+    masked = optax.masked(adam(), {"a": True, "b": False})
+    tx = optax.chain(masked, optax.masked(exact_mean("data"), {"a": False, "b": True}))
+    both = Workers(tx, params, mesh_of(2))
+    rng = np.random.default_rng(1)
+    for _ in range(6):
+        own = jnp.asarray(rng.normal(size=(2, 40)), jnp.float32)
+        expected = alone.update({"a": own}, {"a": params["a"]})["a"]
+        found = both.update({"a": own, "b": jnp.ones((2, 3))}, params)
+        np.testing.assert_array_equal(found["a"], expected)
+    moved = onebit_jax.local_params(params, both.state)
+    like = onebit_jax.local_params({"a": params["a"]}, alone.state)["a"]
+    assert np.abs(moved["a"] - params["a"]).max() > 0.01
+    np.testing.assert_array_equal(moved["a"], like)
+    np.testing.assert_array_equal(moved["b"], params["b"])
