@@ -179,6 +179,30 @@ def _onebit_adam(
     )
 
 
+def _binsgdm(
+    schedule: optax.Schedule,
+    exchange: onebit_jax.Exchange,
+    freeze: onebit_jax.FreezeRule,
+    weight_decay: float,
+) -> optax.GradientTransformation:
+    del freeze
+    return onebit_jax.binsgdm(
+        schedule, exchange, weight_decay=weight_decay, mask=decays
+    )
+
+
+def _distributed_lion(
+    schedule: optax.Schedule,
+    exchange: onebit_jax.Exchange,
+    freeze: onebit_jax.FreezeRule,
+    weight_decay: float,
+) -> optax.GradientTransformation:
+    del freeze
+    return onebit_jax.distributed_lion(
+        schedule, exchange, weight_decay=weight_decay, mask=decays
+    )
+
+
 class Optimizer(NamedTuple):
     """An optimizer of the command line.
 
@@ -186,14 +210,18 @@ class Optimizer(NamedTuple):
       make: From schedule, exchange, freeze rule and weight decay to a transformation
         of each worker's own gradients; it looks at what it needs.
       flags: Fields of `TrainingFlags` that other optimizers may lack.
+      exchange: Name of the exchange that it works with; None for that of the flag.
     """
 
     make: Callable[..., optax.GradientTransformation]
     flags: frozenset[str] = frozenset()
+    exchange: str | None = None
 
 
 OPTIMIZERS = {
     "onebit_adam": Optimizer(_onebit_adam, frozenset({"exchange", "freeze_step"})),
+    "binsgdm": Optimizer(_binsgdm, exchange="random_vote_mean"),
+    "distributed_lion": Optimizer(_distributed_lion, exchange="vote_mean"),
     "adam": Optimizer(_adam),
 }
 """The optimizers of `--optimizer`, by name."""
@@ -219,7 +247,7 @@ def make_optimizer(
       name: One of `OPTIMIZERS`.
       schedule: The learning rate.
       freeze: When a variance is frozen.
-      exchange: That of a compressed stage; its axes are the workers'.
+      exchange: What the workers do with what they send; its axes are the workers'.
       weight_decay: λ of decoupled weight decay.
       clip: Norm that gradients are clipped to; 0 for no clipping.
 
@@ -257,7 +285,9 @@ def planned_optimizer(
         config.optimizer,
         schedule,
         freeze_rule(plan.freeze, plan.warmup, plan.steps),
-        make_exchange(mesh, config.exchange, topology),
+        make_exchange(
+            mesh, OPTIMIZERS[config.optimizer].exchange or config.exchange, topology
+        ),
         weight_decay=config.weight_decay,
         clip=config.clip,
     )
