@@ -35,7 +35,7 @@ Back = Literal["mean", "vote"]
 # Random bits a value, two values a word: to draw a word for each would take longer than
 # all the rest of the exchange.
 _BITS = 16
-_VALUES = 2**_BITS
+_LEVELS = 2**_BITS
 
 
 def random_vote_mean(
@@ -51,9 +51,9 @@ def random_vote_mean(
     workers' votes are correlated: for each value all have one random number U in
     [0, 1), and worker i votes 1 where :math:`(U + \pi_i / n) \bmod 1 < (1 + x) / 2`,
     with a random permutation :math:`\pi` of the workers each step. Equal values then
-    have a mean that is exact to 1 / n, and zeros of an even number of workers one of
-    exactly 0, so that parameters without gradients stay. Independent votes have 1.6 to
-    90 times the variance, measured in docs/notes/votes.md.
+    have one of the two nearest of the n + 1 means that there are, and zeros of an even
+    number of workers exactly 0, so that parameters without gradients stay. Independent
+    votes have 1.6 to 90 times the variance (docs/notes/votes.md).
 
     With back='mean' the servers send back the means of the votes, each of n + 1 values,
     as digits: an all-to-all of a bit a value and an all-gather of about
@@ -148,9 +148,9 @@ class RandomVoteMean(Exchange):
         """The means of the votes, or the votes for them."""
         del params
         workers = bound_workers(self.axes)
-        if workers >= _VALUES:
+        if workers >= _LEVELS:
             raise ValueError(
-                f"random_vote_mean draws numbers for no more than {_VALUES - 1} "
+                f"random_vote_mean draws numbers for no more than {_LEVELS - 1} "
                 f"workers, and there are {workers}: use hierarchical or vote_mean."
             )
         key = jax.random.fold_in(jax.random.key(self.seed), state.count)
@@ -198,10 +198,10 @@ def _thresholds(
         beginning.
     """
     pairs = jax.random.bits(key, (*shape[:-2], shape[-2] // 2, shape[-1]))
-    numbers = jnp.concatenate([pairs % _VALUES, pairs // _VALUES], axis=-2)
-    levels = ((numbers + shift) % _VALUES).astype(jnp.int32)
+    numbers = jnp.concatenate([pairs % _LEVELS, pairs // _LEVELS], axis=-2)
+    levels = ((numbers + shift) % _LEVELS).astype(jnp.int32)
     # Odd multiples of 1 / 2**16: as many above zero as below, and none at an end.
-    return (2 * levels + 1 - _VALUES).astype(jnp.float32) / _VALUES
+    return (2 * levels + 1 - _LEVELS).astype(jnp.float32) / _LEVELS
 
 
 def _share(place: UInt32[Array, ""], workers: int) -> UInt32[Array, ""]:
@@ -209,7 +209,7 @@ def _share(place: UInt32[Array, ""], workers: int) -> UInt32[Array, ""]:
 
     That is floor(place · 2¹⁶ / workers), with products of less than 32 bits.
     """
-    whole, rest = divmod(_VALUES, workers)
+    whole, rest = divmod(_LEVELS, workers)
     return place * jnp.uint32(whole) + place * jnp.uint32(rest) // jnp.uint32(workers)
 
 

@@ -12,7 +12,7 @@ from pallas_kernels import digits_of_word
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "wire-formats.md"
 ROWS = re.findall(
-    r"^\| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$",
+    r"^\| (\d+) " + r"\| ([\d.]+) " * 6 + r"\|$",
     PAGE.read_text(encoding="utf-8"),
     re.MULTILINE,
 )
@@ -35,7 +35,9 @@ def test_bits_a_value(row):
 
     signs, _ = bits(onebit_jax.sign_mean("data"))
     ring, switch = bits(onebit_jax.count_mean("data"))
-    told = 32 / digits_of_word(workers), signs, ring, switch
+    votes, _ = bits(onebit_jax.vote_mean("data"))
+    means, _ = bits(onebit_jax.random_vote_mean("data"))
+    told = 32 / digits_of_word(workers), signs, ring, switch, votes, means
     for text, value in zip(row[1:], told, strict=True):
         places = len(text.partition(".")[2])
         assert float(text) == pytest.approx(value, abs=0.51 * 10**-places)

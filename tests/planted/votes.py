@@ -42,8 +42,8 @@ BUGS = {
     ),
     "a random vote is for 1 with probability u": Bug(
         f"{RANDOM}.py",
-        "(2 * levels + 1 - _VALUES).astype(jnp.float32) / _VALUES",
-        "(2 * levels + 1).astype(jnp.float32) / (2 * _VALUES)",
+        "(2 * levels + 1 - _LEVELS).astype(jnp.float32) / _LEVELS",
+        "(2 * levels + 1).astype(jnp.float32) / (2 * _LEVELS)",
         random("the_expectation_is_the_mean_of_the_values"),
     ),
     "all workers vote by the same numbers": Bug(
@@ -66,8 +66,8 @@ BUGS = {
     ),
     "two values have one random number": Bug(
         f"{RANDOM}.py",
-        "[pairs % _VALUES, pairs // _VALUES]",
-        "[pairs % _VALUES, pairs % _VALUES]",
+        "[pairs % _LEVELS, pairs // _LEVELS]",
+        "[pairs % _LEVELS, pairs % _LEVELS]",
         random("is_its_formula"),
     ),
     "calls are not counted": Bug(

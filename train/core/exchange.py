@@ -22,6 +22,12 @@ EXCHANGES: dict[str, Callable[..., onebit_jax.Exchange]] = {
 }
 """The exchanges of `--exchange`, by name: functions of mesh axes."""
 
+VOTES: dict[str, Callable[..., onebit_jax.Exchange]] = {
+    "vote_mean": onebit_jax.vote_mean,
+    "random_vote_mean": onebit_jax.random_vote_mean,
+}
+"""The exchanges of optimizers whose workers vote, likewise."""
+
 if TYPE_CHECKING:
     ExchangeName = str
 else:
@@ -31,11 +37,11 @@ else:
 def make_exchange(
     mesh: Mesh | AbstractMesh, name: str = "sign_mean", topology: Topology = "auto"
 ) -> onebit_jax.Exchange:
-    """The exchange of a compressed stage.
+    """The exchange of an optimizer that compresses.
 
     Args:
       mesh: The workers, from `train.core.mesh.make_mesh`.
-      name: One of `EXCHANGES`.
+      name: One of `EXCHANGES` or `VOTES`.
       topology: Who compresses: 'flat', each device; else, on a mesh of hosts, each
         host for its devices together.
 
@@ -48,7 +54,7 @@ def make_exchange(
       >>> make_exchange(make_mesh(1)).axes
       ('data',)
     """
-    exchange = EXCHANGES[name]
+    exchange = (EXCHANGES | VOTES)[name]
     if HOST in mesh.axis_names and topology != "flat":
         return onebit_jax.hierarchical(exchange(HOST), within=DEVICE)
     return exchange(mesh.axis_names)

@@ -89,8 +89,8 @@ class TrainingFlags:
     """Flags of every task."""
 
     optimizer: OptimizerName = "onebit_adam"
-    """The optimizer, by its name in the registry; adam is plain Adam on the exact mean
-    of the gradients."""
+    """The optimizer, by its name in the registry; binsgdm and distributed_lion have
+    workers vote; adam is plain Adam on the exact mean of the gradients."""
     exchange: ExchangeName = "sign_mean"
     """The exchange of an optimizer that compresses: sign_mean, signs there and back;
     count_mean, counts of them in one all-reduce."""

@@ -156,68 +156,36 @@ def decays(params: Any) -> Any:
 
 
 def _adam(
-    schedule: optax.Schedule,
-    exchange: onebit_jax.Exchange,
-    freeze: onebit_jax.FreezeRule,
-    weight_decay: float,
+    schedule: optax.Schedule, exchange: onebit_jax.Exchange, **decay: Any
 ) -> optax.GradientTransformation:
-    del freeze
-    return optax.chain(
-        onebit_jax.exact_mean(exchange.axes),
-        optax.adamw(schedule, weight_decay=weight_decay, mask=decays),
-    )
-
-
-def _onebit_adam(
-    schedule: optax.Schedule,
-    exchange: onebit_jax.Exchange,
-    freeze: onebit_jax.FreezeRule,
-    weight_decay: float,
-) -> optax.GradientTransformation:
-    return onebit_jax.onebit_adamw(
-        schedule, exchange, freeze, weight_decay=weight_decay, mask=decays
-    )
-
-
-def _onebit_lamb(
-    schedule: optax.Schedule,
-    exchange: onebit_jax.Exchange,
-    freeze: onebit_jax.FreezeRule,
-    weight_decay: float,
-) -> optax.GradientTransformation:
-    return onebit_jax.onebit_lamb(
-        schedule, exchange, freeze, weight_decay=weight_decay, mask=decays
-    )
-
-
-def _zero_one_adam(
-    schedule: optax.Schedule,
-    exchange: onebit_jax.Exchange,
-    freeze: onebit_jax.FreezeRule,
-    weight_decay: float,
-) -> optax.GradientTransformation:
-    return onebit_jax.zero_one_adam(
-        schedule, exchange, freeze, weight_decay=weight_decay, mask=decays
-    )
+    exact = onebit_jax.exact_mean(exchange.axes)
+    return optax.chain(exact, optax.adamw(schedule, **decay))
 
 
 class Optimizer(NamedTuple):
     """An optimizer of the command line.
 
     Attributes:
-      make: From schedule, exchange, freeze rule and weight decay to a transformation
-        of each worker's own gradients; it looks at what it needs.
+      make: From schedule, exchange and, if it obeys `--freeze-step`, freeze rule, and
+        by name `weight_decay` and `mask`, to a transformation of each worker's own
+        gradients.
       flags: Fields of `TrainingFlags` that other optimizers may lack.
+      exchange: Name of the exchange that it works with; None for that of the flag.
     """
 
     make: Callable[..., optax.GradientTransformation]
     flags: frozenset[str] = frozenset()
+    exchange: str | None = None
 
+
+_TWO_STAGES = frozenset({"exchange", "freeze_step"})
 
 OPTIMIZERS = {
-    "onebit_adam": Optimizer(_onebit_adam, frozenset({"exchange", "freeze_step"})),
-    "onebit_lamb": Optimizer(_onebit_lamb, frozenset({"exchange", "freeze_step"})),
-    "zero_one_adam": Optimizer(_zero_one_adam, frozenset({"exchange", "freeze_step"})),
+    "onebit_adam": Optimizer(onebit_jax.onebit_adamw, _TWO_STAGES),
+    "onebit_lamb": Optimizer(onebit_jax.onebit_lamb, _TWO_STAGES),
+    "zero_one_adam": Optimizer(onebit_jax.zero_one_adam, _TWO_STAGES),
+    "binsgdm": Optimizer(onebit_jax.binsgdm, exchange="random_vote_mean"),
+    "distributed_lion": Optimizer(onebit_jax.distributed_lion, exchange="vote_mean"),
     "adam": Optimizer(_adam),
 }
 """The optimizers of `--optimizer`, by name."""
@@ -243,14 +211,18 @@ def make_optimizer(
       name: One of `OPTIMIZERS`.
       schedule: The learning rate.
       freeze: When a variance is frozen.
-      exchange: That of a compressed stage; its axes are the workers'.
+      exchange: What the workers do with what they send; its axes are the workers'.
       weight_decay: λ of decoupled weight decay.
       clip: Norm that gradients are clipped to; 0 for no clipping.
 
     Returns:
       A transformation for `onebit_jax.data_parallel`.
     """
-    tx = OPTIMIZERS[name].make(schedule, exchange, freeze, weight_decay)
+    optimizer = OPTIMIZERS[name]
+    rule = (freeze,) if "freeze_step" in optimizer.flags else ()
+    tx = optimizer.make(
+        schedule, exchange, *rule, weight_decay=weight_decay, mask=decays
+    )
     if clip:
         tx = optax.chain(onebit_jax.clip_by_worker_norm(clip, exchange.axes), tx)
     return onebit_jax.skip_nonfinite(tx, exchange.axes)
@@ -281,7 +253,9 @@ def planned_optimizer(
         config.optimizer,
         schedule,
         freeze_rule(plan.freeze, plan.warmup, plan.steps),
-        make_exchange(mesh, config.exchange, topology),
+        make_exchange(
+            mesh, OPTIMIZERS[config.optimizer].exchange or config.exchange, topology
+        ),
         weight_decay=config.weight_decay,
         clip=config.clip,
     )

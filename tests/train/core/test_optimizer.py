@@ -2,18 +2,23 @@
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import onebit_jax
 from models import SIZES
 from train.bert.objective import abstract_params
 from train.core.flags import TrainingFlags
+from train.core.mesh import make_mesh
 from train.core.optimizer import (
+    OPTIMIZERS,
+    Plan,
     decays,
     freeze_advice,
     freeze_rule,
     learning_rate_schedule,
     make_optimizer,
+    planned_optimizer,
     warmup_and_freeze,
 )
 
@@ -60,6 +65,32 @@ def test_an_exponential_fall_follows_the_warm_up():
         steps < 12_500, (steps + 1) / 12_500, 0.99 ** ((steps - 12_500) / 520)
     )
     np.testing.assert_allclose([schedule(s) for s in steps], expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "exchange"),
+    [
+        ("onebit_adam", {"exchange": "count_mean"}, onebit_jax.count_mean),
+        ("binsgdm", {}, onebit_jax.random_vote_mean),
+        ("distributed_lion", {}, onebit_jax.vote_mean),
+    ],
+)
+def test_an_optimizer_has_the_exchange_of_the_flag_or_its_own(
+    name, flags, exchange, monkeypatch
+):
+    seen = []
+
+    def make(schedule, exchange, freeze, weight_decay):
+        seen.append(exchange)
+        return optax.identity()
+
+    monkeypatch.setitem(OPTIMIZERS, name, OPTIMIZERS[name]._replace(make=make))
+    config = TrainingFlags(optimizer=name, **flags)
+    plan = Plan(steps=9, learning_rate=1e-3, warmup=1, freeze=2)
+    for topology in ("flat", "hierarchical"):
+        planned_optimizer(config, plan, make_mesh(4, topology))
+    two_levels = onebit_jax.hierarchical(exchange("host"), "device")
+    assert seen == [exchange("data"), two_levels]
 
 
 def test_biases_and_norms_do_not_decay():
