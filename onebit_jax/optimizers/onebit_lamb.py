@@ -278,10 +278,10 @@ class _OnebitLamb:
     ) -> tuple[optax.Updates, ScaleByOnebitLambState]:
         """A step of LAMB, and the freeze at its end if the rule fires."""
         nu = optax.tree.update_moment_per_elem_norm(mean, state.nu, self.b2, 2)
-        ratios = jax.tree.map(
+        direction = jax.tree.map(
             jnp.divide, self.corrected(mu, self.b1, count), self.roots(nu, count)
         )
-        update, decay = self.weight_decay.update(ratios, state.decay, params)
+        update, decay = self.weight_decay.update(direction, state.decay, params)
         ratio = trust_ratio(params, update, self.ratio_limits)
 
         def mean_with(new: ArrayLike, before: Array) -> Array:
