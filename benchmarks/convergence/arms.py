@@ -52,7 +52,9 @@ _OPTIONS = {
         "before_freeze",
         "variance_bits",
         "refresh",
+        "refresh_every",
         "sync",
+        "sync_every",
         "longest",
     ),
     "binsgdm": (*_COMMON, "exchange"),
@@ -211,20 +213,20 @@ def zero_one_parts(options: Mapping[str, Any], axes: AxisNames) -> dict[str, Any
     """The arguments of 0/1 Adam that the options give; the others are left out.
 
     `refresh` and `sync` are the numbers of due steps after which an interval doubles;
-    a `sync` of 0 is a synchronisation in every step.
+    `refresh_every` and `sync_every` intervals that stay.
     """
     parts = {n: options[n] for n in ("before_freeze",) if n in options}
     if "variance_bits" in options:
         parts["variance_exchange"] = _quantized(options["variance_bits"], axes)
+    longest = options.get("longest")
     if "refresh" in options:
         parts["variance"] = onebit_jax.growing_intervals(options["refresh"])
+    if "refresh_every" in options:
+        parts["variance"] = onebit_jax.every(options["refresh_every"])
     if "sync" in options:
-        sync, longest = options["sync"], options.get("longest")
-        parts["sync"] = (
-            onebit_jax.growing_intervals(sync, longest=longest)
-            if sync
-            else onebit_jax.every(1)
-        )
+        parts["sync"] = onebit_jax.growing_intervals(options["sync"], longest=longest)
+    if "sync_every" in options:
+        parts["sync"] = onebit_jax.every(options["sync_every"])
     return parts
 
 

@@ -156,7 +156,7 @@ def test_the_best_arms_of_a_complete_round_go_on(plan):
         ("tuning_seeds", "seeds", "'seeds'"),
         ('optimizer = "adam"', 'optimizer = "adam", lead = 1', "'Adam'.*'lead'"),
         ('optimizer = "adam"', 'optimizer = "adam", b1 = 0.5', "baseline's b1"),
-        ('"adam"', '"sgd"', "'Adam'.*'sgd'"),
+        ('"adam"', '"adagrad"', "'Adam'.*'adagrad'"),
         ("own_rate = true", 'exchange = "nothing"', "'nothing'"),
         ("own_rate = true", "lead = -1", "'own'.*lead"),
         ('"own", "slow"]', '"other"]', "arm 'other'"),
