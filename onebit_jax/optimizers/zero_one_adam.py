@@ -119,7 +119,7 @@ def zero_one_adam(
       weight_decay: :math:`\lambda`; times the learning rate, as in `optax.adamw`.
       mask: a tree of booleans like the parameters', or a function from parameters to
         one, that says which leaves decay; None for all.
-      variance: which steps before the freeze refresh the variance.
+      variance: which steps before the freeze refresh the variance, beside the first.
       variance_exchange: what workers do with the gradients that refresh it, such as
         `quantized_mean('data', 4)`; None for the exact mean.
       sync: which steps after the freeze synchronise; `every(1)` for all.
@@ -289,6 +289,8 @@ class _ZeroOneAdam:
             name: functools.partial(function, gradients, state, params)
             for name, function in self.stages().items()
         }
+        # Without a variance there is no step.
+        refreshes |= state.refreshed == 0
         until, after = jnp.where(refreshes, 0, 1), jnp.where(syncs, 2, 1)
         index = jnp.where(frozen, len(run) - after, until)
         new_updates, state = run_stage(run, index, stage)

@@ -148,6 +148,14 @@ def test_a_learning_rate_that_begins_at_zero_keeps_the_momentum():
     )
 
 
+def test_the_first_step_has_a_variance_whatever_the_rule():
+    run = Workers(adam(variance=every(4)), jnp.zeros(5), mesh_of(2))
+    mean = np.asarray(targets()).mean(axis=0)
+    update = run.update(targets(), jnp.zeros(5))
+    np.testing.assert_allclose(update, -0.1 * np.sign(mean), rtol=1e-4)
+    assert int(onebit_jax.steps_by_stage(run.state)["variance"]) == 1
+
+
 def test_inside_optaxs_wrappers_the_others_parameters_stay():
     """Masked, frozen leaves are what they are; the others as alone."""
     params = {"a": jnp.ones(40), "b": jnp.ones(3)}
