@@ -80,7 +80,8 @@ def test_an_optimizer_has_the_exchange_of_the_flag_or_its_own(
 ):
     seen = []
 
-    def make(schedule, exchange, freeze, weight_decay):
+    def make(schedule, exchange, *rule, weight_decay, mask):
+        assert len(rule) == ("freeze_step" in OPTIMIZERS[name].flags)
         seen.append(exchange)
         return optax.identity()
 
