@@ -38,6 +38,8 @@ _OPTIONS = {
         *_COMMON,
         *_SIGNS,
         "warmup_bits",
+        "refresh",
+        "longest",
         "send",
         "lead",
         "growth",
@@ -241,6 +243,11 @@ def onebit_parts(options: Mapping[str, Any]) -> dict[str, Any]:
         parts |= {"floor": None, "bound": None}
     if "bound" in options:
         parts["bound"] = options["bound"]
+    if "refresh" in options:
+        longest = options.get("longest")
+        parts["refresh"] = onebit_jax.growing_intervals(
+            options["refresh"], longest=longest
+        )
     return parts
 
 

@@ -16,13 +16,17 @@ from onebit_jax.optimizers.bound import BOUND, cut, share_beyond
 from onebit_jax.optimizers.floor import FloorAtMean
 from onebit_jax.optimizers.freeze import FreezeRule
 from onebit_jax.optimizers.growth import GrowthByMeanSquares, GrowthState
+from onebit_jax.optimizers.intervals import IntervalRule
 from onebit_jax.optimizers.moments import (
     as_float32,
     divide_by_weight,
     extrapolate,
     weight,
 )
-from onebit_jax.optimizers.onebit_adam_state import ScaleByOnebitAdamState
+from onebit_jax.optimizers.onebit_adam_state import (
+    RefreshState,
+    ScaleByOnebitAdamState,
+)
 from onebit_jax.workers.axes import bound_workers
 from onebit_jax.workers.stages import run_stage
 
@@ -69,6 +73,7 @@ def scale_by_onebit_adam(
     *,
     bias_correction: bool = True,
     warmup_exchange: Exchange | None = None,
+    refresh: IntervalRule | None = None,
     send: Send = "momentum",
     lead: ArrayLike | None = LEAD,
     growth: GrowthByMeanSquares | None = GROWTH,
@@ -100,6 +105,11 @@ def scale_by_onebit_adam(
       warmup_exchange: what workers do with their gradients in the warm-up, such as
         `quantized_mean('data', 4)` for an eighth of the bytes; None for the exact
         mean. Its errors are of no use after the freeze, and stay in the state.
+      refresh: which steps of the warm-up are Adam's and refresh the variance, such as
+        `growing_intervals(16)`; the first always is one. The steps between them, of
+        the stage 'between', exchange as those after the freeze do. A variance that was
+        last refreshed k steps ago counts the new squares for k steps, with
+        :math:`1 - \beta_2^k`. None for all steps of the warm-up.
       send: 'momentum' to exchange momenta, as the paper does, 'gradient' to exchange
         gradients and take their momentum, :math:`m_t = \beta_1 m_{t-1} +
         (1 - \beta_1) E[g_t^{(i)}]`.
@@ -126,8 +136,8 @@ def scale_by_onebit_adam(
       with a variance that is not frozen freezes it as it is.
 
     Raises:
-      TypeError: if an exchange is none, `freeze` not a freeze rule, or growth or floor
-        are of another type.
+      TypeError: if an exchange is none, `freeze` not a freeze rule, or refresh, growth
+        or floor are of another type.
       ValueError: if `send` is neither 'gradient' nor 'momentum', the lead is negative
         or not finite, the bound is not more than 0, or the exchanges' axes differ.
 
@@ -153,6 +163,7 @@ def scale_by_onebit_adam(
     if send not in ("gradient", "momentum"):
         raise ValueError(f"send must be 'gradient' or 'momentum', got {send!r}.")
     for name, part, kind in (
+        ("refresh", refresh, IntervalRule),
         ("growth", growth, GrowthByMeanSquares),
         ("floor", floor, FloorAtMean),
     ):
@@ -172,6 +183,7 @@ def scale_by_onebit_adam(
         b2=b2,
         eps=eps,
         bias_correction=bias_correction,
+        refresh=refresh,
         send=send,
         lead=lead,
         growth=growth,
@@ -211,6 +223,7 @@ class _OnebitAdam:
     b2: ArrayLike
     eps: ArrayLike
     bias_correction: bool
+    refresh: IntervalRule | None
     send: Send
     lead: ArrayLike | None
     growth: GrowthByMeanSquares | None
@@ -226,6 +239,10 @@ class _OnebitAdam:
             floored=jnp.zeros([], jnp.float32),
             bounded=jnp.zeros([], jnp.float32),
             freeze=self.freeze.init(),
+            refresh=self.refresh
+            and RefreshState(
+                self.refresh.init(), jnp.zeros([], jnp.int32), jnp.zeros([], jnp.int32)
+            ),
             growth=self.growth and self.growth.init(params),
             exchange=self.exchange.init(params),
             warmup=self.warm.init(params),
@@ -247,11 +264,21 @@ class _OnebitAdam:
             **{name: as_float32(getattr(self, name)) for name in ("b1", "b2", "eps")},
         )
         count = jnp.asarray(optax.safe_increment(state.count))
+        frozen = state.frozen_at > 0
+        index = frozen.astype(jnp.int32)
         stages = {
             "warmup": lambda: adam.warmup(updates, state, count, stage == "warmup"),
+            "between": lambda: adam.between(updates, state, count),
             "compressed": lambda: adam.compressed(updates, state, count),
         }
-        index = (state.frozen_at > 0).astype(jnp.int32)
+        if self.refresh is None or state.refresh is None:
+            del stages["between"]
+        else:
+            due, rule = self.refresh.update(state.refresh.rule, count)
+            state = state._replace(refresh=state.refresh._replace(rule=rule))
+            # Without a variance there is no step.
+            due |= state.refresh.times == 0
+            index = jnp.where(frozen, 2, jnp.where(due, 0, 1))
         new_updates, state = run_stage(stages, index, stage)
         new_updates = jax.tree.map(lambda u, g: u.astype(g.dtype), new_updates, updates)
         return new_updates, state._replace(count=count)
@@ -270,8 +297,13 @@ class _OnebitAdam:
         mean, exchanged = self.warm.update(gradients, state.warmup)
         mean = optax.tree.cast(mean, jnp.float32)
         mu = optax.tree.update_moment(mean, state.mu, self.b1, 1)
-        nu = optax.tree.update_moment_per_elem_norm(mean, state.nu, self.b2, 2)
         frozen = (state.frozen_at > 0) & alone
+        decay, refresh = self.b2, state.refresh
+        if refresh is not None:
+            decay = self.b2 ** (count - refresh.last).astype(jnp.float32)
+            times = refresh.times + (~frozen).astype(jnp.int32)
+            refresh = refresh._replace(times=times, last=count)
+        nu = optax.tree.update_moment_per_elem_norm(mean, state.nu, decay, 2)
         nu = optax.tree.where(frozen, state.nu, nu)
         steps = jnp.where(frozen, state.frozen_at, count)
         norm = self.corrected(optax.tree.sum(nu), self.b2, steps)
@@ -281,14 +313,18 @@ class _OnebitAdam:
         now = fires & ~frozen
         growth = state.growth
         if self.growth is not None and growth is not None:
-            growth = self.growth.follow_mean(mean, growth, self.b2)
-        # This step is still Adam's; growth, floor and bound are for those after it.
-        grown = optax.tree.where(frozen, self.grown(nu, growth, count, steps), nu)
-        new_updates = self.ratio(self.corrected(mu, self.b1, count), grown, steps)
-        new_updates = cut(new_updates, self.bound, frozen)
+            growth = self.growth.follow_mean(mean, growth, decay)
         raised, floored = nu, 0.0
         if self.floor is not None:
             raised, floored = self.floor.apply(nu)
+        # This step is still Adam's; growth, floor and bound are for those after it.
+        # With steps between, signs have moved coordinates without a variance.
+        signs = refresh is not None
+        grown = optax.tree.where(
+            frozen, self.grown(nu, growth, count, steps), raised if signs else nu
+        )
+        new_updates = self.ratio(self.corrected(mu, self.b1, count), grown, steps)
+        new_updates = cut(new_updates, self.bound, frozen | signs)
         if self.growth is not None and growth is not None:
             growth = self.growth.freeze(growth, now)
         return new_updates, state._replace(
@@ -297,9 +333,24 @@ class _OnebitAdam:
             frozen_at=jnp.where(fires | frozen, steps, 0),
             floored=jnp.where(now, floored, state.floored),
             freeze=rule,
+            refresh=refresh,
             growth=growth,
             warmup=exchanged,
         )
+
+    def between(
+        self,
+        gradients: optax.Updates,
+        state: ScaleByOnebitAdamState,
+        count: Int32[Array, ""],
+    ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
+        """The momentum by the exchange, beside the variance as last refreshed."""
+        mu, exchanged = self.agreed(gradients, state)
+        nu = state.nu if self.floor is None else self.floor.apply(state.nu)[0]
+        direction = self.led(mu, state.mu, count)
+        steps = jnp.maximum(state.refresh.last, 1) if state.refresh else count
+        new_updates = self.ratio(direction, nu, steps)
+        return cut(new_updates, self.bound), state._replace(mu=mu, exchange=exchanged)
 
     def compressed(
         self,
@@ -309,15 +360,9 @@ class _OnebitAdam:
     ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
         """The momentum by the exchange, beside the frozen variance."""
         frozen = state.frozen_at > 0
-        frozen_at = jnp.where(frozen, state.frozen_at, jnp.maximum(state.count, 1))
-        if self.send == "momentum":
-            mu, exchanged = self.exchange.exchange_momentum(
-                gradients, state.mu, self.b1, state.exchange
-            )
-        else:
-            gradients = optax.tree.cast(gradients, jnp.float32)
-            mean, exchanged = self.exchange.update(gradients, state.exchange)
-            mu = optax.tree.update_moment(mean, state.mu, self.b1, 1)
+        taken = state.count if state.refresh is None else state.refresh.last
+        frozen_at = jnp.where(frozen, state.frozen_at, jnp.maximum(taken, 1))
+        mu, exchanged = self.agreed(gradients, state)
         growth, followed = state.growth, frozen_at
         if self.growth is not None and growth is not None:
             growth = self.growth.follow(
@@ -347,6 +392,18 @@ class _OnebitAdam:
             growth=growth,
             exchange=exchanged,
         )
+
+    def agreed(
+        self, gradients: optax.Updates, state: ScaleByOnebitAdamState
+    ) -> tuple[optax.Params, Any]:
+        """The new momentum by the exchange, and the exchange's new state."""
+        if self.send == "momentum":
+            return self.exchange.exchange_momentum(
+                gradients, state.mu, self.b1, state.exchange
+            )
+        gradients = optax.tree.cast(gradients, jnp.float32)
+        mean, exchanged = self.exchange.update(gradients, state.exchange)
+        return optax.tree.update_moment(mean, state.mu, self.b1, 1), exchanged
 
     def corrected(
         self, moment: optax.Params, decay: ArrayLike, steps: Int32[Array, ""]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from onebit_jax.optimizers.floor import FloorAtMean
     from onebit_jax.optimizers.freeze import FreezeRule
     from onebit_jax.optimizers.growth import GrowthByMeanSquares
+    from onebit_jax.optimizers.intervals import IntervalRule
 
 
 def onebit_adam(
@@ -37,6 +38,7 @@ def onebit_adam(
     *,
     bias_correction: bool = True,
     warmup_exchange: Exchange | None = None,
+    refresh: IntervalRule | None = None,
     send: Send = "momentum",
     lead: ArrayLike | None = LEAD,
     growth: GrowthByMeanSquares | None = GROWTH,
@@ -61,6 +63,7 @@ def onebit_adam(
       bias_correction: whether both moments are corrected for their start from zero.
       warmup_exchange: what workers do with their gradients in the warm-up; None for
         the exact mean.
+      refresh: which steps of the warm-up are Adam's; None for all.
       send: 'gradient' or 'momentum'; as of `scale_by_onebit_adam`, with the four
         below. `**onebit_jax.AS_PUBLISHED` leaves all five out.
       lead: steps by which the momentum is led.
@@ -107,6 +110,7 @@ def onebit_adam(
             eps,
             bias_correction=bias_correction,
             warmup_exchange=warmup_exchange,
+            refresh=refresh,
             send=send,
             lead=lead,
             growth=growth,
@@ -129,6 +133,7 @@ def onebit_adamw(
     *,
     bias_correction: bool = True,
     warmup_exchange: Exchange | None = None,
+    refresh: IntervalRule | None = None,
     send: Send = "momentum",
     lead: ArrayLike | None = LEAD,
     growth: GrowthByMeanSquares | None = GROWTH,
@@ -156,6 +161,7 @@ def onebit_adamw(
       bias_correction: whether both moments are corrected for their start from zero.
       warmup_exchange: what workers do with their gradients in the warm-up; None for
         the exact mean.
+      refresh: which steps of the warm-up are Adam's; None for all.
       send: 'gradient' or 'momentum'; as of `scale_by_onebit_adam`, with the four
         below. `**onebit_jax.AS_PUBLISHED` leaves all five out.
       lead: steps by which the momentum is led.
@@ -197,6 +203,7 @@ def onebit_adamw(
             eps,
             bias_correction=bias_correction,
             warmup_exchange=warmup_exchange,
+            refresh=refresh,
             send=send,
             lead=lead,
             growth=growth,

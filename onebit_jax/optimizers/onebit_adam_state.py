@@ -16,6 +16,20 @@ if TYPE_CHECKING:
     from onebit_jax.optimizers.growth import GrowthState
 
 
+class RefreshState(NamedTuple):
+    """State of a variance that is refreshed at intervals until the freeze.
+
+    Attributes:
+      rule: state of the rule of intervals.
+      times: how often the variance was refreshed.
+      last: number of steps taken when it last was.
+    """
+
+    rule: Any
+    times: Int32[Array, ""]
+    last: Int32[Array, ""]
+
+
 class ScaleByOnebitAdamState(NamedTuple):
     """State of `scale_by_onebit_adam`.
 
@@ -23,12 +37,13 @@ class ScaleByOnebitAdamState(NamedTuple):
       count: number of steps taken.
       mu: momentum, float32, the same on all workers.
       nu: variance, float32, without bias correction; frozen once `frozen_at` is set.
-      frozen_at: number of warm-up steps taken when the variance was frozen; 0 as
-        long as it is not.
+      frozen_at: number of steps taken when the variance was frozen; 0 as long as it
+        is not.
       floored: share of the frozen variances that the floor raised.
       bounded: share of updates that were cut to the bound in the last compressed step
         whose number is a multiple of 8.
       freeze: state of the freeze rule.
+      refresh: that of the refreshments; None where every step before the freeze is one.
       growth: state of the growth; None without it.
       exchange: state of the exchange.
       warmup: state of the warm-up's own exchange.
@@ -41,20 +56,25 @@ class ScaleByOnebitAdamState(NamedTuple):
     floored: Float32[Array, ""]
     bounded: Float32[Array, ""]
     freeze: Any
+    refresh: RefreshState | None
     growth: GrowthState | None
     exchange: Any
     warmup: Any
 
     def steps_by_stage(self) -> dict[str, Array]:
         """Steps taken in each stage; see `onebit_jax.steps_by_stage`."""
-        warmup = jnp.where(self.frozen_at > 0, self.frozen_at, self.count)
-        after = self.count - warmup
+        until = jnp.where(self.frozen_at > 0, self.frozen_at, self.count)
+        stages = {"warmup": until}
+        if self.refresh is not None:
+            times = self.refresh.times
+            stages = {"warmup": times, "between": until - times}
+        after = self.count - until
         if self.growth is None:
-            return {"warmup": warmup, "compressed": after}
+            return {**stages, "compressed": after}
         # Who looks after several steps takes the last of their stages for theirs.
         measured = self.growth.measured
         return {
-            "warmup": warmup,
+            **stages,
             "compressed/measuring": measured,
             "compressed": after - measured,
         }

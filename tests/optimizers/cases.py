@@ -58,10 +58,15 @@ def onebit_adam(learning_rate, exchange, freeze, published, **options):
     return onebit_adamw(learning_rate, exchange, freeze, **parts, **options)
 
 
-def onebit_adam_row(parts, *, lead=0.0, **options):
+def onebit_adam_row(parts, *, lead=0.0, refresh=None, **options):
+    refreshes = refresh and formula_zero_one.due_steps(refresh, LONGEST)
+    if refresh:
+        options["refresh"] = growing_intervals(refresh)
+
     def stage(step, freeze):
         if step < freeze:
-            return "warmup"
+            between = refresh and step + 1 not in refreshes
+            return "between" if between else "warmup"
         measures = "growth" in parts and (step + 1) % formula.PERIOD == 0
         return "compressed/measuring" if measures else "compressed"
 
@@ -69,7 +74,7 @@ def onebit_adam_row(parts, *, lead=0.0, **options):
         functools.partial(onebit_adam, **options),
         {"mu": ("m", "mu"), "nu": ("v", "nu")},
         stage,
-        functools.partial(formula.Leaf, parts=parts, lead=lead),
+        functools.partial(formula.Leaf, parts=parts, lead=lead, refreshes=refreshes),
         optax.adamw,
         parts,
     )
@@ -146,6 +151,9 @@ CASES = {
 FORMULAS = {
     "1-bit Adam of gradients": onebit_adam_row(
         formula.PARTS, lead=1.14, published=False, send="gradient"
+    ),
+    "1-bit Adam refreshed at intervals": onebit_adam_row(
+        formula.PARTS, lead=1.14, refresh=2, published=False
     ),
     "0/1 Adam to the letter": zero_one_adam_row(
         refresh=3, sync=2, longest=4, floor=None, bound=None

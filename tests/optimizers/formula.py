@@ -65,9 +65,14 @@ class Leaf:
       place: which of how many leaves it is.
       parts: what the compressed stage has of `PARTS`.
       lead: steps by which its momentum is led.
+      refreshes: numbers of the steps that refresh the variance until then; None for
+        all.
     """
 
-    def __init__(self, shape, b1, b2, eps, freeze, place, *, parts, lead=0.0):
+    def __init__(
+        self, shape, b1, b2, eps, freeze, place, *, parts, lead=0.0, refreshes=None
+    ):
+        self.refreshes, self.last = refreshes, 0
         self.b1, self.b2, self.eps, self.freeze = b1, b2, eps, freeze
         self.place, self.parts, self.lead, self.step = place, parts, lead, 0
         self.m, self.momentum, self.v = (np.zeros(shape) for _ in range(3))
@@ -78,24 +83,30 @@ class Leaf:
         """The update from all workers' gradients, (workers, *shape)."""
         self.step += 1
         frozen = self.step > self.freeze
+        due = self.refreshes is None or self.step in self.refreshes
         mean = gradients.mean(axis=0)
         self.m = self.b1 * self.m + (1 - self.b1) * mean
         last, self.momentum = self.momentum, self.m / (1 - self.b1**self.step)
-        self.follow(mean, frozen)
-        if not frozen:
-            self.v = self.b2 * self.v + (1 - self.b2) * mean**2
-        variance = self.v / (1 - self.b2 ** min(self.step, self.freeze))
+        if frozen or due:
+            self.follow(mean, frozen)
+        if due and not frozen:
+            decay = self.b2 ** (self.step - self.last)
+            self.v = decay * self.v + (1 - decay) * mean**2
+            self.last = self.step
+        variance = self.v / (1 - self.b2**self.last)
+        if self.refreshes is not None and not frozen:
+            variance, _ = self.floored(variance)
         ahead = self.momentum
-        if frozen:
+        if frozen or not due:
             ahead = ahead + self.lead * (ahead - last)
         if frozen and "growth" in self.parts:
             variance = variance * self.growth()
         update = ahead / (np.sqrt(variance) + self.eps)
         if self.step == self.freeze:
             self.at_freeze()
-        if frozen and "bound" in self.parts:
-            if self.step % PERIOD == 0:
-                self.bounded = np.sum(np.abs(update) > LARGEST)
+        if frozen and "bound" in self.parts and self.step % PERIOD == 0:
+            self.bounded = np.sum(np.abs(update) > LARGEST)
+        if "bound" in self.parts and (frozen or self.refreshes is not None):
             return np.clip(update, -LARGEST, LARGEST)
         return update
 
@@ -103,7 +114,7 @@ class Leaf:
         """Every mean gradient, and once none knows it, sums of one in a period."""
         if frozen and self.step % PERIOD:
             return
-        steps = PERIOD if frozen else 1
+        steps = PERIOD if frozen else self.step - self.last
         of = estimated(mean, self.place, self.step) if frozen else mean_squares(mean)
         decay = self.b2**steps
         self.squares = decay * self.squares + (1 - decay) * of
@@ -118,6 +129,11 @@ class Leaf:
 
     def at_freeze(self):
         self.frozen_squares = self.squares / (1 - self.b2**self.freeze)
-        if "floor" in self.parts:
-            low = self.v < LOW * self.v.mean()
-            self.v, self.raised = np.where(low, self.v.mean(), self.v), low.sum()
+        self.v, self.raised = self.floored(self.v)
+
+    def floored(self, variance):
+        """The variance with its negligible values raised, and how many there were."""
+        if "floor" not in self.parts:
+            return variance, 0
+        low = variance < LOW * variance.mean()
+        return np.where(low, variance.mean(), variance), low.sum()

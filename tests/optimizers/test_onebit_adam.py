@@ -280,3 +280,35 @@ def test_a_warm_up_over_other_axes_is_refused():
         )
     with pytest.raises(TypeError, match="warmup_exchange must be an exchange"):
         onebit_adam(0.1, sign_mean("data"), freeze_at(9), warmup_exchange=optax.sgd(1))
+
+
+def test_a_warm_up_with_steps_between_refreshes_sends_what_each_stage_does():
+    coarse, signs = onebit_jax.quantized_mean("data", 4), sign_mean("data")
+    tx = onebit_adam(
+        0.1, signs, freeze_at(9), warmup_exchange=coarse,
+        refresh=onebit_jax.growing_intervals(2),
+    )  # fmt: skip
+    cost = onebit_jax.stage_costs(tx, params_of(), {"data": 4})
+    for stage, exchange in {"warmup": coarse, "between": signs}.items():
+        told = exchange.wire_cost(params_of(), {"data": 4})
+        assert sorted(cost[stage]) == sorted(told)
+
+
+def test_what_signs_have_moved_before_it_had_a_gradient_stays_bounded():
+    """Its momentum is no zero at the next refreshment, and its variance is."""
+    lr = 0.01
+    tx = onebit_adam(
+        lr, sign_mean("data"), freeze_at(40), refresh=onebit_jax.growing_intervals(2)
+    )
+    run = Workers(tx, jnp.zeros((8, 32)), mesh_of(4))
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        g = rng.normal(size=(4, 8, 32))
+        g[:, 0] = 0
+        updates = run.update(jnp.asarray(g, jnp.float32))
+        assert np.abs(updates).max() <= 3 * lr * 1.001
+
+
+def test_a_rule_of_refreshments_that_is_none_is_refused():
+    with pytest.raises(TypeError, match="refresh must be a IntervalRule or None"):
+        onebit_adam(0.1, sign_mean("data"), freeze_at(9), refresh=16)

@@ -10,6 +10,7 @@ BAD_INPUT = "tests/workers/test_bad_input.py::test_"
 TRAFFIC = "tests/inspect/test_traffic.py::test_"
 METRICS = "tests/inspect/test_metrics.py::test_"
 FORMULA = (f"{OPTIMIZERS}is_its_formula[1-bit Adam]",)
+REFRESHED = (f"{OPTIMIZERS}is_its_formula[1-bit Adam refreshed at intervals]",)
 PUBLISHED = (f"{OPTIMIZERS}is_its_formula[1-bit Adam as published]",)
 WARMUP = (f"{OPTIMIZERS}before_the_freeze_it_is_optaxs_on_the_mean[1-bit Adam]",)
 STATIC = (f"{OPTIMIZERS}static_stages_are_the_same_with_types_unchecked[1-bit Adam]",)
@@ -30,6 +31,24 @@ BUGS = {
         "self.ratio(direction, nu, frozen_at)",
         "self.ratio(direction, nu, count)",
         PUBLISHED,
+    ),
+    "a refreshment counts for one step": Bug(
+        "onebit_jax/optimizers/onebit_adam.py",
+        "decay = self.b2 ** (count - refresh.last).astype(jnp.float32)",
+        "decay = self.b2",
+        REFRESHED,
+    ),
+    "the variance between refreshments is corrected for all steps": Bug(
+        "onebit_jax/optimizers/onebit_adam.py",
+        "steps = jnp.maximum(state.refresh.last, 1) if state.refresh else count",
+        "steps = count",
+        REFRESHED,
+    ),
+    "a refreshment has no floor": Bug(
+        "onebit_jax/optimizers/onebit_adam.py",
+        "raised if signs else nu",
+        "nu",
+        (f"{RULES}what_signs_have_moved_before_it_had_a_gradient_stays_bounded",),
     ),
     "a late warm-up thaws the variance": Bug(
         "onebit_jax/optimizers/onebit_adam.py",
