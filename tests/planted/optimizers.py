@@ -10,6 +10,7 @@ BAD_INPUT = "tests/workers/test_bad_input.py::test_"
 TRAFFIC = "tests/inspect/test_traffic.py::test_"
 METRICS = "tests/inspect/test_metrics.py::test_"
 FORMULA = (f"{OPTIMIZERS}is_its_formula[1-bit Adam]",)
+SIGNS_MOVED = f"{RULES}what_signs_have_moved_before_it_had_a_gradient_stays_bounded"
 REFRESHED = (f"{OPTIMIZERS}is_its_formula[1-bit Adam refreshed at intervals]",)
 PUBLISHED = (f"{OPTIMIZERS}is_its_formula[1-bit Adam as published]",)
 WARMUP = (f"{OPTIMIZERS}before_the_freeze_it_is_optaxs_on_the_mean[1-bit Adam]",)
@@ -48,7 +49,13 @@ BUGS = {
         "onebit_jax/optimizers/onebit_adam.py",
         "raised if signs else nu",
         "nu",
-        (f"{RULES}what_signs_have_moved_before_it_had_a_gradient_stays_bounded",),
+        (f"{SIGNS_MOVED}[bound]",),
+    ),
+    "a refreshment has no bound": Bug(
+        "onebit_jax/optimizers/onebit_adam.py",
+        "cut(new_updates, self.bound, frozen | signs)",
+        "cut(new_updates, self.bound, frozen)",
+        (f"{SIGNS_MOVED}[floor]",),
     ),
     "a late warm-up thaws the variance": Bug(
         "onebit_jax/optimizers/onebit_adam.py",
@@ -124,7 +131,7 @@ BUGS = {
     ),
     "gradients of low precision are agreed on in it": Bug(
         "onebit_jax/optimizers/onebit_adam.py",
-        "            gradients = optax.tree.cast(gradients, jnp.float32)\n",
+        "        gradients = optax.tree.cast(gradients, jnp.float32)\n",
         "",
         (f"{RULES}what_is_agreed_of_low_precision_gradients_is_float32[gradient]",),
     ),
