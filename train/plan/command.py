@@ -5,8 +5,8 @@
 
 prints what a step costs with each optimizer, by the formulas of `train.plan.model`;
 `docs/plan.md` says what they assume and how they compare with measured clusters.
-`--compile` compiles the whole step for that many GPUs, without any, and prints what
-it holds and sends.
+`--steps` adds whole runs of every optimizer. `--compile` compiles the whole step for
+that many GPUs, without any, and prints what it holds and sends.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from train.core.errors import InputError, writable
 from train.plan.cluster import GIGABIT, GpuCluster
 from train.plan.compile import compile_step, describe
 from train.plan.config import PlanConfig, check
+from train.plan.family import family_table, whole_runs
 from train.plan.model import Model, bert_flops, dense_flops, gpu_work
 from train.plan.report import make_plan, milliseconds, table, to_json, verdict
 from train.plan.sizes import SIZES
@@ -161,6 +162,11 @@ def run(config: PlanConfig) -> None:
     print(heading(config, model, cluster, work))
     print(f"\n{table(plan)}\n\n{verdict(plan)}")
     answer = to_json(plan) | {"rate_is": config.rate_is, "gpu": config.gpu}
+    if config.steps is not None:
+        freeze = max(1, round(config.warmup * config.steps))
+        runs = whole_runs(model, work, cluster, steps=config.steps, freeze=freeze)
+        answer["whole_runs"] = [run._asdict() for run in runs]
+        print(f"\n{family_table(runs, model.parameters)}")
     if config.compile:
         answer["compiled"] = compile_step(config)
         print(f"\n{describe(answer['compiled'], config)}")

@@ -59,6 +59,9 @@ class PlanConfig:
     """Recompute the layers in the backward pass, for less memory."""
     warmup: float = 0.15
     """Share of the steps before the freeze."""
+    steps: int | None = None
+    """Steps of a run: adds a table of all optimizers, with the bytes and the hours of
+    the whole run; takes a minute."""
     warmup_gradients: Literal["float32", "bfloat16"] = "float32"
     """What 1-bit Adam's warm-up exchanges; train.pretrain's is float32."""
     compile: bool = False
@@ -84,6 +87,8 @@ def check(config: PlanConfig) -> None:
     for name in ("hosts", "gpus", "batch", "accumulate", "seq"):
         if getattr(config, name) < 1:
             raise InputError(f"--{name} must be at least 1.")
+    if config.steps is not None and config.steps < 1:
+        raise InputError(f"--steps must be at least 1, not {config.steps}.")
     for name in ("rate", "inside_rate", "compute_ms", "optimizer_ms"):
         value = getattr(config, name)
         if value is not None and not 0 < value < math.inf:

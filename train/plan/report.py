@@ -154,16 +154,16 @@ def table(plan: Plan) -> str:
                 f"{plan.speed_up(arm, half, whole_run=True):.2f}",
             )
         )
+    return aligned(rows)
+
+
+def aligned(rows: list[tuple[str, ...]]) -> str:
+    """Rows as lines, the first column on its left side, the others on their right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
-    for row in rows:
-        name, *numbers = (
-            cell.ljust(width) if first else cell.rjust(width)
-            for cell, width, first in zip(
-                row, widths, [True] + [False] * 8, strict=True
-            )
-        )
-        lines.append("  ".join((name, *numbers)).rstrip())
+    for name, *numbers in rows:
+        cells = [name.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])]
+        lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
 
 

@@ -1,0 +1,63 @@
+"""Whole runs: their stages are the optimizers' own, their bytes those of the stages."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from optimizers.formula_zero_one import due_steps
+
+from train.core.optimizer import OPTIMIZERS
+from train.plan import command
+from train.plan.cluster import GIGABIT, GpuCluster
+from train.plan.family import family_table, stage_steps, whole_runs
+from train.plan.model import GpuWork, Model, arms
+
+STEPS, FREEZE = 200, 40
+MODEL = Model("a model", (jax.ShapeDtypeStruct((512, 256), jnp.float32),), 1e9)
+WORK = GpuWork(0.05, 1, 0.005, 2e12)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_step_is_of_one_stage(name):
+    taken = stage_steps(name, STEPS, FREEZE)
+    assert sum(taken.values()) == STEPS
+    if "freeze_step" in OPTIMIZERS[name].flags and "warmup" in taken:
+        assert taken["warmup"] == FREEZE
+
+
+def test_zero_one_adams_stages_are_its_schedules():
+    taken = stage_steps("zero_one_adam", STEPS, FREEZE)
+    assert taken["variance"] == len(due_steps(16, FREEZE))
+
+
+@pytest.mark.parametrize(("hosts", "gpus"), [(8, 1), (4, 2)])
+def test_a_run_adds_up_the_steps_that_the_table_above_it_has(hosts, gpus):
+    cluster = GpuCluster(hosts, gpus, GIGABIT, 100 * GIGABIT, 1e-5)
+    # Optax's own arithmetic mixes integers and floats.
+    with jax.numpy_dtype_promotion("standard"):
+        found = whole_runs(MODEL, WORK, cluster, steps=STEPS, freeze=FREEZE)
+    runs = {run.name: run for run in found}
+    assert next(iter(runs)) == "adam"
+    above = {arm.name: arm for arm in arms(MODEL, WORK, cluster)}
+    topology = "flat" if gpus == 1 else "hierarchical"
+    for name, arm in {
+        "adam": above["Adam, float32 gradients"],
+        "onebit_adam": above[f"1-bit Adam, {topology}, sign_mean"],
+    }.items():
+        expected = FREEZE * arm.warmup.host_bytes
+        expected += (STEPS - FREEZE) * arm.compressed.host_bytes
+        # The growth is measured in whole steps there, in shares of all steps here.
+        assert runs[name].host_bytes == pytest.approx(expected, rel=2e-3)
+        assert runs[name].seconds == pytest.approx(
+            STEPS * arm.seconds(FREEZE / STEPS), rel=2e-3
+        )
+    lines = family_table(found, MODEL.parameters).splitlines()
+    assert lines[2].split() == [
+        "adam", f"{runs['adam'].gpu_bytes / 1e9:.1f}",
+        f"{runs['adam'].host_bytes / 1e9:.1f}", "1.0",
+        f"{runs['adam'].seconds / 3600:.2f}", "1.00", "8.0",
+    ]  # fmt: skip
+
+
+def test_a_run_has_at_least_one_step():
+    with pytest.raises(SystemExit, match="--steps must be at least 1"):
+        command.main(["--rate", "10", "--steps", "0"])

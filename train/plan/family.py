@@ -1,0 +1,209 @@
+"""Whole runs of all optimizers: what each stage sends, and how many steps it has."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import onebit_jax
+from train.core.exchange import make_exchange
+from train.core.mesh import AXIS
+from train.core.optimizer import OPTIMIZERS, make_optimizer
+from train.plan.model import ADAM_BYTES, compression_bytes
+from train.plan.report import aligned
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jax.sharding import AbstractMesh
+
+    from train.plan.cluster import GpuCluster
+    from train.plan.model import GpuWork, Model
+
+EXACT_STAGES = "warmup", "local", "every"
+"""Stages whose arithmetic is Adam's; that of others is taken for 1-bit Adam's."""
+
+
+class WholeRun(NamedTuple):
+    """A run of an optimizer.
+
+    Attributes:
+      name: The optimizer's, as of `--optimizer`.
+      steps: Steps by stage.
+      gpu_bytes: Bytes that a GPU sends.
+      host_bytes: Bytes that a host sends to others.
+      seconds: Its length.
+      state_bytes: Bytes of the optimizer's state on a GPU.
+    """
+
+    name: str
+    steps: dict[str, int]
+    gpu_bytes: float
+    host_bytes: float
+    seconds: float
+    state_bytes: float
+
+
+def whole_runs(
+    model: Model, work: GpuWork, cluster: GpuCluster, *, steps: int, freeze: int
+) -> list[WholeRun]:
+    """Predicts a run with each optimizer of `--optimizer`.
+
+    A step's transfers are read from the optimizer itself, by `onebit_jax.stage_costs`,
+    and its stages are counted by running it so many steps on one parameter.
+
+    Args:
+      model: The model.
+      work: What a GPU computes.
+      cluster: Hosts and links; where several hosts have several GPUs, a host is one
+        worker.
+      steps: Of the run.
+      freeze: Those before the variance is frozen, where it is.
+
+    Returns:
+      The runs, Adam's first.
+    """
+    sizes = cluster.axis_sizes
+    mesh = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
+    names = sorted(OPTIMIZERS, key=lambda name: name != "adam")
+    return [
+        _whole_run(name, model, work, cluster, mesh, steps, freeze) for name in names
+    ]
+
+
+def stage_steps(name: str, steps: int, freeze: int) -> dict[str, int]:
+    """The steps that a run of an optimizer has of each stage.
+
+    Args:
+      name: The optimizer's.
+      steps: All of them.
+      freeze: Those before the variance is frozen, where it is.
+
+    Returns:
+      Their numbers; all as 'every' for an optimizer without stages.
+
+    Example:
+      >>> from train.plan.family import stage_steps
+      >>> stage_steps('onebit_lamb', 100, 20)
+      {'warmup': 20, 'compressed': 80}
+    """
+    mesh = jax.sharding.AbstractMesh((1,), (AXIS,))
+    tx = _optimizer(name, mesh, freeze)
+    run = onebit_jax.simulated(
+        lambda p, x: jnp.mean(p[""] * x), tx, workers=1, axis=AXIS
+    )
+    batch = jnp.ones(1)
+
+    def step(_: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        return run.step(*carry, batch)[:2]
+
+    first = run.init({"": jnp.zeros([])})
+    if not onebit_jax.steps_by_stage(first[1]):
+        return {"every": steps}
+    last = jax.jit(lambda carry: jax.lax.fori_loop(0, steps, step, carry))(first)
+    taken = onebit_jax.steps_by_stage(last[1])
+    return {stage: int(n) for stage, n in taken.items()}
+
+
+def _optimizer(
+    name: str, mesh: AbstractMesh, freeze: int
+) -> optax.GradientTransformationExtraArgs:
+    topology = "flat" if 1 in mesh.shape.values() else "auto"
+    return make_optimizer(
+        name,
+        optax.schedules.constant_schedule(1e-3),
+        onebit_jax.freeze_at(freeze),
+        make_exchange(mesh, OPTIMIZERS[name].exchange or "sign_mean", topology),
+        weight_decay=0.0,
+        clip=0.0,
+    )
+
+
+def _whole_run(
+    name: str,
+    model: Model,
+    work: GpuWork,
+    cluster: GpuCluster,
+    mesh: AbstractMesh,
+    steps: int,
+    freeze: int,
+) -> WholeRun:
+    tx = _optimizer(name, mesh, freeze)
+    # Weight decay goes by names.
+    leaves = {str(i): leaf for i, leaf in enumerate(model.leaves)}
+    costs = onebit_jax.stage_costs(tx, leaves, dict(mesh.shape))
+    taken = stage_steps(name, steps, freeze)
+    gpu_bytes = host_bytes = seconds = 0.0
+    for stage, transfers in costs.items():
+        loads = cluster.loads(transfers)
+        number = taken[stage]
+        gpu_bytes += number * sum(load.gpu_bytes for load in loads)
+        host_bytes += number * sum(load.host_bytes for load in loads)
+        exchange = sum(map(cluster.seconds, loads))
+        compute = work.accumulate * work.micro_batch + _update(
+            stage, model, work, cluster
+        )
+        seconds += number * (compute + exchange)
+    return WholeRun(
+        name, taken, gpu_bytes, host_bytes, seconds, _state_bytes(tx, leaves, mesh)
+    )
+
+
+def _update(stage: str, model: Model, work: GpuWork, cluster: GpuCluster) -> float:
+    if stage in EXACT_STAGES:
+        return work.adam
+    shards = cluster.gpus if cluster.hosts > 1 else 1
+    workers = cluster.hosts * cluster.gpus // shards
+    more = compression_bytes(workers, shards) - ADAM_BYTES
+    return work.adam + more * model.parameters / work.memory_rate
+
+
+def _state_bytes(tx: Any, leaves: Mapping[str, Any], mesh: AbstractMesh) -> float:
+    """Of the state's arrays, a GPU's own share of those that differ."""
+    state = jax.tree.leaves(onebit_jax.abstract_state(tx, leaves, mesh))
+    return float(
+        sum(
+            math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+            for leaf in state
+        )
+    )
+
+
+def family_table(runs: list[WholeRun], parameters: int) -> str:
+    """A row an optimizer, beside Adam's bytes and hours, and what its steps are.
+
+    Args:
+      runs: From `whole_runs`.
+      parameters: Those of the model.
+
+    Returns:
+      Lines.
+    """
+    adam = runs[0]
+    rows = [
+        ("whole run", "sent, GB", "", "fewer", "hours", "faster", "state, bytes"),
+        ("", "GPU", "host", "bytes", "", "", "a parameter"),
+    ]
+    for run in runs:
+        sent, adams = (r.host_bytes or r.gpu_bytes for r in (run, adam))
+        rows.append(
+            (
+                run.name,
+                f"{run.gpu_bytes / 1e9:,.1f}",
+                f"{run.host_bytes / 1e9:,.1f}",
+                f"{adams / sent:.1f}" if sent else "",
+                f"{run.seconds / 3600:,.2f}",
+                f"{adam.seconds / run.seconds:.2f}",
+                f"{run.state_bytes / parameters:.1f}",
+            )
+        )
+    steps = [
+        f"{run.name}: {', '.join(f'{n:,} {s}' for s, n in run.steps.items() if n)}"
+        for run in runs
+        if len(run.steps) > 1
+    ]
+    return "\n".join([aligned(rows), "", "Steps of each stage:", *steps])
