@@ -80,6 +80,7 @@ class Step(NamedTuple):
       compute: Seconds of forward and backward passes.
       update: Seconds of the optimizer's arithmetic.
       exchange: Seconds of the network that nothing hides.
+      hidden: Seconds of the network that a backward pass can hide.
       gpu_bytes: Bytes that a GPU sends.
       host_bytes: Bytes that a host sends to others.
       loads: The collectives.
@@ -88,6 +89,7 @@ class Step(NamedTuple):
     compute: float
     update: float
     exchange: float
+    hidden: float
     gpu_bytes: float
     host_bytes: float
     loads: tuple[LinkLoad, ...]
@@ -102,6 +104,11 @@ class Step(NamedTuple):
         """The exchange's share of the step."""
         return self.exchange / self.seconds
 
+    def over(self, cluster: GpuCluster) -> Step:
+        """The step over links of other rates between the same hosts and GPUs."""
+        seconds = sum(map(cluster.seconds, self.loads))
+        return self._replace(exchange=max(0.0, seconds - self.hidden))
+
 
 class Arm(NamedTuple):
     """An optimizer with an exchange.
@@ -115,6 +122,12 @@ class Arm(NamedTuple):
     name: str
     warmup: Step
     compressed: Step
+
+    def over(self, cluster: GpuCluster) -> Arm:
+        """The arm over links of other rates between the same hosts and GPUs."""
+        return self._replace(
+            warmup=self.warmup.over(cluster), compressed=self.compressed.over(cluster)
+        )
 
     def seconds(self, warmup_share: float) -> float:
         r"""A step's seconds, on average over a run: w t_w + (1 - w) t_c."""
@@ -288,8 +301,9 @@ def _step(
     return Step(
         work.accumulate * work.micro_batch,
         update,
-        max(0.0, sum(map(cluster.seconds, loads)) - hidden),
+        0.0,
+        hidden,
         sum(load.gpu_bytes for load in loads),
         sum(load.host_bytes for load in loads),
         loads,
-    )
+    ).over(cluster)

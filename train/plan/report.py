@@ -103,13 +103,9 @@ def break_even_rate(plan: Plan) -> float | None:
 
 
 def _at_rate(plan: Plan, rate: float) -> Plan:
-    return make_plan(
-        plan.model,
-        plan.work,
-        plan.cluster._replace(rate=rate),
-        warmup_share=plan.warmup_share,
-        warmup_itemsize=plan.warmup_itemsize,
-    )
+    """The plan at another rate; what is sent stays what it is."""
+    cluster = plan.cluster._replace(rate=rate)
+    return plan._replace(cluster=cluster, arms=[arm.over(cluster) for arm in plan.arms])
 
 
 def _highest(gain: Callable[[float], float]) -> float | None:
