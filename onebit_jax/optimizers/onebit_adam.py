@@ -109,7 +109,8 @@ def scale_by_onebit_adam(
         `growing_intervals(16)`; the first always is one. The steps between them, of
         the stage 'between', exchange as those after the freeze do. A variance that was
         last refreshed k steps ago counts the new squares for k steps, with
-        :math:`1 - \beta_2^k`. None for all steps of the warm-up.
+        :math:`1 - \beta_2^k`. The freeze rule is asked in steps that refresh alone.
+        None for all steps of the warm-up.
       send: 'momentum' to exchange momenta, as the paper does, 'gradient' to exchange
         gradients and take their momentum, :math:`m_t = \beta_1 m_{t-1} +
         (1 - \beta_1) E[g_t^{(i)}]`.
@@ -130,7 +131,7 @@ def scale_by_onebit_adam(
       each worker's own gradients. Moments are float32 whatever the parameters are;
       updates have the gradients' dtype. `update` takes one extra argument, `stage`:
       None (default) compiles all stages into one program that chooses by the
-      state; 'warmup' or 'compressed' compiles one. One compressed step in a period
+      state; 'warmup', 'between' or 'compressed' compiles one. One compressed step in a period
       measures the growth, and is of the stage 'compressed/measuring'. A 'warmup' step
       with a frozen variance exchanges exactly and leaves it frozen; a compressed step
       with a variance that is not frozen freezes it as it is.

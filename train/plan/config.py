@@ -61,7 +61,7 @@ class PlanConfig:
     """Share of the steps before the freeze."""
     steps: int | None = None
     """Steps of a run: adds a table of all optimizers, with the bytes and the hours of
-    the whole run; takes a minute."""
+    the whole run; takes minutes for hundreds of leaves."""
     warmup_gradients: Literal["float32", "bfloat16"] = "float32"
     """What 1-bit Adam's warm-up exchanges; train.pretrain's is float32."""
     compile: bool = False

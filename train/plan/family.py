@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from train.plan.model import GpuWork, Model
 
 EXACT_STAGES = "warmup", "local", "every"
-"""Stages whose arithmetic is Adam's; that of others is taken for 1-bit Adam's."""
+"""Stages whose arithmetic is taken for Adam's, that of others for 1-bit Adam's; 'every'
+is that of optimizers without stages, whose votes have no errors to keep."""
 
 
 class WholeRun(NamedTuple):
