@@ -131,10 +131,10 @@ def scale_by_onebit_adam(
       each worker's own gradients. Moments are float32 whatever the parameters are;
       updates have the gradients' dtype. `update` takes one extra argument, `stage`:
       None (default) compiles all stages into one program that chooses by the
-      state; 'warmup', 'between' or 'compressed' compiles one. One compressed step in a period
-      measures the growth, and is of the stage 'compressed/measuring'. A 'warmup' step
-      with a frozen variance exchanges exactly and leaves it frozen; a compressed step
-      with a variance that is not frozen freezes it as it is.
+      state; 'warmup', 'between' or 'compressed' compiles one. One compressed step in
+      a period measures the growth, and is of the stage 'compressed/measuring'. A
+      'warmup' step with a frozen variance exchanges exactly and leaves it frozen; a
+      compressed step with a variance that is not frozen freezes it as it is.
 
     Raises:
       TypeError: if an exchange is none, `freeze` not a freeze rule, or refresh, growth
