@@ -19,7 +19,7 @@ from onebit_jax import freeze_at, growing_intervals, onebit_adamw, zero_one_adam
 # More than one leaf has rows and columns; one goes exactly.
 SHAPES = {"bias": (17,), "kernel": (30, 17), "matrix": (16, 20), "scale": ()}
 DECAYED = {"bias": False, "kernel": True, "matrix": True, "scale": False}
-LONGEST = 25
+LONGEST = 100
 """The most steps that a row is asked for."""
 
 
