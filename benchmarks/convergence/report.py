@@ -183,9 +183,9 @@ def losses(runs: Sequence[Run]) -> str:
     return " ".join(nats(run.loss) for run in runs)
 
 
-def mean_loss(runs: Sequence[Run]) -> float:
-    """The mean final loss of some runs."""
-    return sum(run.loss for run in runs) / len(runs)
+def mean_loss(runs: Sequence[Run], step: int | None = None) -> float:
+    """The mean loss of some runs, the final one or that of an evaluation's step."""
+    return sum(run.loss_after(step) for run in runs) / len(runs)
 
 
 def nats(loss: float) -> str:

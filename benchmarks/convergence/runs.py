@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from benchmarks.convergence.plan import Plan, TaskPlan
@@ -49,6 +51,10 @@ class Run(NamedTuple):
       skipped: Steps skipped, for gradients that were not finite.
       metrics: The last measures of the optimizer, by name, where they were logged; None
         for one that was not finite.
+      rates: Bytes that a worker sends in a step of each stage, where workers were
+        simulated.
+      stages: There, from the step of each evaluation to the steps of each stage until
+        then.
     """
 
     case: Case
@@ -58,6 +64,8 @@ class Run(NamedTuple):
     sent_bytes: int
     skipped: int
     metrics: dict[str, float | None]
+    rates: Mapping[str, int] = MappingProxyType({})
+    stages: Mapping[int, Mapping[str, int]] = MappingProxyType({})
 
     @property
     def final(self) -> dict[str, float | None]:
@@ -67,8 +75,20 @@ class Run(NamedTuple):
     @property
     def loss(self) -> float:
         """The held-out loss at the last step, in nats; infinite where it diverged."""
-        loss = self.final["loss"]
+        return self.loss_after()
+
+    def loss_after(self, step: int | None = None) -> float:
+        """The same at the step of an evaluation; None for the last."""
+        means = self.final if step is None else self.evaluations[step]
+        loss = means["loss"]
         return math.inf if loss is None else loss
+
+    def sent_by_step(self) -> dict[int, int]:
+        """From the step of each evaluation to the bytes that a worker had sent then."""
+        return {
+            step: sum(number * self.rates[stage] for stage, number in taken.items())
+            for step, taken in self.stages.items()
+        }
 
 
 class Store:
@@ -138,10 +158,15 @@ def _to_json(run: Run) -> dict[str, Any]:
         name: x if x is not None and math.isfinite(x) else None
         for name, x in run.metrics.items()
     }
-    return {**run._asdict(), "case": run.case._asdict(), "metrics": metrics}
+    changed = {"case": run.case._asdict(), "metrics": metrics}
+    stages = {step: dict(taken) for step, taken in run.stages.items()}
+    return {**run._asdict(), **changed, "rates": dict(run.rates), "stages": stages}
 
 
 def _from_json(values: dict[str, Any]) -> Run:
-    evaluations = {int(step): means for step, means in values["evaluations"].items()}
-    case = Case(**values["case"])
-    return Run(**{**values, "case": case, "evaluations": evaluations})
+    steps = {
+        name: {int(step): each for step, each in values[name].items()}
+        for name in ("evaluations", "stages")
+        if name in values
+    }
+    return Run(**{**values, **steps, "case": Case(**values["case"])})

@@ -13,11 +13,9 @@ from train.core.batches import place, stream
 from train.core.mesh import AXIS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from jax.sharding import Mesh
 
-    from train.core.task import Phase, Task
+    from train.core.task import Task
 
 
 class Simulated(NamedTuple):
@@ -25,13 +23,14 @@ class Simulated(NamedTuple):
 
     Attributes:
       evaluations: From step to means over held-out examples by name.
-      steps: Steps by the optimizer's stages; empty without any.
+      stages: From step to the steps of each stage until then, those of an optimizer
+        without stages as 'every'.
       metrics: The optimizer's measures at the end.
       skipped: Steps that were skipped.
     """
 
     evaluations: dict[int, dict[str, float]]
-    steps: dict[str, int]
+    stages: dict[int, dict[str, int]]
     metrics: dict[str, float]
     skipped: int
 
@@ -53,7 +52,7 @@ def simulate(task: Task, workers: int, mesh: Mesh) -> Simulated:
         run.init(task.init()), jax.NamedSharding(mesh, jax.P())
     )
     evaluate = phase.evaluation(params) if phase.evaluation else lambda params: {}
-    evaluations = {}
+    evaluations, stages = {}, {}
     with closing(stream(phase.batches)) as batches:
         for step in range(1, phase.last + 1):
             batch = place(next(batches), mesh)
@@ -63,22 +62,10 @@ def simulate(task: Task, workers: int, mesh: Mesh) -> Simulated:
             if step % phase.eval_every == 0 or step == phase.last:
                 held_out = onebit_jax.local_params(params, state)
                 evaluations[step] = evaluate(held_out)
-    told = onebit_jax.metrics(state), onebit_jax.steps_by_stage(state)
-    metrics, steps = jax.tree.map(lambda x: x.item(), jax.device_get(told))
-    return Simulated(evaluations, steps, metrics, metrics.get("skipped", 0))
-
-
-def sent_bytes(phase: Phase, steps: Mapping[str, int], rates: Mapping[str, int]) -> int:
-    """Bytes that a worker would have sent in all.
-
-    Args:
-      phase: What was trained.
-      steps: Steps by stage; empty without stages.
-      rates: Bytes a step by stage, the first those of a step without stages.
-
-    Returns:
-      Their sum.
-    """
-    if not steps:
-        return phase.last * next(iter(rates.values()))
-    return sum(number * rates[stage] for stage, number in steps.items())
+                taken = jax.device_get(onebit_jax.steps_by_stage(state))
+                stages[step] = {name: int(n) for name, n in taken.items()}
+                stages[step] = stages[step] or {"every": step}
+    metrics = {
+        n: x.item() for n, x in jax.device_get(onebit_jax.metrics(state)).items()
+    }
+    return Simulated(evaluations, stages, metrics, metrics.get("skipped", 0))

@@ -16,7 +16,7 @@ import jax
 
 from benchmarks.convergence.arms import make_arm, stage_bytes
 from benchmarks.convergence.runs import Case, Run
-from benchmarks.convergence.simulation import sent_bytes, simulate
+from benchmarks.convergence.simulation import simulate
 from benchmarks.convergence.tasks import open_task, read_flags, schedule_of
 from train.core import metrics_log
 from train.core.command import watched
@@ -119,7 +119,7 @@ def _train(training: Training, folder: Path) -> Run:
 def _simulated(training: Training, task: Task, workers: int, mesh: Mesh) -> Run:
     made = simulate(task, workers, mesh)
     rates = stage_bytes(training.options, jax.eval_shape(task.init), workers, AXIS)
-    return Run(
+    run = Run(
         case=training.case,
         options=dict(training.options),
         evaluations={
@@ -127,10 +127,13 @@ def _simulated(training: Training, task: Task, workers: int, mesh: Mesh) -> Run:
             for step, means in made.evaluations.items()
         },
         frozen_at=int(made.metrics.get("frozen_at", 0)),
-        sent_bytes=sent_bytes(task.phases[0], made.steps, rates),
+        sent_bytes=0,
         skipped=made.skipped,
         metrics=dict(made.metrics),
+        rates=rates,
+        stages=made.stages,
     )
+    return run._replace(sent_bytes=max(run.sent_by_step().values()))
 
 
 def _with_arm(

@@ -269,9 +269,9 @@ class HereAtOnce:
         return Answer(training, train_case(training), 0.0)
 
 
-def test_an_interrupted_study_goes_on_and_trains_nothing_twice(
-    tmp_path, monkeypatch, capsys
-):
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """A plan's file with a task of three steps, that of seconds."""
     tiny = replace(DECODER_SIZES["nano"], hidden_size=16, num_layers=1, num_heads=1)
     monkeypatch.setattr("train.lm.task.DECODER_SIZES", {"nano": tiny})
     flags = "--workers 2 --steps 3 --batch 4 --seq 8 --warmup-steps 1 --freeze-step 2"
@@ -291,7 +291,42 @@ def test_an_interrupted_study_goes_on_and_trains_nothing_twice(
         rounds = [{{ name = "all", seeds = [0], arms = ["Adam", "Nesterov"] }}]
         """
     )
-    plan, json = read_plan(file), tmp_path / "small.json"
+    return file
+
+
+def complete_here(file, plan):
+    """Trains what is left, in this process, and gives all runs."""
+    store = Store(file.with_suffix(".json"), plan)
+    with PROMOTION:
+        complete(plan, file, file.parent / "runs", store, HereAtOnce())
+    return store.runs
+
+
+def test_simulated_workers_train_as_real_ones_do(small):
+    arms = {
+        "Adam": {"optimizer": "adam"},
+        "signs": {"optimizer": "onebit_adam", "warmup_bits": 4},
+    }
+    plan = read_plan(small)
+    rounds = (replace(plan.rounds[0], arms=tuple(arms)),)
+    plan = replace(plan, arms=arms, rounds=rounds)
+    task = {"text": replace(plan.tasks["text"], simulated=True)}
+    simulated = complete_here(small.with_stem("simulated"), replace(plan, tasks=task))
+    for case, real in complete_here(small, plan).items():
+        run = simulated[case]
+        assert list(run.evaluations) == list(real.evaluations) == [1, 2, 3]
+        assert run.loss == pytest.approx(real.loss, rel=1e-5)
+        assert run.sent_bytes == pytest.approx(real.sent_bytes, rel=0.02)
+        assert sum(run.stages[3].values()) == 3
+        assert run.sent_by_step()[3] == run.sent_bytes
+    signs = run.stages
+    assert [signs[n]["warmup"] for n in signs] == [1, 2, 2]
+
+
+def test_an_interrupted_study_goes_on_and_trains_nothing_twice(
+    small, monkeypatch, capsys
+):
+    file, plan = small, read_plan(small)
     append, steps = metrics_log.append, []
 
     def interrupt(folder, metrics):
@@ -303,8 +338,7 @@ def test_an_interrupted_study_goes_on_and_trains_nothing_twice(
         append(folder, metrics)
 
     def study():
-        with PROMOTION:
-            complete(plan, file, tmp_path / "runs", Store(json, plan), HereAtOnce())
+        return complete_here(file, plan)
 
     monkeypatch.setattr(metrics_log, "append", interrupt)
     with pytest.raises(KeyboardInterrupt):
@@ -312,13 +346,12 @@ def test_an_interrupted_study_goes_on_and_trains_nothing_twice(
     study()
     # Step 1 of the second run was trained, and its checkpoint was not yet written.
     assert steps == [1, 2, 3, 1, "interrupted", 1, 2, 3]
-    study()
+    adam, nesterov = study().values()
     assert len(steps) == 8
-    adam, nesterov = Store(json, plan).runs.values()
     assert [r.case.arm for r in (adam, nesterov)] == ["Adam", "Nesterov"]
     assert list(adam.evaluations) == list(nesterov.evaluations) == [1, 2, 3]
     assert adam.loss != nesterov.loss
-    assert not list((tmp_path / "runs/small").iterdir())
+    assert not list((file.parent / "runs/small").iterdir())
     assert "0 left" in capsys.readouterr().out.splitlines()[-1]
     assert "## all: text" in file.with_suffix(".md").read_text()
 
