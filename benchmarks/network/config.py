@@ -6,8 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import jax.numpy as jnp
+
+from benchmarks.convergence.arms import stage_bytes
+from benchmarks.convergence.plan import read_plan
 from benchmarks.network.hosts import bits_per_second
 from benchmarks.network.results import BASELINES
+from train.core.mesh import AXIS
 
 AUTO = "auto"
 """The rate at which the network takes most of Adam's step."""
@@ -30,6 +35,8 @@ class Config:
     """Exchanges by themselves: of pmean, sign_mean and count_mean."""
     onebit_exchanges: str = "sign_mean"
     """1-bit Adam's exchanges: of sign_mean and count_mean."""
+    plan: Path | None = None
+    """A study of `benchmarks.convergence`, whose arms' steps are taken instead."""
     exchange_only: bool = False
     """Take no training steps."""
     model: Literal["tiny", "mini", "small", "medium", "base", "large"] = "mini"
@@ -68,12 +75,14 @@ class Workload(NamedTuple):
       kind: 'step' or 'exchange'.
       name: The optimizer, or the exchange.
       stage: 'warmup', 'compressed', or None where there is but one.
-      arguments: The arguments of the worker's function that prepares it.
+      prepare: What the worker prepares: a step, one of a study's arm, an exchange.
+      arguments: Those of the worker's function that does.
     """
 
     kind: Literal["step", "exchange"]
     name: str
     stage: str | None
+    prepare: Literal["step", "arm", "exchange"]
     arguments: dict[str, Any]
 
 
@@ -101,10 +110,10 @@ def workloads(config: Config) -> list[Workload]:
 
     def step(name: str, optimizer: str, exchange: str, stage: str | None) -> Workload:
         arguments = {"optimizer": optimizer, "exchange": exchange, "stage": stage}
-        return Workload("step", name, stage, arguments)
+        return Workload("step", name, stage, "step", arguments)
 
-    chosen = []
-    for optimizer in [] if config.exchange_only else optimizers:
+    chosen = _arms(config.plan) if config.plan else []
+    for optimizer in [] if config.exchange_only or config.plan else optimizers:
         if optimizer == "adam":
             chosen.append(step("adam", optimizer, "sign_mean", None))
             continue
@@ -114,8 +123,21 @@ def workloads(config: Config) -> list[Workload]:
             chosen.append(step(name + flat, optimizer, exchange, "compressed"))
     for exchange in exchanges:
         name = exchange + ("" if exchange == "pmean" else flat)
-        chosen.append(Workload("exchange", name, None, {"name": exchange}))
+        chosen.append(Workload("exchange", name, None, "exchange", {"name": exchange}))
     return sorted(chosen, key=lambda each: each.name not in BASELINES.values())
+
+
+def _arms(file: Path) -> list[Workload]:
+    """A step of each arm of a study in each of its stages, the baseline as Adam."""
+    plan, chosen = read_plan(file), []
+    for arm, options in plan.arms.items():
+        name = BASELINES["step"] if arm == plan.baseline else arm
+        for stage in stage_bytes(options, {"": jnp.zeros([])}, 2, AXIS):
+            if "/" not in stage:  # a part of another's steps
+                static = None if stage == "every" else stage
+                arguments = {"options": dict(options), "stage": static}
+                chosen.append(Workload("step", name, static, "arm", arguments))
+    return chosen
 
 
 def _known(text: str, flag: str, known: tuple[str, ...]) -> list[str]:
@@ -138,6 +160,8 @@ def host_counts(config: Config) -> list[int]:
     Raises:
       SystemExit: A flag's value cannot be used.
     """
+    if config.plan and config.devices > 1:
+        raise SystemExit("--plan takes hosts of one device: drop --devices.")
     names = [workload.name for workload in workloads(config)]
     for rate in listed(config.rates):
         if rate == AUTO and "adam" not in names:

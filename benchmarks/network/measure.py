@@ -68,7 +68,7 @@ def measure(
 
     for workload in workloads(config):  # Adam's step, if any, is the first.
         network_hosts.limit(hosts, network_hosts.UNLIMITED)
-        request = {"prepare": workload.kind, "arguments": workload.arguments}
+        request = {"prepare": workload.prepare, "arguments": workload.arguments}
         replies = processes.ask(request, config.timeout)
         sent_bytes = max(reply["sent_bytes"] for reply in replies)
         for place, rate in enumerate(rates):

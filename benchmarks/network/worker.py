@@ -27,6 +27,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 import onebit_jax
+from benchmarks.convergence.arms import make_arm
 from benchmarks.network.traffic import between_hosts, collectives_alone, host_bytes
 from models import SIZES, PreTrainingBatch
 from train.bert.objective import init_params, training_loss
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 PREDICTED = 0.15
 """Share of a sequence's tokens that are predicted."""
-LEARNING_RATE = 1e-4
+LEARNING_RATE, WEIGHT_DECAY, CLIP = 1e-4, 0.01, 1.0
 GROWTH = onebit_jax.GrowthByMeanSquares()
 MEASURING = "compressed/measuring"
 """The stage of the collectives that one step in a period of the growth runs."""
@@ -119,15 +120,40 @@ def prepare_step(
     stage: str | None,
 ) -> Prepared:
     """A training step of one optimizer in one stage, in place."""
-    model = dataclasses.replace(SIZES[settings.model], dropout=0.0)
     tx = make_optimizer(
         optimizer,
         optax.constant_schedule(LEARNING_RATE),
         onebit_jax.freeze_at(1),
         make_exchange(mesh, exchange, settings.topology),
-        weight_decay=0.01,
-        clip=1.0,
+        weight_decay=WEIGHT_DECAY,
+        clip=CLIP,
     )
+    return _prepare_step(settings, mesh, tx, stage)
+
+
+def prepare_arm(
+    settings: Settings, mesh: Mesh, options: dict[str, Any], stage: str | None
+) -> Prepared:
+    """A training step of a study's arm in one stage, in place."""
+    tx = make_arm(
+        options,
+        optax.constant_schedule(LEARNING_RATE),
+        onebit_jax.freeze_at(1),
+        options.get("b1", 0.9),
+        weight_decay=WEIGHT_DECAY,
+        clip=CLIP,
+        axes=mesh.axis_names,
+    )
+    return _prepare_step(settings, mesh, tx, stage)
+
+
+def _prepare_step(
+    settings: Settings,
+    mesh: Mesh,
+    tx: optax.GradientTransformationExtraArgs,
+    stage: str | None,
+) -> Prepared:
+    model = dataclasses.replace(SIZES[settings.model], dropout=0.0)
     run = onebit_jax.data_parallel(training_loss(model, 0, mesh.axis_names), tx, mesh)
     split = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     batch = jax.tree.map(
@@ -217,6 +243,10 @@ def measure(call: Callable[[], Any], repeats: int) -> list[float]:
     return seconds[1:]
 
 
+PREPARE = {"step": prepare_step, "arm": prepare_arm, "exchange": prepare_exchange}
+"""What prepares a workload, by the name that a request gives it."""
+
+
 def main(settings: Settings, index: int) -> None:
     """Serves requests until the input ends."""
     # Gloo prints to the standard output.
@@ -230,8 +260,7 @@ def main(settings: Settings, index: int) -> None:
         request = json.loads(line)
         if "prepare" in request:
             workload = None  # Its memory is needed.
-            kinds = {"step": prepare_step, "exchange": prepare_exchange}
-            prepare = kinds[request["prepare"]]
+            prepare = PREPARE[request["prepare"]]
             workload = prepare(settings, mesh, **request["arguments"])
             reply = {"sent_bytes": workload.sent_bytes}
         else:

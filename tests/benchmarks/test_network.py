@@ -14,8 +14,10 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
+from runs import PROMOTION
 
 import onebit_jax
+from benchmarks.convergence.runs import Case, Run
 from benchmarks.network import hosts as network_hosts
 from benchmarks.network import processes as network_processes
 from benchmarks.network.config import Config, host_counts, workloads
@@ -23,6 +25,7 @@ from benchmarks.network.measure import auto_rate
 from benchmarks.network.report import check_same, read_results, write_json
 from benchmarks.network.results import Measurement, Results, speed_up
 from benchmarks.network.traffic import collectives_alone, host_bytes
+from benchmarks.network.whole_run import text, whole_runs
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "benchmarks.network"]
@@ -91,6 +94,69 @@ def test_baselines_are_measured_first():
         ("onebit_adam, count_mean", "compressed"),
         ("sign_mean", None),
     ]
+
+
+STUDY = """
+title = "A study"
+rule = "None."
+tasks.text = { module = "train.lm", flags = [], learning_rate = [1e-3] }
+arms.Baseline = { optimizer = "adam" }
+arms."4 bits, refreshed" = { optimizer = "onebit_adam", warmup_bits = 4, refresh = 2 }
+arms.votes = { optimizer = "binsgdm" }
+"""
+
+
+def test_a_studys_arms_are_measured_in_each_of_their_stages(tmp_path):
+    (tmp_path / "study.toml").write_text(STUDY)
+    config = Config(plan=tmp_path / "study.toml", exchanges="")
+    with PROMOTION:
+        chosen = workloads(config)
+    assert [(each.name, each.stage) for each in chosen] == [
+        ("adam", None),
+        ("4 bits, refreshed", "warmup"),
+        ("4 bits, refreshed", "between"),
+        ("4 bits, refreshed", "compressed"),
+        ("votes", None),
+    ]
+    with pytest.raises(SystemExit, match="hosts of one device"):
+        host_counts(changed(config, devices=2))
+
+
+def arms_run(losses, rates, stages):
+    case = Case("text", "", 1e-3, 0.9, 0)
+    evaluations = {step: {"loss": loss} for step, loss in losses.items()}
+    run = Run(case, {}, evaluations, 0, 0, 0, {}, rates, stages)
+    return run._replace(sent_bytes=max(run.sent_by_step().values()))
+
+
+def test_a_whole_run_is_the_sum_of_its_steps():
+    rows = [
+        changed(ADAM, seconds=[5.0]),
+        changed(ADAM, name="signs", stage="warmup", seconds=[2.0]),
+        changed(ADAM, name="signs", stage="compressed", seconds=[0.5]),
+    ]
+    rates = {"warmup": 100, "compressed": 10, "compressed/measuring": 12}
+    stages = {
+        10: {"warmup": 10, "compressed": 0, "compressed/measuring": 0},
+        20: {"warmup": 12, "compressed": 7, "compressed/measuring": 1},
+        30: {"warmup": 12, "compressed": 15, "compressed/measuring": 3},
+    }
+    adam = arms_run(
+        {10: 3.0, 20: 2.5, 30: 2.0}, {"every": 800}, {n: {"every": n} for n in stages}
+    )
+    signs = arms_run({10: 4.0, 20: 2.0, 30: 1.9}, rates, stages)
+    late = arms_run({10: None, 20: 2.6, 30: 2.1}, {"every": 80}, adam.stages)
+    rows.append(changed(ADAM, name="late", seconds=[1.0]))
+    found = whole_runs({"Adam": [adam], "signs": [signs], "late": [late]}, rows)
+    assert found["signs"].seconds == {10: 20.0, 20: 24 + 8 * 0.5, 30: 24 + 18 * 0.5}
+    assert [each.reached for each in found.values()] == [30, 20, None]
+    assert signs.sent_bytes == 12 * 100 + 15 * 10 + 3 * 12
+    _, _, adams, signs_row, lates = text(found).splitlines()
+    assert adams.split(" | ")[3:] == ["0.04", "1.0", "30", "0.04", "1.0 |"]
+    fewer = f"{30 * 800 / signs.sent_bytes:.1f}"
+    cells = [fewer, "0.01", "4.5", "20", "0.01", "5.4 |"]
+    assert signs_row.split(" | ")[2:] == cells
+    assert lates.endswith("| 5.0 |  |  |  |")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,151 @@
+"""Whole runs of a study's arms on slow links: the seconds until Adam's last loss.
+
+    python -m benchmarks.network --hosts 4 --rates 100mbit --plan FILE --json STEPS
+    python -m benchmarks.network.whole_run FILE STEPS --task NAME --page PAGE
+
+The study says what an arm has learnt after how many steps of which stages; the first
+command measures a step of each of its stages on real links. A run is the sum of its
+steps' seconds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import tyro
+
+from benchmarks.convergence.intervals import beside
+from benchmarks.convergence.plan import read_plan
+from benchmarks.convergence.report import mean_loss, percent, runs_of
+from benchmarks.convergence.runs import Store
+from benchmarks.network.report import read_results
+from benchmarks.network.results import BASELINES
+from benchmarks.page import fill, table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from benchmarks.convergence.runs import Run
+    from benchmarks.network.results import Measurement
+
+MARK = "whole runs"
+"""The part of a page that the table goes to."""
+HEADS = (
+    "optimizer",
+    "loss beside Adam",
+    "fewer bytes",
+    "hours",
+    "faster than Adam",
+    "steps to Adam's last loss",
+    "hours",
+    "faster than Adam",
+)
+
+
+class WholeRun(NamedTuple):
+    """An arm's runs on the testbed's links.
+
+    Attributes:
+      runs: Those of the study, a seed each.
+      seconds: From the step of each evaluation to the seconds until then.
+      reached: The first of these steps with the baseline's last mean loss, or less;
+        None for none.
+    """
+
+    runs: Sequence[Run]
+    seconds: Mapping[int, float]
+    reached: int | None
+
+    @property
+    def whole(self) -> float:
+        """Seconds of the whole run."""
+        return max(self.seconds.values())
+
+
+def whole_runs(
+    runs: Mapping[str, Sequence[Run]], rows: Sequence[Measurement]
+) -> dict[str, WholeRun]:
+    """The runs of all arms.
+
+    Args:
+      runs: Those of a task by arm, the baseline's first.
+      rows: Steps of the arms' stages on the same links.
+
+    Returns:
+      By arm.
+    """
+    medians = {(row.name, row.stage or "every"): row.median for row in rows}
+    baseline, *others = runs
+    names = {baseline: BASELINES["step"]} | {arm: arm for arm in others}
+    target = mean_loss(runs[baseline])
+    found = {}
+    for arm, own in runs.items():
+        seconds = {
+            # The steps of a part of a stage are those of the stage's program.
+            step: sum(
+                number * medians[names[arm], stage.partition("/")[0]]
+                for stage, number in taken.items()
+                if number
+            )
+            for step, taken in own[0].stages.items()
+        }
+        reached = [step for step in seconds if mean_loss(own, step) <= target]
+        found[arm] = WholeRun(own, seconds, min(reached, default=None))
+    return found
+
+
+def text(found: Mapping[str, WholeRun]) -> str:
+    """The runs as a Markdown table.
+
+    Args:
+      found: The baseline's first.
+
+    Returns:
+      Its lines.
+    """
+    baseline, *_ = found.values()
+
+    def time(seconds: float) -> tuple[str, str]:
+        return f"{seconds / 3600:.2f}", f"{baseline.whole / seconds:.1f}"
+
+    rows = []
+    for arm, each in found.items():
+        worse = "" if each is baseline else percent(beside(each.runs, baseline.runs))
+        fewer = baseline.runs[0].sent_bytes / each.runs[0].sent_bytes
+        until = ["", "", ""]
+        if each.reached is not None:
+            until = [f"{each.reached:,}", *time(each.seconds[each.reached])]
+        rows.append([arm, worse, f"{fewer:.1f}", *time(each.whole), *until])
+    return table(HEADS, rows)
+
+
+def main(
+    plan: Annotated[Path, tyro.conf.Positional],
+    steps: Annotated[Path, tyro.conf.Positional],
+    task: str,
+    page: Path | None = None,
+) -> None:
+    """Says how long whole runs take.
+
+    Args:
+      plan: A study of `benchmarks.convergence`, whose JSON lies beside it.
+      steps: The JSON that `python -m benchmarks.network --plan` wrote, of one rate.
+      task: The study's task whose runs they are.
+      page: The page whose marks the table goes between.
+    """
+    study, rows = read_plan(plan), read_results(steps).rows
+    if len({row.where for row in rows}) > 1:
+        raise SystemExit(f"{steps} must have steps of one rate and number of hosts.")
+    if task not in study.tasks:
+        known = ", ".join(study.tasks)
+        raise SystemExit(f"--task must be one of {known}, not {task!r}.")
+    done = Store(plan.with_suffix(".json"), study).runs
+    lines = text(whole_runs(runs_of(study, study.rounds[-1], task, done), rows))
+    print(lines)
+    if page is not None:
+        page.write_text(fill(page.read_text("utf-8"), MARK, lines), "utf-8")
+
+
+if __name__ == "__main__":
+    tyro.cli(main, prog="python -m benchmarks.network.whole_run")
