@@ -1,4 +1,4 @@
-"""The picture of a study: held-out losses by step."""
+"""The picture of a study: held-out losses by step, or by the bytes sent until then."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.convergence.report import runs_of
 from benchmarks.convergence.tasks import read_flags, schedule_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
@@ -19,48 +19,80 @@ if TYPE_CHECKING:
     from benchmarks.convergence.plan import Plan
     from benchmarks.convergence.runs import Case, Run
 
-MOST_ARMS = 8
+MOST_ARMS = 10
 """Lines that can be told from each other."""
 
 
 def write_picture(file: Path, plan: Plan, done: Mapping[Case, Run]) -> None:
+    """Writes the picture of a study beside its plan, once it has runs.
+
+    Args:
+      file: The plan.
+      plan: What it says.
+      done: The runs that have ended.
+    """
+    figure = drawn_study(plan, done)
+    if figure is not None:
+        figure.savefig(file.with_suffix(".png"), dpi=120)
+
+
+def drawn_study(plan: Plan, done: Mapping[Case, Run]) -> Figure | None:
     """Draws the arms of the last round that has runs, each task by itself.
 
     Args:
-      file: The plan, beside which the PNG is written.
-      plan: What it says.
+      plan: The study.
       done: The runs that have ended.
+
+    Returns:
+      The picture; None without runs.
     """
     drawn: dict[str, dict[str, list[Run]]] = {}
     for each in plan.rounds:
         found = {task: runs_of(plan, each, task, done) for task in each.tasks}
         drawn = {task: runs for task, runs in found.items() if runs} or drawn
     if not drawn:
-        return
+        return None
     figure = Figure(figsize=(7 * len(drawn), 5), layout="constrained")
     subplots = figure.subplots(1, len(drawn), squeeze=False)[0]
     for axes, (task, runs) in zip(subplots, drawn.items(), strict=True):
-        freeze = schedule_of(read_flags(plan.tasks[task])).freeze
-        _draw(axes, task, runs, freeze)
-    figure.savefig(file.with_suffix(".png"), dpi=120)
+        axes.set(
+            title=f"{task}: mean, and band from best to worst seed",
+            ylabel="held-out loss (nats)",
+        )
+        if plan.picture == "bytes":
+            _draw(axes, runs, _megabytes)
+            axes.set(xlabel="MB that a worker has sent", xscale="log")
+        else:
+            _draw(axes, runs, _steps)
+            axes.set(xlabel="step")
+            freeze = schedule_of(read_flags(plan.tasks[task])).freeze
+            if isinstance(freeze, int):
+                axes.axvline(freeze, color="grey", linestyle=":", label="freeze")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    return figure
 
 
 def _draw(
-    axes: Axes, task: str, runs: Mapping[str, Sequence[Run]], freeze: int | str
+    axes: Axes,
+    runs: Mapping[str, Sequence[Run]],
+    places: Callable[[Run], Mapping[int, float]],
 ) -> None:
+    """The losses of some arms, at the place of the step of each evaluation."""
     for arm, own in list(runs.items())[:MOST_ARMS]:
-        steps = sorted(own[0].evaluations)
+        place = places(own[0])
+        steps = sorted(place)
         curves = np.array(
             [[run.evaluations[step]["loss"] for step in steps] for run in own], float
         )
-        axes.plot(steps, curves.mean(0), label=arm)
-        axes.fill_between(steps, curves.min(0), curves.max(0), alpha=0.2)
-    if isinstance(freeze, int):
-        axes.axvline(freeze, color="grey", linestyle=":", label="freeze")
-    axes.set(
-        title=f"{task}: mean, and band from best to worst seed",
-        xlabel="step",
-        ylabel="held-out loss (nats)",
-    )
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+        x = [place[step] for step in steps]
+        axes.plot(x, curves.mean(0), label=arm)
+        axes.fill_between(x, curves.min(0), curves.max(0), alpha=0.2)
+
+
+def _steps(run: Run) -> dict[int, float]:
+    return {step: step for step in run.evaluations}
+
+
+def _megabytes(run: Run) -> dict[int, float]:
+    return {step: sent / 1e6 for step, sent in run.sent_by_step().items()}

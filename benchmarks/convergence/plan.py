@@ -81,6 +81,7 @@ class Plan:
       tasks: By name.
       arms: Options by name, the products' arms last; the first is the baseline.
       rounds: In the order in which they are trained.
+      picture: What its losses are drawn over: steps, or bytes sent, of simulated tasks.
     """
 
     title: str
@@ -88,6 +89,7 @@ class Plan:
     tasks: Mapping[str, TaskPlan]
     arms: Mapping[str, Options]
     rounds: tuple[Round, ...] = field(default=())
+    picture: Literal["steps", "bytes"] = "steps"
 
     @property
     def baseline(self) -> str:
@@ -126,7 +128,12 @@ def read_plan(file: Path) -> Plan:
     for table in tables.pop("rounds", []):
         rounds.append(_round(table, tasks, arms, rounds))
         arms |= rounds[-1].product
-    return _made(Plan, "The plan", tables, tasks=tasks, arms=arms, rounds=tuple(rounds))
+    plan = _made(Plan, "The plan", tables, tasks=tasks, arms=arms, rounds=tuple(rounds))
+    if plan.picture not in ("steps", "bytes"):
+        raise SystemExit(f"picture must be 'steps' or 'bytes', not {plan.picture!r}.")
+    if plan.picture == "bytes" and not all(each.simulated for each in tasks.values()):
+        raise SystemExit("A picture of bytes needs tasks that are simulated = true.")
+    return plan
 
 
 def _round(

@@ -15,6 +15,7 @@ import onebit_jax
 from benchmarks.convergence.arms import make_exchange, onebit_parts
 from benchmarks.convergence.command import complete
 from benchmarks.convergence.intervals import beside, effects, estimate, progress_lost
+from benchmarks.convergence.picture import drawn_study
 from benchmarks.convergence.plan import read_plan
 from benchmarks.convergence.pool import Answer
 from benchmarks.convergence.report import page
@@ -152,6 +153,8 @@ def test_the_best_arms_of_a_complete_round_go_on(plan):
     ("old", "new", "message"),
     [
         ("title", "titel", "'titel'"),
+        ("title", 'picture = "film"\ntitle', "'film'"),
+        ("title", 'picture = "bytes"\ntitle', "simulated"),
         ("b1 = [0.5, 0.9]", "b1 = 0.9", "'text'.*list"),
         ("tuning_seeds", "seeds", "'seeds'"),
         ('optimizer = "adam"', 'optimizer = "adam", lead = 1', "'Adam'.*'lead'"),
@@ -319,8 +322,11 @@ def test_simulated_workers_train_as_real_ones_do(small):
         assert run.sent_bytes == pytest.approx(real.sent_bytes, rel=0.02)
         assert sum(run.stages[3].values()) == 3
         assert run.sent_by_step()[3] == run.sent_bytes
-    signs = run.stages
-    assert [signs[n]["warmup"] for n in signs] == [1, 2, 2]
+    assert [run.stages[n]["warmup"] for n in run.stages] == [1, 2, 2]
+    figure = drawn_study(replace(plan, picture="bytes"), simulated)
+    sent = {line.get_label(): list(line.get_xdata()) for line in figure.axes[0].lines}
+    assert list(sent) == ["Adam", "signs"]
+    assert sent["signs"] == [x / 1e6 for x in run.sent_by_step().values()]
 
 
 def test_an_interrupted_study_goes_on_and_trains_nothing_twice(
