@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
@@ -54,7 +55,36 @@ def make_exchange(
       >>> make_exchange(make_mesh(1)).axes
       ('data',)
     """
-    exchange = (EXCHANGES | VOTES)[name]
+    return _over(mesh, (EXCHANGES | VOTES)[name], topology)
+
+
+def make_warmup_exchange(
+    mesh: Mesh | AbstractMesh,
+    bits: Literal[2, 4, 8] | None,
+    topology: Topology = "auto",
+) -> onebit_jax.Exchange | None:
+    """The exchange of gradients of a warm-up that is compressed, too.
+
+    Args:
+      mesh: The workers.
+      bits: Bits a value, 2, 4 or 8; None for the exact mean.
+      topology: As of `make_exchange`.
+
+    Returns:
+      An exchange over all axes of the mesh; None for the exact mean.
+    """
+    if bits is None:
+        return None
+    return _over(
+        mesh, functools.partial(onebit_jax.quantized_mean, bits=bits), topology
+    )
+
+
+def _over(
+    mesh: Mesh | AbstractMesh,
+    exchange: Callable[..., onebit_jax.Exchange],
+    topology: Topology,
+) -> onebit_jax.Exchange:
     if HOST in mesh.axis_names and topology != "flat":
         return onebit_jax.hierarchical(exchange(HOST), within=DEVICE)
     return exchange(mesh.axis_names)

@@ -97,6 +97,9 @@ class TrainingFlags:
     freeze_step: Freeze | None = None
     """Steps before 1-bit Adam, or LAMB, freezes its variance and compresses; auto: once
     the variance is stable."""
+    warmup_bits: Literal[2, 4, 8] | None = None
+    """Bits a value that 1-bit Adam's gradients are exchanged by before the freeze, an
+    eighth of the bytes by 4; default: exactly."""
     batch: Count = 32
     """Examples a step, of all workers together."""
     workers: Changeable[Count | None] = None

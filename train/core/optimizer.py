@@ -11,7 +11,7 @@ import tyro
 
 import onebit_jax
 from train.core.command import say
-from train.core.exchange import make_exchange
+from train.core.exchange import make_exchange, make_warmup_exchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -181,7 +181,7 @@ class Optimizer(NamedTuple):
 _TWO_STAGES = frozenset({"exchange", "freeze_step"})
 
 OPTIMIZERS = {
-    "onebit_adam": Optimizer(onebit_jax.onebit_adamw, _TWO_STAGES),
+    "onebit_adam": Optimizer(onebit_jax.onebit_adamw, _TWO_STAGES | {"warmup_bits"}),
     "onebit_lamb": Optimizer(onebit_jax.onebit_lamb, _TWO_STAGES),
     "zero_one_adam": Optimizer(onebit_jax.zero_one_adam, _TWO_STAGES),
     "binsgdm": Optimizer(onebit_jax.binsgdm, exchange="random_vote_mean"),
@@ -204,6 +204,7 @@ def make_optimizer(
     *,
     weight_decay: float,
     clip: float,
+    warmup_exchange: onebit_jax.Exchange | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """An optimizer that takes each worker's own gradients and skips non-finite ones.
 
@@ -214,14 +215,17 @@ def make_optimizer(
       exchange: What the workers do with what they send; its axes are the workers'.
       weight_decay: λ of decoupled weight decay.
       clip: Norm that gradients are clipped to; 0 for no clipping.
+      warmup_exchange: What the workers do with their gradients before the freeze, for
+        an optimizer that has `--warmup-bits`; None for the exact mean.
 
     Returns:
       A transformation for `onebit_jax.data_parallel`.
     """
     optimizer = OPTIMIZERS[name]
     rule = (freeze,) if "freeze_step" in optimizer.flags else ()
+    warmup = {"warmup_exchange": warmup_exchange} if warmup_exchange else {}
     tx = optimizer.make(
-        schedule, exchange, *rule, weight_decay=weight_decay, mask=decays
+        schedule, exchange, *rule, weight_decay=weight_decay, mask=decays, **warmup
     )
     if clip:
         tx = optax.chain(onebit_jax.clip_by_worker_norm(clip, exchange.axes), tx)
@@ -258,6 +262,7 @@ def planned_optimizer(
         ),
         weight_decay=config.weight_decay,
         clip=config.clip,
+        warmup_exchange=make_warmup_exchange(mesh, config.warmup_bits, topology),
     )
     return tx, schedule
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 import onebit_jax
-from train.core.exchange import make_exchange
+from train.core.exchange import make_exchange, make_warmup_exchange
 from train.core.mesh import AXIS
 from train.core.optimizer import OPTIMIZERS, make_optimizer
 from train.plan.model import ADAM_BYTES, compression_bytes
@@ -33,7 +33,7 @@ class WholeRun(NamedTuple):
     """A run of an optimizer.
 
     Attributes:
-      name: The optimizer's, as of `--optimizer`.
+      name: The optimizer's, as of `--optimizer`, and `--warmup-bits` where it has it.
       steps: Steps by stage.
       gpu_bytes: Bytes that a GPU sends.
       host_bytes: Bytes that a host sends to others.
@@ -70,10 +70,24 @@ def whole_runs(
     """
     sizes = cluster.axis_sizes
     mesh = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
-    names = sorted(OPTIMIZERS, key=lambda name: name != "adam")
-    return [
-        _whole_run(name, model, work, cluster, mesh, steps, freeze) for name in names
+    chosen = [
+        _Chosen(name, bits)
+        for name in sorted(OPTIMIZERS, key=lambda name: name != "adam")
+        for bits in ((None, 4) if "warmup_bits" in OPTIMIZERS[name].flags else (None,))
     ]
+    return [
+        _whole_run(each, model, work, cluster, mesh, steps, freeze) for each in chosen
+    ]
+
+
+class _Chosen(NamedTuple):
+    optimizer: str
+    warmup_bits: Literal[2, 4, 8] | None
+
+    @property
+    def name(self) -> str:
+        bits = f" --warmup-bits {self.warmup_bits}" if self.warmup_bits else ""
+        return self.optimizer + bits
 
 
 def stage_steps(name: str, steps: int, freeze: int) -> dict[str, int]:
@@ -93,7 +107,7 @@ def stage_steps(name: str, steps: int, freeze: int) -> dict[str, int]:
       {'warmup': 20, 'compressed': 80}
     """
     mesh = jax.sharding.AbstractMesh((1,), (AXIS,))
-    tx = _optimizer(name, mesh, freeze)
+    tx = _optimizer(_Chosen(name, None), mesh, freeze)
     run = onebit_jax.simulated(
         lambda p, x: jnp.mean(p[""] * x), tx, workers=1, axis=AXIS
     )
@@ -111,21 +125,23 @@ def stage_steps(name: str, steps: int, freeze: int) -> dict[str, int]:
 
 
 def _optimizer(
-    name: str, mesh: AbstractMesh, freeze: int
+    chosen: _Chosen, mesh: AbstractMesh, freeze: int
 ) -> optax.GradientTransformationExtraArgs:
     topology = "flat" if 1 in mesh.shape.values() else "auto"
+    exchange = OPTIMIZERS[chosen.optimizer].exchange or "sign_mean"
     return make_optimizer(
-        name,
+        chosen.optimizer,
         optax.schedules.constant_schedule(1e-3),
         onebit_jax.freeze_at(freeze),
-        make_exchange(mesh, OPTIMIZERS[name].exchange or "sign_mean", topology),
+        make_exchange(mesh, exchange, topology),
         weight_decay=0.0,
         clip=0.0,
+        warmup_exchange=make_warmup_exchange(mesh, chosen.warmup_bits, topology),
     )
 
 
 def _whole_run(
-    name: str,
+    chosen: _Chosen,
     model: Model,
     work: GpuWork,
     cluster: GpuCluster,
@@ -133,11 +149,11 @@ def _whole_run(
     steps: int,
     freeze: int,
 ) -> WholeRun:
-    tx = _optimizer(name, mesh, freeze)
+    tx = _optimizer(chosen, mesh, freeze)
     # Weight decay goes by names.
     leaves = {str(i): leaf for i, leaf in enumerate(model.leaves)}
     costs = onebit_jax.stage_costs(tx, leaves, dict(mesh.shape))
-    taken = stage_steps(name, steps, freeze)
+    taken = stage_steps(chosen.optimizer, steps, freeze)
     gpu_bytes = host_bytes = seconds = 0.0
     for stage, transfers in costs.items():
         loads = cluster.loads(transfers)
@@ -149,9 +165,8 @@ def _whole_run(
             stage, model, work, cluster
         )
         seconds += number * (compute + exchange)
-    return WholeRun(
-        name, taken, gpu_bytes, host_bytes, seconds, _state_bytes(tx, leaves, mesh)
-    )
+    state_bytes = _state_bytes(tx, leaves, mesh)
+    return WholeRun(chosen.name, taken, gpu_bytes, host_bytes, seconds, state_bytes)
 
 
 def _update(stage: str, model: Model, work: GpuWork, cluster: GpuCluster) -> float:

@@ -62,6 +62,11 @@ class Flags(TransformerFlags, TrainingFlags):
             "--exchange is not one of adam's; drop it, or --optimizer adam.",
         ),
         (
+            {"optimizer": "onebit_lamb", "warmup_bits": 4},
+            "--warmup-bits is not one of onebit_lamb's; drop it, or --optimizer "
+            "onebit_lamb.",
+        ),
+        (
             {"optimizer": "adam", "long_freeze_step": 3},
             "--long-freeze-step is not one of adam's; drop it, or --optimizer adam.",
         ),

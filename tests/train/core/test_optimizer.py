@@ -1,5 +1,7 @@
 """The optimizers of the command line, and their learning rate."""
 
+import functools
+
 import jax
 import numpy as np
 import optax
@@ -71,6 +73,7 @@ def test_an_exponential_fall_follows_the_warm_up():
     ("name", "flags", "exchange"),
     [
         ("onebit_adam", {"exchange": "count_mean"}, onebit_jax.count_mean),
+        ("onebit_adam", {"warmup_bits": 4}, onebit_jax.sign_mean),
         ("binsgdm", {}, onebit_jax.random_vote_mean),
         ("distributed_lion", {}, onebit_jax.vote_mean),
     ],
@@ -80,9 +83,9 @@ def test_an_optimizer_has_the_exchange_of_the_flag_or_its_own(
 ):
     seen = []
 
-    def make(schedule, exchange, *rule, weight_decay, mask):
+    def make(schedule, exchange, *rule, weight_decay, mask, **warmup):
         assert len(rule) == ("freeze_step" in OPTIMIZERS[name].flags)
-        seen.append(exchange)
+        seen.append((exchange, *warmup.values()))
         return optax.identity()
 
     monkeypatch.setitem(OPTIMIZERS, name, OPTIMIZERS[name]._replace(make=make))
@@ -90,8 +93,18 @@ def test_an_optimizer_has_the_exchange_of_the_flag_or_its_own(
     plan = Plan(steps=9, learning_rate=1e-3, warmup=1, freeze=2)
     for topology in ("flat", "hierarchical"):
         planned_optimizer(config, plan, make_mesh(4, topology))
-    two_levels = onebit_jax.hierarchical(exchange("host"), "device")
-    assert seen == [exchange("data"), two_levels]
+    expected = (
+        exchange,
+        *(
+            functools.partial(onebit_jax.quantized_mean, bits=flags[flag])
+            for flag in ("warmup_bits",)
+            if flag in flags
+        ),
+    )
+    assert seen == [
+        tuple(each("data") for each in expected),
+        tuple(onebit_jax.hierarchical(each("host"), "device") for each in expected),
+    ]
 
 
 def test_biases_and_norms_do_not_decay():

@@ -50,6 +50,12 @@ def test_a_run_adds_up_the_steps_that_the_table_above_it_has(hosts, gpus):
         assert runs[name].seconds == pytest.approx(
             STEPS * arm.seconds(FREEZE / STEPS), rel=2e-3
         )
+    # Four bits in the warm-up, an eighth of its bytes, and nothing else is another's.
+    more = (
+        runs["onebit_adam"].host_bytes - runs["onebit_adam --warmup-bits 4"].host_bytes
+    )
+    exact = FREEZE * runs["adam"].host_bytes / STEPS
+    assert more == pytest.approx(exact * 7 / 8, rel=0.02)
     lines = family_table(found, MODEL.parameters).splitlines()
     assert lines[2].split() == [
         "adam", f"{runs['adam'].gpu_bytes / 1e9:.1f}",
