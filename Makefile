@@ -3,6 +3,7 @@
 # make test-all   the long tests as well
 # make test-aot   the GPU kernels and whole clusters' steps, compiled for H200s without
 #                 one (a download of 700 MB)
+# make docs       the site, in docs/_build: pages and the API reference
 # make drills     workers killed, links cut, disks filled, in real processes
 #
 # PYTHON=python3.12 chooses another interpreter; ARGS="--resume" is passed on.
@@ -13,7 +14,7 @@ BIN := $(ENV)/bin
 CUDA := $(ENV)-cuda
 ROOMS := onebit_jax pallas_kernels models train benchmarks tests
 
-.PHONY: pretrain test test-all test-aot drills lint clean
+.PHONY: pretrain test test-all test-aot docs drills lint clean
 
 # pip is run from outside the environment, so that Debian's separate python3-venv
 # (which carries ensurepip) is not needed.
@@ -65,5 +66,12 @@ test-aot: $(CUDA)/.done
 	  XLA_FLAGS=--xla_gpu_autotune_level=0 MOSAIC_GPU_DUMP_PTX=1 \
 	  MOSAIC_GPU_DUMP_PTXAS=1 $(BIN)/python -m pytest tests/aot $(ARGS)
 
+$(ENV)/.docs: $(ENV)/.base
+	$(PYTHON) -m pip --python $(BIN)/python install --quiet --editable '.[train,docs]'
+	@touch $@
+
+docs: $(ENV)/.docs
+	$(BIN)/python -m sphinx -q -W --keep-going docs docs/_build $(ARGS)
+
 clean:
-	rm -rf .venv runs
+	rm -rf .venv runs docs/_build

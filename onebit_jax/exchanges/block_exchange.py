@@ -38,8 +38,8 @@ class ErrorFeedbackState(NamedTuple):
     """The errors of an exchange of blocks.
 
     Attributes:
-      worker_error: for each leaf, (workers, *shape): of each worker's values, the part
-        that its messages have not carried yet; zero for leaves exchanged exactly.
+      worker_error: for each leaf, `(workers, *shape)`: of each worker's values, the
+        part that its messages have not carried yet; zero for leaves exchanged exactly.
       server_error: (workers, blocks served, block_size): of each worker's averages, as
         the server of its share of the blocks, the part not sent back yet; no arrays
         in an exchange without servers.

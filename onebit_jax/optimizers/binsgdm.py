@@ -26,7 +26,7 @@ class ScaleByBinsgdmState(NamedTuple):
     """State of `scale_by_binsgdm`.
 
     Attributes:
-      mu: for each leaf, (workers, *shape), float32: each worker's running mean of its
+      mu: for each leaf, `(workers, *shape)`, float32: each worker's running mean of its
         own gradients.
       magnitude: the same of their magnitudes.
       exchange: state of the exchange.

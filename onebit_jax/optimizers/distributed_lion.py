@@ -31,7 +31,7 @@ class ScaleByDistributedLionState(NamedTuple):
 
     Attributes:
       count: number of steps taken.
-      mu: for each leaf, (workers, *shape), float32: each worker's momentum of its own
+      mu: for each leaf, `(workers, *shape)`, float32: each worker's momentum of its own
         gradients.
       exchange: state of the exchange.
     """

@@ -24,11 +24,11 @@ class ZeroOneAdamState(NamedTuple):
       count: number of steps taken.
       mu: the agreed momentum until the freeze, float32, where gradients are exchanged
         until then; else None.
-      own_mu: each worker's momentum, (workers, *shape) of each leaf, float32.
+      own_mu: each worker's momentum, `(workers, *shape)` of each leaf, float32.
       nu: variance, float32, without bias correction.
       refreshed: how often it was refreshed.
       moved: by how much each worker's parameters differ from the agreed ones,
-        (workers, *shape) of each leaf, float32; zero after a synchronisation.
+        `(workers, *shape)` of each leaf, float32; zero after a synchronisation.
       rates: sum of the learning rates since then, each corrected for the momentum's
         start from zero.
       frozen_at: number of steps taken when the variance was frozen; 0 as long as it

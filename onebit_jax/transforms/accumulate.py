@@ -31,7 +31,7 @@ class AccumulateState(NamedTuple):
 
     Attributes:
       micro_step: number of gradients accumulated since the last update.
-      gradient: for each leaf, (workers, *shape), float32: each worker's own sum so
+      gradient: for each leaf, `(workers, *shape)`, float32: each worker's own sum so
         far, divided by the number of steps.
       inner: state of the wrapped transformation.
     """

@@ -7,12 +7,11 @@ from the momenta that are.
 
 import dataclasses
 
+import from_deepspeed
 import numpy as np
 import pytest
 from optimizers import deepspeed
 from optimizers.deepspeed import ERRORS, ULP
-
-import onebit_jax
 
 OPTIMIZER = "onebit_lamb"
 DEFAULTS = {
@@ -35,23 +34,6 @@ NUMBERS = {
 }
 # The other is set in the first call that needs it.
 IN_THE_WARMUP = ("lamb_coeff_freeze", "last_factor")
-
-
-def lamb_of(options):
-    return onebit_jax.onebit_lamb(
-        options["lr"],
-        onebit_jax.deepspeed_sign_mean("data", fused=True),
-        onebit_jax.freeze_at(max(1, options["freeze_step"] - 1)),
-        *options["betas"],
-        options["eps"],
-        options["weight_decay"],
-        bias_correction=False,
-        ratio_limits=(options["min_coeff"], options["max_coeff"]),
-        ratio_decay=options["coeff_beta"],
-        factor_limits=(options["factor_min"], options["factor_max"]),
-        factor_change=options["factor_threshold"],
-        **onebit_jax.LAMB_AS_PUBLISHED,
-    )
 
 
 class Calls:
@@ -149,7 +131,7 @@ def with_fresh(lamb, calls):
 def test_every_trajectory_is_deepspeeds(deepspeed_file, free):
     golden, config = deepspeed.read(deepspeed_file)
     options = DEFAULTS | config["options"]
-    run = deepspeed.Trajectory(lamb_of(options), golden, config)
+    run = deepspeed.Trajectory(from_deepspeed.onebit_lamb(options), golden, config)
     calls, roundings, error = Calls(golden, config, options), 0, 0.0
     for t in range(1, config["steps"]):
         run.step(t)

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import from_deepspeed
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,17 +28,7 @@ def signed_values(golden, config, t, i):
 
 
 def trajectory(golden, config):
-    tx = onebit_jax.onebit_adamw(
-        config["lr"],
-        onebit_jax.deepspeed_sign_mean("data"),
-        # DeepSpeed drops the gradient of its first call.
-        onebit_jax.freeze_at(max(1, config["freeze_step"] - 1)),
-        *config["betas"],
-        config["eps"],
-        config["weight_decay"],
-        bias_correction=False,
-        **onebit_jax.AS_PUBLISHED,
-    )
+    tx = from_deepspeed.onebit_adam(config)
     # With a freeze step of 1 it compresses from its first update on.
     stage = "compressed" if config["freeze_step"] < 2 else None
     return deepspeed.Trajectory(tx, golden, config, stage)
@@ -118,3 +109,14 @@ def test_padding_is_deepspeeds(workers, size):
     padded = math.ceil(size / quantum) * quantum
     assert state.worker_error.value.shape == (workers, padded)
     assert state.server_error.value.shape == (workers, padded // workers)
+
+
+@pytest.mark.parametrize("warmup_type", ["log", "linear"])
+def test_its_schedule_is_deepspeeds(warmup_type):
+    params = {"warmup_max_lr": 4e-4, "warmup_num_steps": 10, "total_num_steps": 50}
+    params |= {"warmup_min_lr": 1e-4, "warmup_type": warmup_type}
+    schedule = from_deepspeed.warmup_decay(params)
+    rise = {"log": np.log(8) / np.log(10), "linear": 7 / 10}[warmup_type]
+    for step, share in {0: 0, 7: rise, 10: 1, 20: 0.75, 50: 0, 60: 0}.items():
+        expected = 1e-4 + 3e-4 * share
+        np.testing.assert_allclose(schedule(step), expected, rtol=1e-5)

@@ -3,6 +3,7 @@
 What may differ, and why, is said in deepspeed.py.
 """
 
+import from_deepspeed
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,31 +15,11 @@ import onebit_jax
 OPTIMIZER = "zero_one_adam"
 
 
-def optimizer(config):
-    options = config["options"]
-    return onebit_jax.zero_one_adam(
-        options["lr"],
-        onebit_jax.deepspeed_sign_mean("data"),
-        onebit_jax.freeze_at(options["var_freeze_step"] + 1),
-        *options["betas"],
-        options["eps"],
-        options["weight_decay"],
-        variance=onebit_jax.growing_intervals(
-            options["var_update_scaler"], aligned=True
-        ),
-        sync=onebit_jax.growing_intervals(
-            options["local_step_scaler"],
-            longest=options["local_step_clipper"],
-            counting="steps",
-            aligned=True,
-        ),
-        **onebit_jax.AS_DEEPSPEED,
-    )
-
-
 class Trajectory(deepspeed.Trajectory):
     def __init__(self, golden, config):
-        super().__init__(optimizer(config), golden, config)
+        super().__init__(
+            from_deepspeed.zero_one_adam(config["options"]), golden, config
+        )
         self.config = config
         # DeepSpeed's first call is counted, and does nothing else.
         self.state = self.state._replace(count=self.state.count + 1)

@@ -1,0 +1,90 @@
+"""DeepSpeed's 1-bit optimizers from the `params` of their JSON, to the same numbers."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+
+import onebit_jax
+
+LearningRate = float | optax.Schedule
+
+
+def onebit_adam(
+    params: Mapping[str, Any], learning_rate: LearningRate | None = None
+) -> optax.GradientTransformation:
+    """`"type": "OneBitAdam"`."""
+    return onebit_jax.onebit_adamw(
+        params["lr"] if learning_rate is None else learning_rate,
+        onebit_jax.deepspeed_sign_mean("data"),
+        # DeepSpeed drops the gradients of its first call.
+        onebit_jax.freeze_at(max(1, params["freeze_step"] - 1)),
+        *params.get("betas", (0.9, 0.999)),
+        params.get("eps", 1e-8),
+        params.get("weight_decay", 0.0),
+        bias_correction=False,
+        **onebit_jax.AS_PUBLISHED,
+    )
+
+
+def onebit_lamb(
+    params: Mapping[str, Any], learning_rate: LearningRate | None = None
+) -> optax.GradientTransformation:
+    """`"type": "OneBitLamb"`, which exchanges all layers as one buffer."""
+    return onebit_jax.onebit_lamb(
+        params["lr"] if learning_rate is None else learning_rate,
+        onebit_jax.deepspeed_sign_mean("data", fused=True),
+        onebit_jax.freeze_at(max(1, params["freeze_step"] - 1)),
+        *params.get("betas", (0.9, 0.999)),
+        params.get("eps", 1e-8),
+        params.get("weight_decay", 0.0),
+        bias_correction=False,
+        ratio_limits=(params.get("min_coeff", 0.01), params.get("max_coeff", 10.0)),
+        ratio_decay=params.get("coeff_beta", 0.9),
+        factor_limits=(params.get("factor_min", 0.5), params.get("factor_max", 4.0)),
+        factor_change=params.get("factor_threshold", 0.1),
+        **onebit_jax.LAMB_AS_PUBLISHED,
+    )
+
+
+def zero_one_adam(
+    params: Mapping[str, Any], learning_rate: LearningRate | None = None
+) -> optax.GradientTransformation:
+    """`"type": "ZeroOneAdam"`."""
+    return onebit_jax.zero_one_adam(
+        params["lr"] if learning_rate is None else learning_rate,
+        onebit_jax.deepspeed_sign_mean("data"),
+        onebit_jax.freeze_at(params["var_freeze_step"] + 1),
+        *params.get("betas", (0.9, 0.999)),
+        params.get("eps", 1e-8),
+        params.get("weight_decay", 0.0),
+        variance=onebit_jax.growing_intervals(
+            params.get("var_update_scaler", 16), aligned=True
+        ),
+        sync=onebit_jax.growing_intervals(
+            params.get("local_step_scaler", 32_678),
+            longest=params.get("local_step_clipper", 16),
+            counting="steps",
+            aligned=True,
+        ),
+        **onebit_jax.AS_DEEPSPEED,
+    )
+
+
+def warmup_decay(params: Mapping[str, Any]) -> optax.Schedule:
+    """`"type": "WarmupDecayLR"`: a rise by logarithms or in a line, then to zero."""
+    low, high = params.get("warmup_min_lr", 0.0), params.get("warmup_max_lr", 1e-3)
+    warmup = max(2, params.get("warmup_num_steps", 1000))
+    total = params["total_num_steps"]
+
+    def schedule(count):
+        step = jnp.asarray(count, jnp.float32)
+        rise = step / warmup
+        if params.get("warmup_type", "log") == "log":
+            rise = jnp.log1p(step) / math.log(warmup)
+        fall = jnp.maximum(0.0, (total - step) / max(1, total - warmup))
+        return low + (high - low) * jnp.where(step < warmup, rise, fall)
+
+    return schedule
