@@ -20,7 +20,7 @@ default_role = "py:obj"
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings say shapes and dtypes, too
-autodoc_default_options = {"members": True}
+toc_object_entries_show_parents = "hide"
 napoleon_use_ivar = True
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
