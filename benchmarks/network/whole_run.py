@@ -106,8 +106,10 @@ def text(found: Mapping[str, WholeRun]) -> str:
     """
     baseline, *_ = found.values()
 
-    def time(seconds: float) -> tuple[str, str]:
-        return f"{seconds / 3600:.2f}", f"{baseline.whole / seconds:.1f}"
+    first = baseline.seconds[baseline.reached or max(baseline.seconds)]
+
+    def time(seconds: float, beside: float) -> tuple[str, str]:
+        return f"{seconds / 3600:.2f}", f"{beside / seconds:.1f}"
 
     rows = []
     for arm, each in found.items():
@@ -115,8 +117,9 @@ def text(found: Mapping[str, WholeRun]) -> str:
         fewer = baseline.runs[0].sent_bytes / each.runs[0].sent_bytes
         until = ["", "", ""]
         if each.reached is not None:
-            until = [f"{each.reached:,}", *time(each.seconds[each.reached])]
-        rows.append([arm, worse, f"{fewer:.1f}", *time(each.whole), *until])
+            until = [f"{each.reached:,}", *time(each.seconds[each.reached], first)]
+        whole = time(each.whole, baseline.whole)
+        rows.append([arm, worse, f"{fewer:.1f}", *whole, *until])
     return table(HEADS, rows)
 
 

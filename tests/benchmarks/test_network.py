@@ -142,19 +142,19 @@ def test_a_whole_run_is_the_sum_of_its_steps():
         30: {"warmup": 12, "compressed": 15, "compressed/measuring": 3},
     }
     adam = arms_run(
-        {10: 3.0, 20: 2.5, 30: 2.0}, {"every": 800}, {n: {"every": n} for n in stages}
+        {10: 3.0, 20: 2.0, 30: 2.0}, {"every": 800}, {n: {"every": n} for n in stages}
     )
     signs = arms_run({10: 4.0, 20: 2.0, 30: 1.9}, rates, stages)
     late = arms_run({10: None, 20: 2.6, 30: 2.1}, {"every": 80}, adam.stages)
     rows.append(changed(ADAM, name="late", seconds=[1.0]))
     found = whole_runs({"Adam": [adam], "signs": [signs], "late": [late]}, rows)
     assert found["signs"].seconds == {10: 20.0, 20: 24 + 8 * 0.5, 30: 24 + 18 * 0.5}
-    assert [each.reached for each in found.values()] == [30, 20, None]
+    assert [each.reached for each in found.values()] == [20, 20, None]
     assert signs.sent_bytes == 12 * 100 + 15 * 10 + 3 * 12
     _, _, adams, signs_row, lates = text(found).splitlines()
-    assert adams.split(" | ")[3:] == ["0.04", "1.0", "30", "0.04", "1.0 |"]
+    assert adams.split(" | ")[3:] == ["0.04", "1.0", "20", "0.03", "1.0 |"]
     fewer = f"{30 * 800 / signs.sent_bytes:.1f}"
-    cells = [fewer, "0.01", "4.5", "20", "0.01", "5.4 |"]
+    cells = [fewer, "0.01", "4.5", "20", "0.01", "3.6 |"]
     assert signs_row.split(" | ")[2:] == cells
     assert lates.endswith("| 5.0 |  |  |  |")
 

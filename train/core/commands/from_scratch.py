@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from train.core import metrics_log, picture, run_folder
 from train.core.checkpoint import latest_step
 from train.core.command import is_main_process, say
+from train.core.comparison import closing, ended
 from train.core.errors import InputError
 from train.core.flags import (
     Changeable,
@@ -200,6 +201,9 @@ def train_run(
         lines = {arm.optimizer: metrics_log.read(arm.out) for arm in arms}
         picture.draw(folder / picture.FILE, lines)
         say(f"{folder / picture.FILE}: loss and bytes sent")
+        found = [ended(name, x, config.batch) for name, x in lines.items()]
+        if len(both := [each for each in found if each]) == 2:
+            say(closing(*both))
 
 
 def _arms(config: Flags) -> list[Flags]:
