@@ -2,8 +2,7 @@
 
 Starts the same Python command several times on this machine, each process told by its
 environment (`JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID`) its place
-among them, and by `TRAIN_RESTART_COUNT` the number of times that all were started
-again. When one fails, the others are ended and the first failure is named. None of
+among them. When one fails, the others are ended and the first failure is named. None of
 them outlives the launcher, however that ends.
 """
 
@@ -70,9 +69,7 @@ def launch(flags: Launch, command: Sequence[str]) -> int:
     while True:
         failure = run_together(
             [sys.executable, *arguments],
-            environments(
-                flags.processes, flags.devices_per_process, free_port(), attempt
-            ),
+            environments(flags.processes, flags.devices_per_process, free_port()),
             grace=flags.grace,
             log_dir=flags.log_dir,
             append=attempt > 0,
@@ -123,16 +120,13 @@ def run_folder_of(command: Sequence[str]) -> Path | None:
     return parser.parse_known_args(command)[0].out
 
 
-def environments(
-    processes: int, devices: int, port: int, restarts: int = 0
-) -> list[dict[str, str]]:
+def environments(processes: int, devices: int, port: int) -> list[dict[str, str]]:
     """Variables of each process's environment, beside the launcher's own.
 
     Args:
       processes: Their number.
       devices: Devices of each.
       port: The port on which process 0 is to listen.
-      restarts: Times that they have been started again.
 
     Returns:
       The variables of each process.
@@ -144,7 +138,6 @@ def environments(
             "JAX_NUM_PROCESSES": str(processes),
             "JAX_PROCESS_ID": str(process),
             "JAX_NUM_CPU_DEVICES": str(devices),
-            "TRAIN_RESTART_COUNT": str(restarts),
             "JAX_LOCAL_DEVICE_IDS": ",".join(
                 str(process * devices + device) for device in range(devices)
             ),
