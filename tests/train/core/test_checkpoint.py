@@ -60,7 +60,8 @@ def trained(tx):
     params, state = run.init(make_params())
     for step in range(3):
         batch = jax.random.normal(jax.random.key(step), (8,))
-        params, state, _ = run.step(params, state, batch, stage="compressed")
+        stage = "compressed" if step else "warmup"
+        params, state, _ = run.step(params, state, batch, stage=stage)
     return Checkpoint(params, state, PROGRESS)
 
 
