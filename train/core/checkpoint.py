@@ -263,7 +263,7 @@ class Checkpoints:
 
 
 def read_through(arrays: Path, prefix: bytes = b"") -> None:
-    """Raises what TensorStore does where a file is cut short.
+    """Raises what TensorStore does where a file is cut short or gone.
 
     Orbax stops at the first array that cannot be read and closes the event loop that
     the others still answer to, each of which then prints a traceback.
@@ -274,7 +274,10 @@ def read_through(arrays: Path, prefix: bytes = b"") -> None:
     """
     spec = {"driver": "ocdbt", "base": arrays.as_uri() + "/"}
     store = tensorstore.KvStore.open(spec).result()
-    for key in store.list().result():
+    keys = store.list().result()
+    if not keys:  # where its manifest is gone TensorStore begins an empty store
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(arrays))
+    for key in keys:
         if key.startswith(prefix):
             store.read(key).result()
 
