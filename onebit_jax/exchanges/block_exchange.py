@@ -49,6 +49,13 @@ class ErrorFeedbackState(NamedTuple):
     server_error: WorkerLocal
 
 
+class SignErrorFeedbackState(ErrorFeedbackState):
+    """The same, of an exchange after which a block's values have one magnitude."""
+
+    __slots__ = ()
+    has_one_magnitude = True
+
+
 class Buffer(NamedTuple):
     """Values of consecutive blocks, with their error.
 
@@ -216,8 +223,14 @@ class BlockExchange(Exchange):
         blocks = division.layout.total_blocks
         return *exact, *self.block_transfers(blocks, axis_sizes)
 
+    @property
+    def state_type(self) -> type[ErrorFeedbackState]:
+        """The type of its states."""
+        signs = self.codec.has_one_magnitude
+        return SignErrorFeedbackState if signs else ErrorFeedbackState
+
     def _state(self, worker: Any, server: Array | None) -> ErrorFeedbackState:
-        return ErrorFeedbackState(
+        return self.state_type(
             WorkerLocal(worker, self.axes, "average"),
             WorkerLocal(server, self.axes, "concatenate"),
         )

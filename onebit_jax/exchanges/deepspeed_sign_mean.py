@@ -47,6 +47,8 @@ class DeepSpeedSignMeanState(NamedTuple):
     worker_error: WorkerLocal
     server_error: WorkerLocal
 
+    has_one_magnitude = True
+
 
 def deepspeed_sign_mean(axis: AxisNames, *, fused: bool = False) -> Exchange:
     r"""Averages over the workers by signs, with DeepSpeed 0.19.6's layout.

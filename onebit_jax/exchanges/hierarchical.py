@@ -254,7 +254,7 @@ class _OfBlocks(_Hierarchical):
         between = self.exchange.axes
         worker_spec = (PartitionSpec(between, None, self.inside),)
         server_spec = (PartitionSpec(between, self.inside),)
-        return ErrorFeedbackState(
+        return self.exchange.state_type(
             WorkerLocal(worker, self.axes, "average", worker_spec),
             WorkerLocal(server, self.axes, "concatenate", server_spec),
         )

@@ -96,7 +96,8 @@ def scale_by_onebit_adam(
 
     Args:
       exchange: what workers do with their momenta, such as `sign_mean`.
-      freeze: when the variance is frozen.
+      freeze: when the variance is frozen; not before the learning rate has risen,
+        which nothing here can see. `onebit_adam` knows the learning rate, and warns.
       b1: decay of the momentum.
       b2: decay of the variance.
       eps: added to the root of the variance.
@@ -134,7 +135,8 @@ def scale_by_onebit_adam(
       state; 'warmup', 'between' or 'compressed' compiles one. One compressed step in
       a period measures the growth, and is of the stage 'compressed/measuring'. A
       'warmup' step with a frozen variance exchanges exactly and leaves it frozen; a
-      compressed step with a variance that is not frozen freezes it as it is.
+      compressed step with a variance that is not frozen freezes it as it is, and must
+      not be the first step: there is no variance yet (`data_parallel` refuses it).
 
     Raises:
       TypeError: if an exchange is none, `freeze` not a freeze rule, or refresh, growth
