@@ -11,7 +11,7 @@ PYTHON ?= python3
 ENV := .venv/$(notdir $(PYTHON))
 BIN := $(ENV)/bin
 CUDA := $(ENV)-cuda
-ROOMS := onebit_jax pallas_kernels models train benchmarks tests
+ROOMS := onebit_jax pallas_kernels onebit_launch models train benchmarks tests
 
 .PHONY: pretrain test test-all test-aot drills lint clean
 
