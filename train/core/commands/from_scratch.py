@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from train.core import metrics_log, picture, run_folder
+from train.core import lock, metrics_log, picture, run_folder
 from train.core.checkpoint import latest_step
 from train.core.command import is_main_process, say
 from train.core.errors import InputError
@@ -178,9 +178,22 @@ def train_run(
       keep_files: Writes into the run's folder what it lacks, on one process.
 
     Raises:
-      InputError: Processes differ in what they are asked for, or a checkpoint cannot
-        be gone on from.
+      InputError: Another run uses the folder, processes differ in what they are asked
+        for, or a checkpoint cannot be gone on from.
     """
+    with lock.held(config.out):
+        _train_run(run, config, mesh, watchdog, about, make_task, keep_files)
+
+
+def _train_run(
+    run: Run[Flags],
+    config: Flags,
+    mesh: Mesh,
+    watchdog: Watchdog,
+    about: str,
+    make_task: Callable[[Flags], Task],
+    keep_files: Callable[[Path], None],
+) -> None:
     folder = config.out
     runs = [replace(run, flags=arm) for arm in _arms(run.flags)]
     run_folder.agree(runs, config, keep_files, watchdog)
