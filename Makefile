@@ -30,8 +30,8 @@ pretrain: $(ENV)/.base
 	$(BIN)/python -m train.pretrain --compare --out runs/pretrain $(ARGS)
 
 lint: $(ENV)/.test
-	$(BIN)/ruff check $(ROOMS)
-	$(BIN)/ruff format --check $(ROOMS)
+	$(BIN)/ruff check $(ROOMS) docs/examples
+	$(BIN)/ruff format --check $(ROOMS) docs/examples
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
