@@ -92,6 +92,10 @@ class DeepSpeedSignMean(Exchange):
     axes: tuple[str, ...]
     fused: bool = False
 
+    def is_alone(self) -> bool:
+        """False: DeepSpeed freezes the variance of one worker, too."""
+        return False
+
     def init(self, params: optax.Params) -> DeepSpeedSignMeanState:
         """Errors of zero."""
         workers, slices = worker_count(self.axes)

@@ -82,7 +82,8 @@ def scale_by_onebit_adam(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Rescales each worker's own gradients by 1-bit Adam.
 
-    In the warm-up, Adam on the exact mean of the gradients. After the freeze, with
+    In the warm-up, Adam on the exact mean of the gradients; one worker, who exchanges
+    with nobody, stays in it. After the freeze, with
     :math:`v` as it was then, after T steps, and :math:`E` the exchange,
 
     .. math::
@@ -313,6 +314,7 @@ class _OnebitAdam:
         fires, rule = self.freeze.update(
             state.freeze, count, jnp.asarray(norm, jnp.float32)
         )
+        fires = fires & (not self.exchange.is_alone())
         now = fires & ~frozen
         growth = state.growth
         if self.growth is not None and growth is not None:

@@ -140,6 +140,8 @@ class Case:
         values = values.mean(axis=1)
         if self.simulation is None or self.is_exact(name):
             return dense.exact_mean(values, errors, server_error)
+        if teams == 1 and self.error_dtype is not None:
+            return paid_in_full(values, errors, server_error)
         return self.simulation(
             values, errors, server_error, blocks=self.blocks_of(name)
         )
@@ -154,12 +156,17 @@ def by_counts(values, errors, server_error, blocks, kind="mean_abs"):
     return dense.counted(values, errors, server_error, kind, blocks)
 
 
+def paid_in_full(values, errors, server_error):
+    """One worker's own values, and what is owed of them."""
+    paid = values + (errors + server_error)[:, : values.shape[1]]
+    return dense.exact_mean(paid, errors, server_error)
+
+
 def as_deepspeed(values, errors, server_error, blocks):
     """One scale a leaf and one a server's share, of padding as well."""
     size = values.shape[1]
     if len(values) == 1:
-        paid = values + (errors + server_error)[:, :size]
-        return dense.exact_mean(paid, errors, server_error)
+        return paid_in_full(values, errors, server_error)
     values = np.pad(values, ((0, 0), (0, errors.shape[1] - size)))
     codec = functools.partial(dense.signs, kind="rms")
     place = np.arange(errors.shape[1])
