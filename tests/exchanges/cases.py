@@ -280,7 +280,7 @@ CASES = {
     "exact": Case(
         lambda: exact_mean("data"), data(4), spoils="value", error_dtype=None
     ),
-    "sign-1": Case(lambda: signs("data"), data(1), by_signs),
+    "sign-1": Case(lambda: signs("data"), data(1), by_signs, spoils="value"),
     "sign-2": Case(lambda: signs("data"), data(2), by_signs),
     "sign-3": Case(
         lambda: signs("data"), data(3), by_signs, resized=moved(data(8), data(3))
@@ -291,7 +291,7 @@ CASES = {
     "sign-buckets": Case(lambda: signs("data", bucket_size=64), data(2), by_signs),
     "sign-16-bits": Case(lambda: signs("data", **BITS_16), data(4), rms_signs, **low),
     "sign-two-axes": Case(lambda: signs(("host", "device")), hosts(2, 4), by_signs),
-    "count-1": Case(lambda: counts("data"), data(1), by_counts),
+    "count-1": Case(lambda: counts("data"), data(1), by_counts, spoils="value"),
     "count-3": Case(lambda: counts("data"), data(3), by_counts, resized=moved(data(8))),
     "count-8": Case(lambda: counts("data"), data(8), by_counts, resized=moved(data(1))),
     "count-buckets": Case(lambda: counts("data", bucket_size=64), data(2), by_counts),
@@ -347,7 +347,7 @@ CASES = {
         lambda: signs("host"), 2, 4, simulation=by_signs, resized=moved(hosts(3, 2))
     ),
     "hierarchical-sign-1x4": two_levels(
-        lambda: signs("host"), 1, 4, simulation=by_signs
+        lambda: signs("host"), 1, 4, simulation=by_signs, spoils="value"
     ),
     "hierarchical-sign-16-bits": two_levels(
         lambda: signs("host", **BITS_16), 2, 2, simulation=rms_signs, **low
