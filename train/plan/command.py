@@ -176,7 +176,7 @@ def run(config: PlanConfig) -> None:
     print(f"\n{table(plan)}\n\n{said}")
     asked = {"rate_is": config.rate_is, "gpu": config.gpu}
     answer = to_json(plan) | asked | {"verdict": said}
-    answer["pays"] &= not misfit(config, model)
+    answer["pays"] = answer["pays"] and not misfit(config, model)
     if config.steps is not None:
         freeze = max(1, round(config.warmup * config.steps))
         runs = whole_runs(model, work, cluster, steps=config.steps, freeze=freeze)
