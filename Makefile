@@ -12,7 +12,7 @@ PYTHON ?= python3
 ENV := .venv/$(notdir $(PYTHON))
 BIN := $(ENV)/bin
 CUDA := $(ENV)-cuda
-ROOMS := onebit_jax pallas_kernels models train benchmarks tests
+ROOMS := onebit_jax pallas_kernels onebit_launch models train benchmarks tests
 
 .PHONY: pretrain test test-all test-aot docs drills lint clean
 
@@ -31,8 +31,8 @@ pretrain: $(ENV)/.base
 	$(BIN)/python -m train.pretrain --compare --out runs/pretrain $(ARGS)
 
 lint: $(ENV)/.test
-	$(BIN)/ruff check $(ROOMS)
-	$(BIN)/ruff format --check $(ROOMS)
+	$(BIN)/ruff check $(ROOMS) docs/examples
+	$(BIN)/ruff format --check $(ROOMS) docs/examples
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 

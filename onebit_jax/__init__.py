@@ -83,6 +83,7 @@ from onebit_jax.workers.placement import abstract_state as abstract_state
 from onebit_jax.workers.placement import init as init
 from onebit_jax.workers.placement import state_specs as state_specs
 from onebit_jax.workers.resize import resize as resize
+from onebit_jax.workers.resize import saved_state as saved_state
 from onebit_jax.workers.stages import run_stage as run_stage
 from onebit_jax.workers.stages import steps_by_stage as steps_by_stage
 from onebit_jax.workers.transfers import Transfer as Transfer

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.convergence.many_workers`: updates of 1 to 512 workers.
+"""`python -m benchmarks.convergence.many_workers`: updates of 2 to 512 workers.
 
     python -m benchmarks.convergence.many_workers --out docs/studies/many-workers
 
@@ -56,8 +56,8 @@ class Config:
 
     out: Path | None = None
     """The JSON and the Markdown, without their suffixes."""
-    workers: tuple[int, ...] = (1, 8, 64, 512)
-    """Numbers of workers."""
+    workers: tuple[int, ...] = (2, 8, 64, 512)
+    """Numbers of workers; one is plain Adam."""
     size: int = 4096
     """Parameters."""
     steps: int = 1200

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 
 from onebit_jax.exchanges.blocks import Division, divide, exact_means
 from onebit_jax.exchanges.exchange import Exchange
+from onebit_jax.workers.arithmetic import gather
 from onebit_jax.workers.axes import (
     bound_workers,
     check_float,
@@ -49,6 +51,13 @@ class ErrorFeedbackState(NamedTuple):
     server_error: WorkerLocal
 
 
+class SignErrorFeedbackState(ErrorFeedbackState):
+    """The same, of an exchange after which a block's values have one magnitude."""
+
+    __slots__ = ()
+    has_one_magnitude = True
+
+
 class Buffer(NamedTuple):
     """Values of consecutive blocks, with their error.
 
@@ -66,6 +75,10 @@ class Buffer(NamedTuple):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockExchange(Exchange):
     """An exchange of blocks over worker axes; subclasses say how blocks are agreed.
+
+    One worker has nobody to agree with: nothing is encoded (`Alone`). The state has its
+    errors all the same, zero but where several workers have left some, which the next
+    message pays: its shapes are those of any number of workers.
 
     Attributes:
       name: the exchange's name, for messages.
@@ -148,6 +161,13 @@ class BlockExchange(Exchange):
     ) -> tuple[Transfer, ...]:
         """The collectives that agree on so many blocks, a multiple of the workers."""
 
+    def among(self, workers: int) -> BlockExchange:
+        """The exchange among so many workers; alone, one pays itself what it owes."""
+        if workers > 1:
+            return self
+        shared = dataclasses.fields(BlockExchange)
+        return Alone(**{field.name: getattr(self, field.name) for field in shared})
+
     def divide(self, shapes: Sequence[tuple[int, ...]], workers: int) -> Division:
         """Divides leaves by this exchange's rule, for so many workers."""
         return divide(
@@ -214,10 +234,17 @@ class BlockExchange(Exchange):
         if not division.compressed:
             return exact
         blocks = division.layout.total_blocks
-        return *exact, *self.block_transfers(blocks, axis_sizes)
+        among = self.among(self.workers(axis_sizes))
+        return *exact, *among.block_transfers(blocks, axis_sizes)
+
+    @property
+    def state_type(self) -> type[ErrorFeedbackState]:
+        """The type of its states."""
+        signs = self.codec.has_one_magnitude
+        return SignErrorFeedbackState if signs else ErrorFeedbackState
 
     def _state(self, worker: Any, server: Array | None) -> ErrorFeedbackState:
-        return ErrorFeedbackState(
+        return self.state_type(
             WorkerLocal(worker, self.axes, "average"),
             WorkerLocal(server, self.axes, "concatenate"),
         )
@@ -253,7 +280,8 @@ class BlockExchange(Exchange):
         if division.compressed:
             flat = jax.tree.map(lambda x: x.reshape(-1), (values, errors, momenta))
             buffers = [Buffer(*(x[i] for x in flat)) for i in division.compressed]
-            message, new_errors, server = self.agree(
+            among = self.among(workers)
+            message, new_errors, server = among.agree(
                 buffers, decay, layout.counts(), server
             )
             for i, rows, error, buffer in zip(
@@ -261,11 +289,72 @@ class BlockExchange(Exchange):
             ):
                 errors[i] = error.reshape(errors[i].shape)
                 size, into = buffer.value.size, buffer.momentum
-                mean = self.read(message[rows], size, dtypes[i], into)
+                mean = among.read(message[rows], size, dtypes[i], into)
                 results[i] = mean.reshape(values[i].shape)
         return treedef.unflatten(results), self._state(
             treedef.unflatten(errors), server
         )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Alone(BlockExchange):
+    """The exchange of one worker: its values, and what earlier messages lack of them.
+
+    Nothing is encoded, so that no error is made. Errors that several workers have left
+    are paid in full by the first message.
+    """
+
+    has_server = False  # Its servers' errors, if it has some, are paid with its own.
+
+    def words(self, workers: int) -> int:
+        """A word a value."""
+        del workers
+        return self.block_size
+
+    def agree(
+        self,
+        buffers: Sequence[Buffer],
+        decay: Any,
+        counts: Int32[Array, " blocks"],
+        server_error: Float[Array, "1 served block_size"] | None,
+        *,
+        padded: bool = False,
+    ) -> tuple[UInt32[Array, "blocks words"], list[Array], Array | None]:
+        """The values with all errors, as they are; errors of zero."""
+        del padded  # of padding, there is no error
+        flat = [
+            _local_value(x.value, x.momentum, decay) + x.error.astype(jnp.float32)
+            for x in buffers
+        ]
+        blocks = jnp.concatenate(
+            [jnp.pad(x, (0, -x.size % self.block_size)) for x in flat]
+        ).reshape(-1, self.block_size)
+        blocks = jnp.pad(blocks, ((0, counts.size - blocks.shape[0]), (0, 0)))
+        if server_error is not None:
+            blocks = blocks + server_error[0].astype(jnp.float32)
+            server_error = jnp.zeros_like(server_error)
+        words = lax.bitcast_convert_type(blocks, jnp.uint32)
+        message = gather(words, self.axes, tiled=True)
+        return message, [jnp.zeros_like(x.error) for x in buffers], server_error
+
+    def read(
+        self,
+        message: UInt32[Array, "b words"],
+        size: int,
+        dtype: DTypeLike,
+        into: Float32[Array, " size"] | None = None,
+    ) -> Float[Array, " size"]:
+        """The values that the words are."""
+        del into
+        values = lax.bitcast_convert_type(message, jnp.float32)
+        return values.reshape(-1)[:size].astype(dtype)
+
+    def block_transfers(
+        self, blocks: int, axis_sizes: Mapping[str, int]
+    ) -> tuple[Transfer, ...]:
+        """None."""
+        del blocks, axis_sizes
+        return ()
 
 
 def exact_transfers(

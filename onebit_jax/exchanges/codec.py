@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import numbers
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +25,11 @@ class Codec(abc.ABC):
 
     Attributes:
       block_size: values a block.
+      has_one_magnitude: True where all values of a block are decoded to one magnitude.
     """
 
     block_size: int
+    has_one_magnitude: ClassVar[bool] = False
 
     @property
     @abc.abstractmethod

@@ -47,6 +47,8 @@ class DeepSpeedSignMeanState(NamedTuple):
     worker_error: WorkerLocal
     server_error: WorkerLocal
 
+    has_one_magnitude = True
+
 
 def deepspeed_sign_mean(axis: AxisNames, *, fused: bool = False) -> Exchange:
     r"""Averages over the workers by signs, with DeepSpeed 0.19.6's layout.
@@ -89,6 +91,10 @@ class DeepSpeedSignMean(Exchange):
 
     axes: tuple[str, ...]
     fused: bool = False
+
+    def is_alone(self) -> bool:
+        """False: DeepSpeed freezes the variance of one worker, too."""
+        return False
 
     def init(self, params: optax.Params) -> DeepSpeedSignMeanState:
         """Errors of zero."""

@@ -118,6 +118,13 @@ class Exchange(_Transformation):
             optax.tree.update_moment(gradients, momentum, decay, 1), state
         )
 
+    def is_alone(self) -> bool:
+        """True where one worker exchanges with nobody, and its axes are bound.
+
+        An optimizer has no reason there to freeze a variance.
+        """
+        return bound_workers(self.axes) == 1
+
     def workers(self, axis_sizes: Mapping[str, int]) -> int:
         """The number of workers on a mesh of these axis sizes."""
         missing = [axis for axis in self.axes if axis not in axis_sizes]

@@ -104,6 +104,10 @@ class _Hierarchical(Exchange):
     inside: tuple[str, ...]
     axes: tuple[str, ...]
 
+    def is_alone(self) -> bool:
+        """True of one host, whose devices exchange exactly."""
+        return self.exchange.is_alone()
+
     def devices(self, axis_sizes: Mapping[str, int]) -> int:
         return math.prod(axis_sizes[axis] for axis in self.inside)
 
@@ -180,8 +184,9 @@ class _OfBlocks(_Hierarchical):
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, ErrorFeedbackState]:
         del params
-        exchange, inside = self.exchange, self.inside
-        hosts, devices = bound_workers(exchange.axes), bound_workers(inside)
+        inside = self.inside
+        hosts, devices = bound_workers(self.exchange.axes), bound_workers(inside)
+        exchange = self.exchange.among(hosts)
         name = f"hierarchical {exchange.name}"
         check_local(updates, self.axes, name)
         values, treedef = jax.tree.flatten(updates)
@@ -227,8 +232,8 @@ class _OfBlocks(_Hierarchical):
     def wire_cost(
         self, params: Any, axis_sizes: Mapping[str, int]
     ) -> tuple[Transfer, ...]:
-        exchange, devices = self.exchange, self.devices(axis_sizes)
-        hosts = exchange.workers(axis_sizes)
+        hosts, devices = self.exchange.workers(axis_sizes), self.devices(axis_sizes)
+        exchange = self.exchange.among(hosts)
         shapes = [p.shape for p in jax.tree.leaves(params)]
         division = exchange.divide(shapes, hosts * devices)
         exact = exact_transfers(division, params, self.axes)
@@ -254,7 +259,7 @@ class _OfBlocks(_Hierarchical):
         between = self.exchange.axes
         worker_spec = (PartitionSpec(between, None, self.inside),)
         server_spec = (PartitionSpec(between, self.inside),)
-        return ErrorFeedbackState(
+        return self.exchange.state_type(
             WorkerLocal(worker, self.axes, "average", worker_spec),
             WorkerLocal(server, self.axes, "concatenate", server_spec),
         )

@@ -111,6 +111,10 @@ class PerShard(Exchange):
     specs: Any
     axes: tuple[str, ...]
 
+    def is_alone(self) -> bool:
+        """True of one worker, however many devices share its parameters."""
+        return self.exchange.is_alone()
+
     def init(self, params: optax.Params) -> PerShardState:
         """A state for each group of leaves."""
         self._check_structure(params)

@@ -64,6 +64,10 @@ def sign_mean(
 
     A value that is not finite, on any worker, makes its block not finite on all.
 
+    What is returned has one magnitude a block, from which an adaptive optimizer learns
+    no coordinate's second moment. `onebit_jax.init` warns of one of Optax's behind it
+    in `optax.chain`; elsewhere it cannot be seen.
+
     Args:
       axis: name, or names, of the mesh axes whose members are the workers.
       block_size: values a scale; a power of two of at least 32.
@@ -133,6 +137,8 @@ class SignCodec(Codec):
     block_size: int = 1024
     scale: Scale = "rms"
     implementation: Implementation | None = None
+
+    has_one_magnitude = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "block_size", operator.index(self.block_size))

@@ -59,6 +59,11 @@ def freeze_at(step: int) -> FreezeRule:
       Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
       Algorithm 1 (T_w).
     """
+    if isinstance(step, float):
+        raise TypeError(
+            f"freeze_at takes an integer, the number of steps, not {step}: of a share "
+            "of the run, give round(share * steps)."
+        )
     step = operator.index(step)
     if step < 1:
         raise ValueError(

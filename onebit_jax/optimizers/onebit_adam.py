@@ -82,7 +82,8 @@ def scale_by_onebit_adam(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Rescales each worker's own gradients by 1-bit Adam.
 
-    In the warm-up, Adam on the exact mean of the gradients. After the freeze, with
+    In the warm-up, Adam on the exact mean of the gradients; one worker, who exchanges
+    with nobody, stays in it. After the freeze, with
     :math:`v` as it was then, after T steps, and :math:`E` the exchange,
 
     .. math::
@@ -96,7 +97,8 @@ def scale_by_onebit_adam(
 
     Args:
       exchange: what workers do with their momenta, such as `sign_mean`.
-      freeze: when the variance is frozen.
+      freeze: when the variance is frozen; not before the learning rate has risen,
+        which nothing here can see. `onebit_adam` knows the learning rate, and warns.
       b1: decay of the momentum.
       b2: decay of the variance.
       eps: added to the root of the variance.
@@ -134,7 +136,8 @@ def scale_by_onebit_adam(
       state; 'warmup', 'between' or 'compressed' compiles one. One compressed step in
       a period measures the growth, and is of the stage 'compressed/measuring'. A
       'warmup' step with a frozen variance exchanges exactly and leaves it frozen; a
-      compressed step with a variance that is not frozen freezes it as it is.
+      compressed step with a variance that is not frozen freezes it as it is, and must
+      not be the first step: there is no variance yet (`data_parallel` refuses it).
 
     Raises:
       TypeError: if an exchange is none, `freeze` not a freeze rule, or refresh, growth
@@ -311,6 +314,7 @@ class _OnebitAdam:
         fires, rule = self.freeze.update(
             state.freeze, count, jnp.asarray(norm, jnp.float32)
         )
+        fires = fires & (not self.exchange.is_alone())
         now = fires & ~frozen
         growth = state.growth
         if self.growth is not None and growth is not None:

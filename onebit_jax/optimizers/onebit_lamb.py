@@ -289,9 +289,10 @@ class _OnebitLamb:
             return jnp.where(ratio == 1, before, after)
 
         norm = self.corrected(optax.tree.sum(nu), self.b2, count)
-        now, rule = self.freeze.update(
+        fires, rule = self.freeze.update(
             state.freeze, count, jnp.asarray(norm, jnp.float32)
         )
+        now = fires & (not self.exchange.is_alone())
         # This step is still LAMB's; what is frozen is for those after it.
         raised, floored = nu, 0.0
         if self.floor is not None:

@@ -399,6 +399,7 @@ class _ZeroOneAdam:
         norm = jnp.asarray(optax.tree.sum(state.nu), jnp.float32)
         norm = norm / self.weight(self.b2, state.refreshed)
         fires, rule = self.freeze.update(state.freeze, state.count, norm)
+        fires = fires & (not self.exchange.is_alone())
         now = fires & (state.frozen_at == 0)
         raised, floored = state.nu, 0.0
         if self.floor is not None:

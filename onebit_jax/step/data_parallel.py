@@ -14,6 +14,7 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from onebit_jax.step.checked import Step
 from onebit_jax.step.local_gradients import local_value_and_grad
 from onebit_jax.step.local_params import local_params
 from onebit_jax.workers.arithmetic import mean
@@ -31,12 +32,13 @@ class DataParallel(NamedTuple):
     Attributes:
       init: from parameters, the parameters and the optimizer's state on the mesh.
       step: a jitted function from parameters, state, batch and further arguments to
-        new parameters, new state and loss (and auxiliary values). The parameters
-        and the state that it is given are donated: use the ones it returns.
+        new parameters, new state and loss, and with `has_aux` the auxiliary values as
+        a fourth. Parameters and state are donated: their arrays are gone after the
+        call, and the ones that it returns are to be used.
     """
 
     init: Callable[[Any], tuple[Any, Any]]
-    step: Any
+    step: Step
 
 
 def data_parallel(
@@ -67,16 +69,22 @@ def data_parallel(
       has_aux: whether `loss_fn` returns auxiliary values.
 
     Returns:
-      `init(params)` and `step(params, state, batch, *args, stage=None)`. Each leaf
-      of the batch has the examples of all workers along its first axis. `stage` is
-      static: the name of one of the optimizer's stages, which its state tells
-      (`steps_by_stage`), compiles that one alone.
+      `init(params)`, which copies the parameters, and `step(params, state, batch,
+      *args, stage=None, **extra)`, which returns `(params, state, loss)`, or with
+      `has_aux` `(params, state, loss, aux)`, and donates the parameters and the state
+      that it is given. Each leaf of the batch has the examples of all workers along its
+      first axis; of several processes each makes its part of it, by
+      `jax.make_array_from_process_local_data`. `stage` is static: the name of one of
+      the optimizer's stages, which its state tells (`steps_by_stage`), compiles that
+      one alone. Further arguments by name, the same on all workers, go to
+      `tx.update`, such as the `value` of `optax.contrib.reduce_on_plateau`.
 
     Raises:
       ValueError: from `init`, if the exchange works over other axes; from `step`, if
-        the batch cannot be shared equally, the state is one of another number of
-        workers, the loss is averaged over the workers already, or an update passes
-        through no exchange.
+        the batch cannot be shared equally or is one of several processes' own, the
+        state is one of other parameters or of another number of workers, parameters or
+        state were donated before, the stage comes before anything is learnt, the loss
+        is averaged over the workers already, or an update passes through no exchange.
 
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax, optax
@@ -103,9 +111,8 @@ def data_parallel(
             "over the other axes would gather them: make the mesh with AxisType.Auto."
         )
     run = _Run(loss_fn, optax.with_extra_args_support(tx), mesh, axes, specs, has_aux)
-    return DataParallel(
-        run.init, jax.jit(run.step, donate_argnums=(0, 1), static_argnames="stage")
-    )
+    processes = len({device.process_index for device in mesh.devices.flat})
+    return DataParallel(run.init, Step(run.step, processes))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,11 +139,14 @@ class _Run:
         batch: Any,
         *args: Any,
         stage: str | None = None,
+        **extra: Any,
     ) -> tuple[Any, ...]:
         """New parameters, new state, and the means of what the loss returns."""
         workers = math.prod(self.mesh.shape[name] for name in self.axes)
         check_batch(batch, workers, self.axes)
         _check_workers(state, self.mesh)
+        shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
+        check_made_for(state, abstract_state(self.tx, shapes, self.mesh))
         _check_stage(state, stage)
         split, everywhere = PartitionSpec(self.axes), PartitionSpec()
         types = dict(zip(self.mesh.axis_names, self.mesh.axis_types, strict=True))
@@ -150,10 +160,16 @@ class _Run:
                 self.tx,
                 self.axes,
                 self.has_aux,
-                {} if stage is None else {"stage": stage},
+                stage,
             ),
             mesh=self.mesh,
-            in_specs=(everywhere, specs_of_state, split, *(everywhere for _ in args)),
+            in_specs=(
+                everywhere,
+                specs_of_state,
+                everywhere,
+                split,
+                *(everywhere for _ in args),
+            ),
             out_specs=(
                 everywhere,
                 specs_of_state,
@@ -161,7 +177,7 @@ class _Run:
                 *[everywhere] * self.has_aux,
             ),
             axis_names=set(self.axes),
-        )(params, state, batch, *args)
+        )(params, state, extra, batch, *args)
         return *self.keep_placed(params, state), *rest
 
     def placed(self, params: Any) -> Any:
@@ -196,15 +212,18 @@ def local_step(
     tx: optax.GradientTransformationExtraArgs,
     axes: tuple[str, ...],
     has_aux: bool,
-    extra: dict[str, str],
+    stage: str | None,
     params: Any,
     state: Any,
+    extra: dict[str, Any],
     batch: Any,
     *args: Any,
 ) -> tuple[Any, ...]:
     """The step of one worker, where its axes are bound."""
     value_and_grad = local_value_and_grad(loss_fn, axes, has_aux=has_aux)
     value, gradients = value_and_grad(local_params(params, state), batch, *args)
+    if stage is not None:
+        extra = {**extra, "stage": stage}
     updates, state = tx.update(gradients, state, params, **extra)
     _check_agreed(updates, state, axes)
     params = optax.apply_updates(params, updates)
@@ -275,6 +294,22 @@ def check_batch(batch: Any, workers: int, axes: tuple[str, ...]) -> None:
             raise ValueError(
                 f"the batch's leaf {name or 'itself'} has shape {leaf.shape}: its "
                 f"first axis must be a multiple of the {workers} workers of {axes}."
+            )
+
+
+def check_made_for(state: Any, made: Any) -> None:
+    """Refuses a state that was made for parameters of other names or shapes."""
+    given, needed = (
+        {jax.tree_util.keystr(p): x.shape for p, x in jax.tree.leaves_with_path(tree)}
+        for tree in (state, made)
+    )
+    for path in (*needed, *given):
+        if given.get(path) != needed.get(path):
+            there, here = (x.get(path, "missing") for x in (given, needed))
+            raise ValueError(
+                f"the optimizer's state was made for other parameters: its {path} is "
+                f"{there} and would be {here} with these; make the state anew with "
+                "run.init(params)."
             )
 
 

@@ -28,6 +28,10 @@ def local_value_and_grad(
     gradients over the workers, in full precision: the very exchange that compression
     is to replace. Here every worker differentiates with respect to its own copy.
 
+    Under `shard_map(check_vma=False)` nothing records what is the same on all workers:
+    neither this function nor an exchange can refuse a loss, or gradients, that are
+    averaged already, and all workers would compress the same values.
+
     Args:
       fun: this worker's own loss, not averaged over the workers; a function as for
         `jax.value_and_grad`.

@@ -9,7 +9,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from onebit_jax.step.data_parallel import DataParallel, check_batch, local_step
+from onebit_jax.step.checked import Step
+from onebit_jax.step.data_parallel import (
+    DataParallel,
+    check_batch,
+    check_made_for,
+    local_step,
+)
 from onebit_jax.workers.worker_local import is_worker_local
 
 if TYPE_CHECKING:
@@ -38,11 +44,12 @@ def simulated(
       has_aux: as of `data_parallel`.
 
     Returns:
-      `init(params)` and `step(params, state, batch, *args, stage=None)` as of
-      `data_parallel`, whose state has the same shapes as on a mesh of so many devices.
+      `init(params)` and `step(params, state, batch, *args, stage=None, **extra)` as
+      of `data_parallel`, whose state has the shapes of a mesh of so many devices.
 
     Raises:
-      ValueError: from `step`, if the batch cannot be shared equally.
+      ValueError: from `step`, if the batch cannot be shared equally, or as that of
+        `data_parallel`.
 
     Example:
       >>> import jax.numpy as jnp, onebit_jax, optax
@@ -64,25 +71,28 @@ def simulated(
         return params, _merged(state)
 
     def step(
-        params: Any, state: Any, batch: Any, *args: Any, stage: str | None = None
+        params: Any,
+        state: Any,
+        batch: Any,
+        *args: Any,
+        stage: str | None = None,
+        **extra: Any,
     ) -> tuple[Any, ...]:
         check_batch(batch, workers, (axis,))
-        extra = {} if stage is None else {"stage": stage}
+        check_made_for(state, jax.eval_shape(init, params)[1])
         state, batch = _split(state, workers), _divided(batch, workers)
         axes = _local_axes(state)
         one = functools.partial(
-            local_step, loss_fn, transformation, (axis,), has_aux, extra
+            local_step, loss_fn, transformation, (axis,), has_aux, stage
         )
         params, state, *rest = over_workers(
             one,
-            in_axes=(None, axes, 0, *(None for _ in args)),
+            in_axes=(None, axes, None, 0, *(None for _ in args)),
             out_axes=(None, axes, None, *[None] * has_aux),
-        )(params, state, batch, *args)
+        )(params, state, extra, batch, *args)
         return params, _merged(state), *rest
 
-    return DataParallel(
-        init, jax.jit(step, donate_argnums=(0, 1), static_argnames="stage")
-    )
+    return DataParallel(init, Step(step))
 
 
 def _local_axes(state: Any) -> Any:

@@ -9,6 +9,7 @@ import jax
 import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from onebit_jax.workers.adaptive import warn_of_adaptive
 from onebit_jax.workers.axes import not_bound
 from onebit_jax.workers.specs import is_spec, names_of
 from onebit_jax.workers.worker_local import is_worker_local, worker_local_nodes
@@ -138,6 +139,9 @@ def init(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
     Raises:
       ValueError: if the mesh lacks a worker axis, or as `state_specs`.
 
+    Warns:
+      UserWarning: if one of Optax's adaptive optimizers follows an exchange of signs.
+
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax
       >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
@@ -146,6 +150,7 @@ def init(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
       Array([[0., 0., 0.]], dtype=float32)
     """
     abstract = abstract_state(tx, params, mesh)
+    warn_of_adaptive(abstract)
     axes = {axis for node in worker_local_nodes(abstract) for axis in node.axes}
     local_init = jax.shard_map(
         tx.init,

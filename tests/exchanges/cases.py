@@ -140,6 +140,8 @@ class Case:
         values = values.mean(axis=1)
         if self.simulation is None or self.is_exact(name):
             return dense.exact_mean(values, errors, server_error)
+        if teams == 1 and self.error_dtype is not None:
+            return paid_in_full(values, errors, server_error)
         return self.simulation(
             values, errors, server_error, blocks=self.blocks_of(name)
         )
@@ -154,12 +156,17 @@ def by_counts(values, errors, server_error, blocks, kind="mean_abs"):
     return dense.counted(values, errors, server_error, kind, blocks)
 
 
+def paid_in_full(values, errors, server_error):
+    """One worker's own values, and what is owed of them."""
+    paid = values + (errors + server_error)[:, : values.shape[1]]
+    return dense.exact_mean(paid, errors, server_error)
+
+
 def as_deepspeed(values, errors, server_error, blocks):
     """One scale a leaf and one a server's share, of padding as well."""
     size = values.shape[1]
     if len(values) == 1:
-        paid = values + (errors + server_error)[:, :size]
-        return dense.exact_mean(paid, errors, server_error)
+        return paid_in_full(values, errors, server_error)
     values = np.pad(values, ((0, 0), (0, errors.shape[1] - size)))
     codec = functools.partial(dense.signs, kind="rms")
     place = np.arange(errors.shape[1])
@@ -273,7 +280,7 @@ CASES = {
     "exact": Case(
         lambda: exact_mean("data"), data(4), spoils="value", error_dtype=None
     ),
-    "sign-1": Case(lambda: signs("data"), data(1), by_signs),
+    "sign-1": Case(lambda: signs("data"), data(1), by_signs, spoils="value"),
     "sign-2": Case(lambda: signs("data"), data(2), by_signs),
     "sign-3": Case(
         lambda: signs("data"), data(3), by_signs, resized=moved(data(8), data(3))
@@ -284,7 +291,7 @@ CASES = {
     "sign-buckets": Case(lambda: signs("data", bucket_size=64), data(2), by_signs),
     "sign-16-bits": Case(lambda: signs("data", **BITS_16), data(4), rms_signs, **low),
     "sign-two-axes": Case(lambda: signs(("host", "device")), hosts(2, 4), by_signs),
-    "count-1": Case(lambda: counts("data"), data(1), by_counts),
+    "count-1": Case(lambda: counts("data"), data(1), by_counts, spoils="value"),
     "count-3": Case(lambda: counts("data"), data(3), by_counts, resized=moved(data(8))),
     "count-8": Case(lambda: counts("data"), data(8), by_counts, resized=moved(data(1))),
     "count-buckets": Case(lambda: counts("data", bucket_size=64), data(2), by_counts),
@@ -340,7 +347,7 @@ CASES = {
         lambda: signs("host"), 2, 4, simulation=by_signs, resized=moved(hosts(3, 2))
     ),
     "hierarchical-sign-1x4": two_levels(
-        lambda: signs("host"), 1, 4, simulation=by_signs
+        lambda: signs("host"), 1, 4, simulation=by_signs, spoils="value"
     ),
     "hierarchical-sign-16-bits": two_levels(
         lambda: signs("host", **BITS_16), 2, 2, simulation=rms_signs, **low

@@ -118,7 +118,8 @@ def test_a_static_stage_reaches_the_optimizer():
     run = data_parallel(lambda p, x: jnp.mean(x @ p), optimizer(), mesh_of(2))
     params, state = run.init(jnp.ones(4))
     batch = jnp.ones((2, 4))
-    params, state, _ = run.step(params, state, batch, stage="compressed")
+    for stage in ("warmup", "compressed"):
+        params, state, _ = run.step(params, state, batch, stage=stage)
     assert int(onebit_jax.metrics(state)["compressed"]) == 1
     compiled = run.step.lower(params, state, batch, stage="warmup").compile()
     assert onebit_jax.traffic(compiled, mesh_of(2)).stages == ("warmup",)

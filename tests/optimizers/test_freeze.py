@@ -71,7 +71,7 @@ def test_arguments_out_of_range_are_refused(make):
     "make",
     [
         lambda: freeze_at(float("nan")),
-        lambda: freeze_at(2.5),
+        lambda: freeze_at(0.2),
         lambda: freeze_when_stable(min_steps=float("inf")),
         lambda: freeze_when_stable(min_steps=1, interval=1.5),
     ],

@@ -283,8 +283,8 @@ BUGS = {
     ),
     "an exchange does not tell of its exact leaves": Bug(
         "onebit_jax/exchanges/block_exchange.py",
-        "return *exact, *self.block_transfers(blocks, axis_sizes)",
-        "return self.block_transfers(blocks, axis_sizes)",
+        "return *exact, *among.block_transfers(blocks, axis_sizes)",
+        "return among.block_transfers(blocks, axis_sizes)",
         cost("sign-3"),
     ),
     "a host tells of digits for all of its devices": Bug(

@@ -218,8 +218,8 @@ BUGS = {
     # Around an optimizer.
     "a stage is not told to the optimizer": Bug(
         "onebit_jax/step/data_parallel.py",
-        '{} if stage is None else {"stage": stage}',
-        "{}",
+        'extra = {**extra, "stage": stage}',
+        "extra = {**extra}",
         (f"{METRICS}a_static_stage_reaches_the_optimizer",),
     ),
     "the loss is one worker's times their number": Bug(
@@ -284,8 +284,8 @@ BUGS = {
     ),
     "simulated workers are not told of the stage": Bug(
         "onebit_jax/step/simulated.py",
-        '{} if stage is None else {"stage": stage}',
-        "{}",
+        "(axis,), has_aux, stage",
+        "(axis,), has_aux, None",
         (
             "tests/workers/test_simulated.py::"
             "test_a_batch_or_a_stage_that_makes_no_sense_is_refused",

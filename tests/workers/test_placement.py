@@ -126,3 +126,16 @@ def test_a_state_with_empty_leaves_is_placed_as_the_abstract_one():
         params, state, _ = jax.block_until_ready(
             compiled(params, state, jnp.ones((2, 3)))
         )
+
+
+def test_a_saved_state_is_divided_over_the_devices_that_are_there():
+    old_mesh, mesh = jax.sharding.AbstractMesh((8,), ("data",)), mesh_of(4)
+    tx, params = onebit_adam(0.1, sign_mean("data"), freeze_at(2)), jnp.zeros((64, 3))
+    saved = onebit_jax.saved_state(tx, params, old_mesh, mesh)[0]
+    error = saved.exchange.worker_error.value
+    assert error.shape == (8, 64, 3)
+    assert error.sharding.shard_shape(error.shape) == (8, 16, 3)
+    assert saved.mu.sharding.is_fully_replicated
+    chex.assert_trees_all_equal_structs(
+        saved, onebit_jax.abstract_state(tx, params, mesh)[0]
+    )

@@ -210,13 +210,16 @@ class Checkpoints:
 
         old_mesh = _mesh_like(mesh, shape)
         is_resized = old_mesh.shape != mesh.shape
-        state = onebit_jax.abstract_state(tx, params, old_mesh if is_resized else mesh)
-        if is_resized:
-            # A part of each worker's errors on each device: together they may be too
-            # large for one.
-            state = jax.tree.map(lambda x: _place(x, _divided(x, mesh)), state)
+        state = (
+            onebit_jax.saved_state(tx, params, old_mesh, mesh)
+            if is_resized
+            else onebit_jax.abstract_state(tx, params, mesh)
+        )
         replicated = NamedSharding(mesh, PartitionSpec())
-        placed = jax.tree.map(lambda x: _place(x, replicated), params)
+        placed = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated),
+            params,
+        )
         wanted = ocp.args.StandardRestore({"params": placed, "state": state})
         with self._whole(step):
             read_through(self._folder / str(step) / "arrays")
@@ -263,7 +266,7 @@ class Checkpoints:
 
 
 def read_through(arrays: Path, prefix: bytes = b"") -> None:
-    """Raises what TensorStore does where a file is cut short.
+    """Raises what TensorStore does where a file is cut short or gone.
 
     Orbax stops at the first array that cannot be read and closes the event loop that
     the others still answer to, each of which then prints a traceback.
@@ -274,7 +277,10 @@ def read_through(arrays: Path, prefix: bytes = b"") -> None:
     """
     spec = {"driver": "ocdbt", "base": arrays.as_uri() + "/"}
     store = tensorstore.KvStore.open(spec).result()
-    for key in store.list().result():
+    keys = store.list().result()
+    if not keys:  # where its manifest is gone TensorStore begins an empty store
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(arrays))
+    for key in keys:
         if key.startswith(prefix):
             store.read(key).result()
 
@@ -322,14 +328,3 @@ def _resized(
 def _mesh_like(mesh: Mesh, shape: dict[str, int]) -> AbstractMesh:
     """A mesh like another, of devices that need not exist: for shapes alone."""
     return AbstractMesh(tuple(shape.values()), tuple(shape), mesh.axis_types)
-
-
-def _divided(x: jax.ShapeDtypeStruct, mesh: Mesh) -> NamedSharding:
-    """Another axis than the first over all devices, where one can be."""
-    axes = [i for i, n in enumerate(x.shape) if i and n % mesh.size == 0]
-    spec = [None] * axes[0] + [mesh.axis_names] if axes else []
-    return NamedSharding(mesh, PartitionSpec(*spec))
-
-
-def _place(x: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

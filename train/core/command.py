@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import jax
 
-from train.core.errors import LOST_EXIT, InputError, LostError
+from onebit_launch.errors import LOST_EXIT
+from train.core.errors import InputError, LostError
 from train.core.processes.distributed import Cluster, initialize, loss_in
 from train.core.processes.watchdog import Watchdog
 

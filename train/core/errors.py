@@ -9,10 +9,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-LOST_EXIT = 75
-"""Exit status of a process that ends because another one is lost or hangs; sysexits'
-EX_TEMPFAIL, as the same command may succeed when it is started again."""
-
 
 class InputError(ValueError):
     """Something given cannot be used; the message says what to do about it."""

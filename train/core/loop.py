@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from train.core.processes.watchdog import Watchdog
     from train.core.task import Evaluation, Params, Phase, Task
 
+ALONE = "one worker has nobody to send signs to; give more --workers to compress"
+"""The reason why a run of one worker never leaves its first stage."""
+
 AHEAD = 2
 """Steps that a device has to do while the host prepares the next."""
 
@@ -148,10 +151,11 @@ class _Loop:
             program = self._compile(phase, run, begun)
             self._reached = self._steps(phase, program, begun, batches, last)
         later = list(self.totals.by_stage.items())[1:]
-        if phase.advice and later and not any(steps for _, steps in later):
+        advice = ALONE if self.mesh.size == 1 else phase.advice
+        if advice and later and not any(steps for _, steps in later):
             say(
                 f"no step up to {self.totals.steps:,} ran in the stage {later[-1][0]}: "
-                f"{phase.advice}."
+                f"{advice}."
             )
 
     def _begin(

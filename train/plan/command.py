@@ -123,7 +123,7 @@ def heading(
             "predicted; measure one and give --compute-ms."
         )
     memory = HELD_BYTES * model.parameters
-    if memory > gpu.memory and not config.fsdp:
+    if gpu.memory < memory <= config.gpus * gpu.memory and not config.fsdp:
         lines.append(
             f"Parameters, gradients, moments and errors take {memory / 1e9:,.0f} GB, "
             f"and a GPU has {gpu.memory / 1e9:,.0f}: this holds where they are sharded "
@@ -135,6 +135,18 @@ def heading(
             "1-bit Adam paper's 40 Gbit/s Ethernet it was 4.1."
         )
     return "\n".join(lines)
+
+
+def misfit(config: PlanConfig, model: Model) -> str:
+    """The sentence on a model that no host can hold; empty for one that fits."""
+    memory, there = HELD_BYTES * model.parameters, GPUS[config.gpu].memory * config.gpus
+    if memory <= there:
+        return ""
+    return (
+        "The model does not fit: parameters, gradients, moments and errors take "
+        f"{memory / 1e9:,.0f} GB, and a host has {there / 1e9:,.0f} GB; ask again with "
+        "more GPUs a host, or larger ones."
+    )
 
 
 def run(config: PlanConfig) -> None:
@@ -160,8 +172,11 @@ def run(config: PlanConfig) -> None:
         warmup_itemsize=4 if config.warmup_gradients == "float32" else 2,
     )
     print(heading(config, model, cluster, work))
-    print(f"\n{table(plan)}\n\n{verdict(plan)}")
-    answer = to_json(plan) | {"rate_is": config.rate_is, "gpu": config.gpu}
+    said = misfit(config, model) or verdict(plan)
+    print(f"\n{table(plan)}\n\n{said}")
+    asked = {"rate_is": config.rate_is, "gpu": config.gpu}
+    answer = to_json(plan) | asked | {"verdict": said}
+    answer["pays"] = answer["pays"] and not misfit(config, model)
     if config.steps is not None:
         freeze = max(1, round(config.warmup * config.steps))
         runs = whole_runs(model, work, cluster, steps=config.steps, freeze=freeze)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
+from train.core.commands.from_scratch import FREEZE
 from train.core.errors import InputError
 from train.plan import gpu_compiler
 from train.plan.sizes import SIZES
@@ -57,8 +58,8 @@ class PlanConfig:
     """Share of the last backward pass behind which an exact exchange hides."""
     remat: bool = False
     """Recompute the layers in the backward pass, for less memory."""
-    warmup: float = 0.15
-    """Share of the steps before the freeze."""
+    warmup: float = FREEZE
+    """Share of the steps before the freeze; default: that of train.pretrain."""
     steps: int | None = None
     """Steps of a run: adds a table of all optimizers, with the bytes and the hours of
     the whole run; takes minutes for hundreds of leaves."""

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
-from train.core import run_folder
+from train.core import lock, run_folder
 from train.core.batches import batches
 from train.core.command import say, say_if_unknown, watched
 from train.core.commands.line import Command, parse_flags, run_command
@@ -94,7 +94,7 @@ def fine_tune(
     }
     run = _opened(config, contents, steps)
     scores: dict[str, Score] = {}
-    with watched(timeout) as watchdog:
+    with watched(timeout) as watchdog, lock.held(config.out):
 
         def finish(params: Params) -> None:
             predictions = answer(

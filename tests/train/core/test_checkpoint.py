@@ -5,6 +5,7 @@ import errno
 import shutil
 import time
 from contextlib import closing
+from pathlib import Path
 
 import chex
 import jax
@@ -60,7 +61,8 @@ def trained(tx):
     params, state = run.init(make_params())
     for step in range(3):
         batch = jax.random.normal(jax.random.key(step), (8,))
-        params, state, _ = run.step(params, state, batch, stage="compressed")
+        stage = "compressed" if step else "warmup"
+        params, state, _ = run.step(params, state, batch, stage=stage)
     return Checkpoint(params, state, PROGRESS)
 
 
@@ -145,14 +147,29 @@ def test_a_truncated_checkpoint_is_named_and_the_one_before_is_good(
     assert restore(folder, tx, workers)[0].progress.totals.steps == 2
 
 
-def test_damage_is_said_in_one_sentence_and_no_traceback(folder, tx, capfd):
-    for file in (folder / "checkpoints" / "3" / "arrays").rglob("d/*"):
-        file.write_bytes(file.read_bytes()[:10])
+@pytest.mark.parametrize("files", ["**/d/*", "manifest.ocdbt", "_METADATA", "**/*"])
+@pytest.mark.parametrize("how", ["cut", "gone"])
+def test_damage_is_said_in_one_sentence_and_no_traceback(folder, tx, capfd, files, how):
+    arrays = folder / "checkpoints" / "3" / "arrays"
+    for file in filter(Path.is_file, arrays.glob(files)):
+        if how == "cut":
+            file.write_bytes(file.read_bytes()[:10])
+        else:
+            file.unlink()
     with pytest.raises(InputError, match="3 is damaged"):
         restore(folder, tx)
     # What is still being read when the first error is known answers a little later.
     time.sleep(0.2)
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_store_without_its_manifest_is_not_an_empty_one(folder):
+    """Orbax would stop at the first of many arrays, and the others print tracebacks."""
+    arrays = folder / "checkpoints" / "3" / "arrays"
+    checkpoint.read_through(arrays)
+    (arrays / "manifest.ocdbt").unlink()
+    with pytest.raises(FileNotFoundError):
+        checkpoint.read_through(arrays)
 
 
 @pytest.mark.parametrize(

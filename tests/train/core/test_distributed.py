@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import onebit_jax
-from train.core.errors import LOST_EXIT, InputError
+from onebit_launch.environment import environments, free_port
+from onebit_launch.errors import LOST_EXIT
+from train.core.errors import InputError
 from train.core.exchange import EXCHANGES, make_exchange
 from train.core.mesh import make_mesh
 from train.core.processes import distributed
@@ -22,7 +24,6 @@ from train.core.processes.distributed import (
     initialize,
     loss_in,
 )
-from train.launch.command import environments, free_port
 
 SLURM = {
     "SLURM_JOB_ID": "7",
@@ -39,7 +40,7 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }
 KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "3"}
-LAUNCHED = environments(4, 1, 1234)[3]
+LAUNCHED = environments(4, 1, "127.0.0.1:1234")[3]
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def set_all(monkeypatch, environment):
         SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
         OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
         {"KUBERNETES_SERVICE_HOST": "10.0.0.1"},
-        environments(1, 1, 1234)[0],
+        environments(1, 1, "127.0.0.1:1234")[0],
     ],
 )
 def test_a_process_that_is_alone_starts_nothing(initialized, monkeypatch, environment):

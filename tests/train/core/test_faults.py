@@ -17,8 +17,9 @@ from launching import ROOT, SMALL_PRETRAIN, Launched
 from runs import steps_of, without_speed, write_corpus
 
 import onebit_jax
+from onebit_launch.errors import LOST_EXIT
 from train.core.checkpoint import Checkpoint, Checkpoints, Progress, latest_step
-from train.core.errors import LOST_EXIT, InputError
+from train.core.errors import InputError
 from train.core.processes.watchdog import Watchdog
 from train.core.totals import Totals
 

@@ -279,3 +279,10 @@ def test_metrics_without_a_checkpoint_are_refused(tmp_path):
     metrics_log.append(run.folder, line)
     with pytest.raises(InputError, match="there is no checkpoint in"):
         run.train()
+
+
+def test_one_worker_is_told_that_it_does_not_compress(tmp_path, capsys):
+    Run(tmp_path).train(workers=1)
+    said = capsys.readouterr().out
+    assert "ran in the stage compressed: one worker has nobody to send signs to" in said
+    assert {line["stage"] for line in steps_of(tmp_path)} == {"warmup"}

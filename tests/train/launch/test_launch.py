@@ -8,9 +8,10 @@ import sys
 import pytest
 from launching import ROOT, Launched, is_running
 
-from train.core.errors import InputError
-from train.launch.command import Launch, check, environments, run_folder_of
-from train.launch.output import open_sinks
+from onebit_launch.environment import environments
+from onebit_launch.errors import UsageError
+from onebit_launch.output import open_sinks
+from train.launch.command import check_restarts, run_folder_of
 
 NEEDS_PROC = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="reads /proc"
@@ -60,11 +61,13 @@ def test_each_process_is_told_its_place_and_speaks_under_its_number(script):
 
 
 def test_all_processes_have_the_same_coordinator_of_this_machine():
-    first, second = environments(2, 1, 1234)
+    first, second = environments(2, 1, "127.0.0.1:1234")
     assert first["JAX_COORDINATOR_ADDRESS"] == "127.0.0.1:1234"
     assert {k for k in first if first[k] != second[k]} == {
         "JAX_PROCESS_ID",
         "JAX_LOCAL_DEVICE_IDS",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
     }
 
 
@@ -72,8 +75,11 @@ def test_output_is_filed_by_process_over_all_attempts(script, tmp_path):
     logs = tmp_path / "logs"
     text = (
         "print('hello', process)\n"
-        "if process: sys.exit('went wrong') if os.environ['TRAIN_RESTART_COUNT'] == '0'"
-        " else os._exit(9)"
+        "if process:\n"
+        "    again = pathlib.Path(__file__).with_name('again')\n"
+        "    if again.exists(): os._exit(9)\n"
+        "    again.touch()\n"
+        "    sys.exit('went wrong')"
     )
     status, said = run(
         *("--restarts", 1, "--log-dir", logs), command=script(text, "--out", tmp_path)
@@ -223,26 +229,19 @@ def test_training_goes_on_when_nobody_reads_along(script, tmp_path):
 def test_logs_that_cannot_be_kept_are_refused(tmp_path):
     (tmp_path / "file").touch()
     with (
-        pytest.raises(InputError, match=r"--log-dir .*file cannot be written to"),
-        open_sinks(1, tmp_path / "file", append=False),
+        pytest.raises(UsageError, match=r"--log-dir .*file cannot be written to"),
+        open_sinks([0], tmp_path / "file", append=False),
     ):
         pass
 
 
 @pytest.mark.parametrize(
-    ("flags", "command", "message"),
-    [
-        (Launch(0), ["x.py"], "--processes .* must be at least 1"),
-        (Launch(1, 0), ["x.py"], "--devices-per-process must be at least 1"),
-        (Launch(1, restarts=-1), ["x.py"], "must not be negative"),
-        (Launch(1, grace=float("nan")), ["x.py"], "must not be negative"),
-        (Launch(1), [], "there is no command; give one after --"),
-        (Launch(1, restarts=1), ["x.py"], "--restarts needs the run's folder"),
-    ],
+    ("restarts", "message"),
+    [(-1, "must not be negative"), (1, "--restarts needs the run's folder")],
 )
-def test_flags_that_cannot_be_used_are_refused(flags, command, message):
-    with pytest.raises(InputError, match=message):
-        check(flags, command)
+def test_restarts_that_cannot_be_made_are_refused(restarts, message):
+    with pytest.raises(UsageError, match=message):
+        check_restarts(restarts, None)
 
 
 def test_the_runs_folder_is_read_off_the_command():

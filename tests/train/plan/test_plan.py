@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from train.bert.config import PretrainConfig
 from train.core.errors import InputError
 from train.plan import command as plan
 from train.plan.cluster import GIGABIT, GpuCluster
+from train.plan.config import PlanConfig
 from train.plan.model import GpuWork, Model, arms
 from train.plan.report import PAYS, break_even_rate, make_plan, verdict
 
@@ -181,6 +183,26 @@ def test_says_that_a_model_does_not_fit_a_gpu(capsys, parameters, fits):
     out = run(f"--rate 100 --model {parameters}", capsys)
     assert ("where they are sharded inside each host" in out) is not fits
     assert ("142 GB, and a GPU has 141" in out) is not fits
+
+
+@pytest.mark.parametrize(("gpus", "fits"), [(1, False), (4, False), (8, True)])
+def test_no_verdict_on_a_model_that_no_host_can_hold(capsys, tmp_path, gpus, fits):
+    file = tmp_path / "plan.json"
+    out = run(f"--rate 10 --gpu v100 --model 7e9 --gpus {gpus} --json {file}", capsys)
+    last, answer = out.splitlines()[-2 if fits else -1], json.loads(file.read_text())
+    assert last.startswith(
+        "Compression pays" if fits else "The model does not fit: parameters,"
+    )
+    assert (f"140 GB, and a host has {32 * gpus} GB" in last) is not fits
+    assert ("where they are sharded inside each host" in out) is fits
+    assert last in answer["verdict"]
+    assert answer["pays"] is fits
+
+
+def test_the_default_warm_up_is_that_of_pretraining():
+    steps = 1000
+    freeze = PretrainConfig(steps=steps).phases[0].freeze
+    assert PlanConfig(rate=1.0).warmup == freeze / steps
 
 
 def test_what_was_measured_replaces_what_is_predicted(capsys, tmp_path):

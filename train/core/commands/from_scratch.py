@@ -1,17 +1,16 @@
 """Training from scratch: plain Adam beside an optimizer, and more steps afterwards.
 
 A run of a task whose flags are `FromScratchFlags` trains to its goal, a number of
-steps; one that has ended goes on for as many again, or to the steps that are given.
+steps; one that has ended goes on to the steps that are given, where they are more.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from train.core import metrics_log, picture, run_folder
+from train.core import lock, metrics_log, picture, run_folder
 from train.core.checkpoint import latest_step
 from train.core.command import is_main_process, say
 from train.core.comparison import closing, ended
@@ -28,7 +27,6 @@ from train.core.flags import (
 from train.core.loop import train
 from train.core.mesh import HOST, Topology
 from train.core.optimizer import Plan, warmup_and_freeze
-from train.core.processes.distributed import RESTART
 from train.core.run_folder import Run
 
 if TYPE_CHECKING:
@@ -67,7 +65,7 @@ class FromScratchFlags(TrainingFlags):
     """Steps between evaluations on held-out examples; there is one at the end."""
     resume: Changeable[bool] = False
     """Go on with the run in --out, exactly, with its own settings; with one that has
-    ended for as many steps again, or to --steps."""
+    ended to more --steps."""
     compare: bool = False
     """Train plain Adam as well, on the same samples, and draw it beside."""
 
@@ -181,9 +179,22 @@ def train_run(
       keep_files: Writes into the run's folder what it lacks, on one process.
 
     Raises:
-      InputError: Processes differ in what they are asked for, or a checkpoint cannot
-        be gone on from.
+      InputError: Another run uses the folder, processes differ in what they are asked
+        for, or a checkpoint cannot be gone on from.
     """
+    with lock.held(config.out):
+        _train_run(run, config, mesh, watchdog, about, make_task, keep_files)
+
+
+def _train_run(
+    run: Run[Flags],
+    config: Flags,
+    mesh: Mesh,
+    watchdog: Watchdog,
+    about: str,
+    make_task: Callable[[Flags], Task],
+    keep_files: Callable[[Path], None],
+) -> None:
     folder = config.out
     runs = [replace(run, flags=arm) for arm in _arms(run.flags)]
     run_folder.agree(runs, config, keep_files, watchdog)
@@ -220,24 +231,18 @@ def _arms(config: Flags) -> list[Flags]:
 
 
 def _next_goal(run: Run[Flags], config: Flags) -> int:
-    """The steps to go on to: those asked for, or as many again after a finished run."""
+    """The steps to go on to: those asked for, or else the run's own."""
     planned, asked = run.flags.total_steps, config.total_steps
-    if asked > run.until:
-        return asked
-    if asked != planned and asked < run.until:
-        phase = config.phases[-1]
+    phase = config.phases[-1]
+    if asked < run.until and asked != planned:
         raise InputError(
             f"the run in {config.out} goes to step {run.until}; leave out "
             f"{phase.flags}steps {phase.steps} to go on, or give more."
         )
-    unfinished = min(latest_step(arm.out) for arm in _arms(config)) < run.until
-    # A launcher starts again what failed at its very end, too; and who gives again
-    # the steps that were given last asks for no more than them.
-    if unfinished or asked != planned or os.environ.get(RESTART, "0") != "0":
-        return run.until
-    more = run.flags.phases[-1].steps
-    say(
-        f"{config.out}: all {run.until:,} steps are done; going on for {more:,} more "
-        "by the last schedule"
-    )
-    return run.until + more
+    goal = max(asked, run.until)
+    if min(latest_step(arm.out) for arm in _arms(config)) >= goal:
+        say(
+            f"{config.out}: all {goal:,} steps are done; to go on, at the learning "
+            f"rate that they have come to, give more {phase.flags}steps"
+        )
+    return goal

@@ -31,9 +31,6 @@ ADDRESS, PROCESSES, PROCESS = (
 DEVICES = "JAX_LOCAL_DEVICE_IDS"
 """The GPUs of a process, by their numbers on its host; set by `train.launch`."""
 
-RESTART = "TRAIN_RESTART_COUNT"
-"""The number of times that `train.launch` has started the processes again."""
-
 SEEN_WITHIN = 60.0
 """Seconds in which what one host has written can be seen by others, as over NFS."""
 

@@ -7,7 +7,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from train.core.errors import LOST_EXIT
+from onebit_launch.errors import LOST_EXIT
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -13,8 +13,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from train.core.errors import LOST_EXIT
-from train.launch.output import Relay, open_sinks
+from onebit_launch.errors import LOST_EXIT
+from onebit_launch.output import Relay, open_sinks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,6 +52,7 @@ def run_together(
     environments: Sequence[Mapping[str, str]],
     *,
     grace: float,
+    first: int = 0,
     log_dir: Path | None = None,
     append: bool = False,
 ) -> Failure | None:
@@ -65,6 +66,7 @@ def run_together(
       command: The command.
       environments: Variables of each process, beside this one's.
       grace: Seconds between SIGTERM and SIGKILL.
+      first: The number of the first among those of all hosts.
       log_dir: Folder for the output, `0.log` and so on; None to print it.
       append: True to go on in files that are there.
 
@@ -72,25 +74,30 @@ def run_together(
       The failure; None if all ended with exit status 0.
 
     Raises:
-      InputError: The output's files cannot be made.
+      UsageError: The output's files cannot be made.
     """
+    numbers = range(first, first + len(environments))
     processes: list[subprocess.Popen[bytes]] = []
     relays: list[list[Relay]] = []
     with (
-        open_sinks(len(environments), log_dir, append=append) as sinks,
+        open_sinks(numbers, log_dir, append=append) as sinks,
         _noted_signals() as signals,
     ):
         try:
             for environment in environments:
                 processes.append(_start(command, environment, merged=bool(log_dir)))
             # Threads come last: a process that has some cannot be forked safely.
-            for number, process in enumerate(processes):
+            for number, process, files in zip(numbers, processes, sinks, strict=True):
                 pipes = filter(None, (process.stdout, process.stderr))
                 prefix = "" if log_dir else f"[{number}] "
-                both = zip(pipes, sinks[number], strict=True)
+                both = zip(pipes, files, strict=True)
                 relays.append([Relay(pipe, sink, prefix) for pipe, sink in both])
             failed = _wait(processes, signals)
-            running = [i for i, p in enumerate(processes) if p.poll() is None]
+            running = [
+                number
+                for number, process in zip(numbers, processes, strict=True)
+                if process.poll() is None
+            ]
         finally:
             _end(processes, grace)
             for relay in itertools.chain(*relays):
@@ -100,9 +107,9 @@ def run_together(
         return Failure(f"ended by {name}", 128 + signals[0], is_final=True)
     if not failed:
         return None
-    first = min(failed, key=lambda number: _RANK.get(processes[number].returncode, 0))
-    status, said = processes[first].returncode, relays[first][-1].last_line
-    return _failure(first, status, said, running)
+    at = min(failed, key=lambda place: _RANK.get(processes[place].returncode, 0))
+    status, said = processes[at].returncode, relays[at][-1].last_line
+    return _failure(numbers[at], status, said, running)
 
 
 def _start(

@@ -9,10 +9,10 @@ import sys
 import threading
 from typing import IO, TYPE_CHECKING
 
-from train.core.errors import writable
+from onebit_launch.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 _LONGEST = 400
@@ -21,12 +21,12 @@ _LONGEST = 400
 
 @contextlib.contextmanager
 def open_sinks(
-    processes: int, log_dir: Path | None, *, append: bool
+    numbers: Sequence[int], log_dir: Path | None, *, append: bool
 ) -> Iterator[list[list[IO[bytes]]]]:
     """Files that take the output of processes.
 
     Args:
-      processes: Their number.
+      numbers: Their numbers.
       log_dir: Folder for a file for each, `0.log` and so on; None for this process's
         own standard output and error.
       append: True to go on in files that are there.
@@ -35,16 +35,21 @@ def open_sinks(
       The files of each process: one for all its output, or two.
 
     Raises:
-      InputError: They cannot be made.
+      UsageError: They cannot be made.
     """
     with contextlib.ExitStack() as stack:
         if log_dir is None:
-            yield [[sys.stdout.buffer, sys.stderr.buffer]] * processes
+            yield [[sys.stdout.buffer, sys.stderr.buffer]] * len(numbers)
             return
-        with writable(log_dir, "--log-dir"):
+        try:
             log_dir.mkdir(parents=True, exist_ok=True)
-            paths = [log_dir / f"{process}.log" for process in range(processes)]
+            paths = [log_dir / f"{number}.log" for number in numbers]
             files = [path.open("ab" if append else "wb") for path in paths]
+        except OSError as error:
+            raise UsageError(
+                f"--log-dir {log_dir} cannot be written to ({error.strerror}); give "
+                "another."
+            ) from error
         yield [[stack.enter_context(file)] for file in files]
 
 

@@ -1,0 +1,106 @@
+"""A jitted step that looks at what it is given before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from onebit_jax.workers.stages import steps_by_stage
+
+
+class Step:
+    """A jitted training step that refuses what it would misread without a word.
+
+    Args:
+      step: from parameters, state, batch, further arguments and, by name, a static
+        `stage`, to new parameters, new state, and more. Parameters and state are
+        donated.
+      processes: the number of processes whose devices it runs on.
+
+    Attributes:
+      jitted: the step as `jax.jit` makes it, without the looks at its arguments.
+    """
+
+    def __init__(self, step: Callable[..., Any], processes: int = 1):
+        self.jitted: Any = jax.jit(step, donate_argnums=(0, 1), static_argnames="stage")
+        self._processes = processes
+        self._stages: set[str] = set()
+
+    def __call__(
+        self, params: Any, state: Any, batch: Any, *args: Any, **options: Any
+    ) -> Any:
+        """Runs the step.
+
+        Raises:
+          ValueError: if parameters or state were donated to an earlier step, the batch
+            is one process's own and there are several, or `stage` needs what no step
+            has learnt yet.
+        """
+        _check_there({"params": params, "state": state})
+        if self._processes > 1:
+            _check_of_all(batch, self._processes)
+        stage = options.get("stage")
+        if stage is not None and stage not in self._stages:
+            # Only where its program is new: the counters are waited for.
+            _check_begun(state, stage)
+            self._stages.add(stage)
+        return self.jitted(params, state, batch, *args, **options)
+
+    def lower(self, *args: Any, **options: Any) -> Any:
+        """As of a function that `jax.jit` returns."""
+        return self.jitted.lower(*args, **options)
+
+    def trace(self, *args: Any, **options: Any) -> Any:
+        """As of a function that `jax.jit` returns."""
+        return self.jitted.trace(*args, **options)
+
+
+def _is_concrete(x: Any) -> bool:
+    return isinstance(x, jax.Array) and not isinstance(x, Tracer)
+
+
+def _check_there(given: Any) -> None:
+    for path, leaf in jax.tree.leaves_with_path(given):
+        if _is_concrete(leaf) and leaf.is_deleted():
+            name, *inside = path
+            raise ValueError(
+                f"{name.key}{jax.tree_util.keystr(tuple(inside))} was donated to an "
+                "earlier step, which reused its memory: go on with what that step "
+                "returned, as in params, state, loss = run.step(params, state, batch)."
+            )
+
+
+def _check_of_all(batch: Any, processes: int) -> None:
+    for path, leaf in jax.tree.leaves_with_path(batch):
+        own = isinstance(leaf, np.ndarray | np.generic) or (
+            _is_concrete(leaf) and leaf.is_fully_addressable
+        )
+        if own:
+            raise ValueError(
+                f"the batch's leaf {jax.tree_util.keystr(path) or 'itself'} is this "
+                f"process's own, and {processes} processes train: make one array of "
+                "all their rows by jax.make_array_from_process_local_data(sharding, "
+                "rows), or by jax.device_put(batch, sharding) where each has them all."
+            )
+
+
+def _check_begun(state: Any, stage: str) -> None:
+    steps = {
+        name: taken for name, taken in steps_by_stage(state).items() if "/" not in name
+    }
+    first = next(iter(steps), stage)
+    if (
+        stage in steps
+        and stage != first
+        and not isinstance(steps[first], Tracer)
+        and not int(steps[first])
+    ):
+        raise ValueError(
+            f"no step of the stage {first!r} was taken yet, so that {stage!r} has no "
+            f"variance to divide by: begin with stage={first!r}, or leave the stage to "
+            "the optimizer."
+        )

@@ -1,0 +1,1 @@
+"""`onebit-launch`: a Python command in several processes that find each other."""

@@ -1,0 +1,65 @@
+"""The variables that tell processes their places among each other."""
+
+from __future__ import annotations
+
+import socket
+
+
+def environments(
+    processes: int,
+    devices: int,
+    coordinator: str,
+    *,
+    hosts: int = 1,
+    host: int = 0,
+) -> list[dict[str, str]]:
+    """Variables of each process of a host, beside the launcher's own.
+
+    `jax.distributed.initialize()` reads address and devices from variables of JAX's
+    own, and has none for the number and the place of a process: these it finds as it
+    does where `mpirun` of Open MPI 4 has set them. `JAX_NUM_PROCESSES` and
+    `JAX_PROCESS_ID` are for scripts that pass them on.
+
+    Args:
+      processes: their number on each host.
+      devices: devices of each.
+      coordinator: HOST:PORT at which process 0 is to listen.
+      hosts: number of hosts.
+      host: number of this one, from 0.
+
+    Returns:
+      The variables of each process.
+
+    Example:
+      >>> two = environments(2, 4, '10.0.0.1:29500', hosts=2, host=1)
+      >>> [e['JAX_PROCESS_ID'] for e in two], two[1]['JAX_LOCAL_DEVICE_IDS']
+      (['2', '3'], '4,5,6,7')
+    """
+    everyones = {
+        "JAX_COORDINATOR_ADDRESS": coordinator,
+        "JAX_NUM_PROCESSES": str(hosts * processes),
+        "JAX_NUM_CPU_DEVICES": str(devices),
+        "OMPI_MCA_orte_hnp_uri": "onebit-launch",
+        "OMPI_COMM_WORLD_SIZE": str(hosts * processes),
+    }
+    if hosts == 1:  # nobody else is to reach it
+        everyones["JAX_COORDINATOR_BIND_ADDRESS"] = coordinator
+    return [
+        {
+            **everyones,
+            "JAX_PROCESS_ID": str(host * processes + local),
+            "OMPI_COMM_WORLD_RANK": str(host * processes + local),
+            "OMPI_COMM_WORLD_LOCAL_RANK": str(local),
+            "JAX_LOCAL_DEVICE_IDS": ",".join(
+                str(local * devices + device) for device in range(devices)
+            ),
+        }
+        for local in range(processes)
+    ]
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]

@@ -1,0 +1,100 @@
+"""`onebit-launch`: processes that find each other, and what cannot be used."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from launching import ROOT
+from test_multi_host import PAGE
+
+from onebit_launch.command import Launch, check, make_parser, split
+from onebit_launch.environment import environments, free_port
+from onebit_launch.errors import UsageError
+
+(FED,) = re.findall(r"^```python\n(# feed.py.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+LAUNCHER = [sys.executable, "-m", "onebit_launch"]
+
+
+def start(*arguments):
+    return subprocess.Popen(
+        [*LAUNCHER, *map(str, arguments)],
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def said_by(launcher):
+    said, _ = launcher.communicate(timeout=240)
+    assert launcher.returncode == 0, said
+    return said
+
+
+def test_batches_are_fed_by_two_processes(tmp_path):
+    """The page's own script, which calls `jax.distributed.initialize()` bare."""
+    script = tmp_path / "feed.py"
+    script.write_text(FED, encoding="utf-8")
+    said = said_by(start("--processes", 2, "--", script))
+    (loss,) = re.findall(r"^\[0\] 2 processes, loss ([\d.]+)$", said, re.MULTILINE)
+    assert float(loss) < 0.1, "from 0.64"
+
+
+def test_launchers_of_several_hosts_start_one_cluster(tmp_path):
+    script = tmp_path / "places.py"
+    script.write_text(
+        "import jax\n"
+        "jax.distributed.initialize()\n"
+        "print(jax.process_index(), jax.process_count(), jax.device_count())\n"
+    )
+    coordinator = f"127.0.0.1:{free_port()}"
+    flags = ("--processes", 1, "--devices-per-process", 2, "--hosts", 2)
+    launchers = [
+        start(*flags, "--host", i, "--coordinator", coordinator, "--", script)
+        for i in range(2)
+    ]
+    assert [said_by(x) for x in launchers] == ["[0] 0 2 4\n", "[1] 1 2 4\n"]
+
+
+def test_the_launcher_needs_python_alone():
+    code = (
+        "import sys, onebit_launch.command\n"
+        "assert not {'jax', 'numpy', 'onebit_jax'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_only_processes_of_other_hosts_reach_the_coordinator_from_outside():
+    alone = environments(2, 1, "127.0.0.1:1")
+    assert {e["JAX_COORDINATOR_BIND_ADDRESS"] for e in alone} == {"127.0.0.1:1"}
+    shared = environments(2, 1, "a:1", hosts=2, host=1)
+    assert "JAX_COORDINATOR_BIND_ADDRESS" not in shared[0]
+    assert [e["OMPI_COMM_WORLD_RANK"] for e in shared] == ["2", "3"]
+    assert [e["OMPI_COMM_WORLD_LOCAL_RANK"] for e in shared] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--processes 0 -- x.py", "--hosts must be at least 1"),
+        ("--processes 1 --devices-per-process 0 -- x.py", "must be at least 1"),
+        (
+            "--processes 1 --hosts 2 --host 1 -- x.py",
+            "--hosts needs --coordinator HOST:PORT",
+        ),
+        ("--processes 1 --hosts 2 --host 2 -- x.py", "--host 2 must be from 0 to 1"),
+        (
+            "--processes 1 --coordinator here -- x.py",
+            "here is not an address; give HOST:PORT",
+        ),
+        ("--processes 1 --coordinator h:0 -- x.py", "h:0 is not an address"),
+        ("--processes 1 --grace nan -- x.py", "--grace must not be negative"),
+        ("--processes 1", "there is no command; give one after --"),
+    ],
+)
+def test_flags_that_cannot_be_used_are_refused(flags, message):
+    own, command = split(flags.split())
+    with pytest.raises(UsageError, match=message):
+        check(Launch(**vars(make_parser("onebit-launch").parse_args(own))), command)

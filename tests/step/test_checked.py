@@ -1,0 +1,102 @@
+"""A step names what it was given wrongly, and passes on what it was given rightly."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from virtual_workers import mesh_of
+
+import onebit_jax
+from onebit_jax import data_parallel, freeze_at, onebit_adam, sign_mean, simulated
+from onebit_jax.step.checked import Step
+
+BATCH = jnp.ones((4, 3))
+
+
+def loss(params, x):
+    return jnp.mean((x @ params["w"] - 1) ** 2)
+
+
+def runs_of(tx=None, **options):
+    tx = onebit_adam(0.1, sign_mean("data"), freeze_at(2)) if tx is None else tx
+    return {
+        "devices": data_parallel(loss, tx, mesh_of(2), **options),
+        "simulated": simulated(loss, tx, 2, **options),
+    }
+
+
+each = pytest.mark.parametrize("how", ["devices", "simulated"])
+
+
+@each
+def test_what_was_donated_is_named(how):
+    run = runs_of()[how]
+    params, state = run.init({"w": jnp.zeros(3)})
+    new = run.step(params, state, BATCH)
+    with pytest.raises(ValueError, match=r"params\['w'\] was donated .* returned"):
+        run.step(params, new[1], BATCH)
+    with pytest.raises(ValueError, match=r"state\[0\].count was donated"):
+        run.step(new[0], state, BATCH)
+    run.step(*new[:2], BATCH)
+
+
+@each
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"w": jnp.zeros(3), "b": jnp.zeros(2)}, r"mu\['b'\] is missing and would be"),
+        ({"w": jnp.zeros((3, 1))}, r"mu\['w'\] is \(3,\) and would be \(3, 1\)"),
+    ],
+)
+def test_a_state_of_other_parameters(how, params, said):
+    run = runs_of()[how]
+    _, state = run.init({"w": jnp.zeros(3)})
+    with pytest.raises(ValueError, match=said + r".* run.init\(params\)"):
+        run.step(params, state, BATCH)
+
+
+@each
+def test_a_stage_that_needs_what_nothing_has_learnt(how):
+    run = runs_of()[how]
+    params, state = run.init({"w": jnp.zeros(3)})
+    with pytest.raises(ValueError, match="begin with stage='warmup', or leave"):
+        run.step(params, state, BATCH, stage="compressed")
+    for stage in ("warmup", "compressed"):
+        params, state, _ = run.step(params, state, BATCH, stage=stage)
+    assert int(onebit_jax.metrics(state)["frozen_at"]) == 1
+
+
+@each
+def test_what_the_optimizer_asks_for_by_name(how):
+    """The plateau is the caller's to tell: here each value is as bad as the last."""
+    plateau = optax.contrib.reduce_on_plateau(factor=0.5, patience=1)
+    tx = optax.chain(onebit_adam(0.1, sign_mean("data"), freeze_at(2)), plateau)
+    run = runs_of(tx)[how]
+    params, state = run.init({"w": jnp.zeros(3)})
+    with jax.numpy_dtype_promotion("standard"):
+        for _ in range(4):
+            params, state, _ = run.step(params, state, BATCH, value=jnp.float32(1))
+    assert float(state[1].scale) < 1
+
+
+@each
+def test_auxiliary_values_come_fourth(how):
+    tx = optax.chain(onebit_jax.exact_mean("data"), optax.sgd(0.1))
+    make = {
+        "devices": lambda f: data_parallel(f, tx, mesh_of(2), has_aux=True),
+        "simulated": lambda f: simulated(f, tx, 2, has_aux=True),
+    }[how]
+    run = make(lambda p, x: (loss(p, x), {"norm": jnp.sum(p["w"])}))
+    _, _, value, aux = run.step(*run.init({"w": jnp.ones(3)}), BATCH)
+    assert (float(value), float(aux["norm"])) == (4.0, 3.0)
+
+
+def test_a_batch_of_one_of_several_processes():
+    """`test_multi_host` trains in two; here the mesh is only said to be of two."""
+    step = Step(lambda p, s, x, stage=None: (p, s, x), processes=2)
+    params, state = jnp.zeros(3), jnp.zeros(3)
+    for batch in (np.ones(4), jnp.ones(4)):
+        with pytest.raises(ValueError, match=r"\['x'\] is this process's own, and 2 p"):
+            step(params, state, {"x": batch})
+    step(params, state, 1.0)

@@ -1,0 +1,117 @@
+"""Two runs in one folder are refused; a run that was killed is in nobody's way."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from launching import ROOT
+
+from train.core import lock
+from train.core.errors import InputError
+
+ELSEWHERE = "another boot\nnode7, process 42\n"
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Another process that holds the folder."""
+    code = (
+        "import pathlib, sys\n"
+        "from train.core import lock\n"
+        "with lock.held(pathlib.Path(sys.argv[1])):\n"
+        "    print('held', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout.readline() == b"held\n"
+    with process:
+        yield process
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    monkeypatch.setattr(lock, "DEAD", 0.5)
+    monkeypatch.setattr(lock, "_POLL", 0.02)
+
+
+@pytest.fixture
+def beating(tmp_path):
+    """A file of another machine's run, which lives."""
+    (tmp_path / lock.FILE).write_text(ELSEWHERE)
+    ended = threading.Event()
+
+    def beat():
+        while not ended.wait(0.02):
+            os.utime(tmp_path / lock.FILE)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    yield
+    ended.set()
+    thread.join()
+
+
+def test_a_folder_in_use_is_refused_until_its_run_has_ended(tmp_path, other):
+    in_use = pytest.raises(InputError, match=rf"in use .*process {other.pid}\); wait f")
+    for _ in range(2):
+        with in_use, lock.held(tmp_path):
+            pass
+    other.stdin.close()
+    assert other.wait(30) == 0
+    assert not (tmp_path / lock.FILE).exists()
+    with lock.held(tmp_path):
+        pass
+
+
+def test_a_killed_run_is_in_nobodys_way(tmp_path, other, capsys):
+    other.send_signal(signal.SIGKILL)
+    other.wait(30)
+    assert str(other.pid) in (tmp_path / lock.FILE).read_text()
+    with lock.held(tmp_path):
+        assert str(other.pid) not in (tmp_path / lock.FILE).read_text()
+    assert not list(tmp_path.iterdir())
+    assert "waiting" not in capsys.readouterr().out
+
+
+def test_a_run_of_another_machine_that_is_dead(tmp_path, soon, capsys):
+    (tmp_path / lock.FILE).write_text(ELSEWHERE)
+    with lock.held(tmp_path):
+        pass
+    assert "for a sign of life of node7, process 42" in capsys.readouterr().out
+
+
+def test_a_run_of_another_machine_that_lives(tmp_path, soon, beating):
+    with pytest.raises(InputError, match=r"\(node7, process 42\)"), lock.held(tmp_path):
+        pass
+    assert (tmp_path / lock.FILE).read_text() == ELSEWHERE
+
+
+def test_signs_of_life_do_where_there_are_no_locks(
+    tmp_path, soon, beating, monkeypatch
+):
+    def fail(*_):
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(lock.fcntl, "lockf", fail)
+    with pytest.raises(InputError, match="in use by"), lock.held(tmp_path):
+        pass
+
+
+def test_a_run_gives_signs_of_life(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "BEAT", 0.02)
+    with lock.held(tmp_path):
+        first = (tmp_path / lock.FILE).stat().st_mtime_ns
+        deadline = time.monotonic() + 20
+        while (tmp_path / lock.FILE).stat().st_mtime_ns == first:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
