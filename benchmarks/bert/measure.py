@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from tqdm import tqdm
 
 from benchmarks.bert import hugging_face
 from benchmarks.bert.flops import OF_FORWARD, forward_flops
@@ -136,8 +135,7 @@ def _measure_in_turn(
         for implementation in implementations
     ]
     peak: list[float] = []
-    label = f"{shape.model} {shape.batch} x {shape.length}"
-    for _ in tqdm(range(config.repeats), desc=label, disable=None):
+    for _ in range(config.repeats):
         peak.append(_seconds(multiply, jax.block_until_ready, calls))
         for implementation, taken in zip(implementations, times, strict=True):
             for name, call in implementation.calls.items():

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-from tqdm import tqdm
 
 import pallas_kernels
 from benchmarks.kernels import numpy_and_torch
@@ -20,7 +19,7 @@ from benchmarks.kernels.operations import Operation, copy, operations
 from benchmarks.machine import processor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from benchmarks.kernels.operations import Call
 
@@ -101,8 +100,9 @@ def measure(
     block_size: int,
     repeats: int,
     calls: int,
-) -> Results:
-    """Measures every operation.
+    wanted: Callable[[Operation], bool] = lambda operation: True,
+) -> Iterator[Results]:
+    """Measures operations.
 
     Args:
       sizes: Values of a buffer; none for the default ones.
@@ -110,9 +110,11 @@ def measure(
       block_size: Values a scale.
       repeats: Timed pairs of calls.
       calls: Calls timed together.
+      wanted: Of which operations.
 
-    Returns:
-      The results.
+    Yields:
+      The results, after each operation with that one's, and after each size that
+      is left out.
     """
     device = jax.devices()[0]
     sizes = sizes or SIZES.get(device.platform, SIZES["gpu"])
@@ -140,14 +142,18 @@ def measure(
                 f"size {size:,}: {needed / 1e9:.1f} GB of arrays are more than half of "
                 f"the {free / 1e9:.1f} GB that are free",
             )
+            yield results
             continue
-        _measure_size(results, size, implementations, compare_torch=not why)
-    return results
+        yield from _measure_size(results, size, implementations, not why, wanted)
 
 
 def _measure_size(
-    results: Results, size: int, implementations: Sequence[str], compare_torch: bool
-) -> None:
+    results: Results,
+    size: int,
+    implementations: Sequence[str],
+    compare_torch: bool,
+    wanted: Callable[[Operation], bool],
+) -> Iterator[Results]:
     inputs = jax.block_until_ready(make_inputs(size, results.block_size))
     ours = list(operations(inputs, results.block_size, implementations))
     others: list[Operation] = []
@@ -164,9 +170,10 @@ def _measure_size(
             {"size": size, "buffers": buffers, "gb_per_s": copied[buffers]}
         )
     moved = bytes_moved(size, results.block_size)
-    for each in tqdm([*ours, *others], desc=f"{size:,}", disable=None):
+    for each in filter(wanted, [*ours, *others]):
         rate = copied[each.buffers]
         results.rows.append(_timing(results, each, size, moved[each.name], rate))
+        yield results
 
 
 def _timing(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import tyro
+from typing import TYPE_CHECKING, Literal
 
 import onebit_jax
 from train.core.mesh import DEVICE, HOST
@@ -31,7 +29,7 @@ VOTES: dict[str, Callable[..., onebit_jax.Exchange]] = {
 if TYPE_CHECKING:
     ExchangeName = str
 else:
-    ExchangeName = tyro.extras.literal_type_from_choices(EXCHANGES)
+    ExchangeName = Literal[*EXCHANGES]
 
 
 def make_exchange(
