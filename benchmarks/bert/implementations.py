@@ -24,7 +24,7 @@ from train.core.mesh import AXIS, make_mesh
 from train.plan.gpu_program import needed_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from benchmarks.bert.config import Config
     from benchmarks.bert.programs import Shape
@@ -157,7 +157,7 @@ def product(dtype: str, platform: str) -> tuple[int, Callable[[], Any]]:
 
 
 def of_hugging_face(
-    shape: Shape, platform: str, names: tuple[str, ...]
+    shape: Shape, platform: str, names: tuple[str, ...], forms: Sequence[str]
 ) -> list[Implementation]:
     """Hugging Face's model, eager and compiled.
 
@@ -165,20 +165,23 @@ def of_hugging_face(
       shape: The size of the computation.
       platform: JAX's.
       names: The programs that are wanted.
+      forms: Of 'eager' and 'compiled' those that are wanted.
 
     Returns:
-      Both, of the same parameters.
+      Them, of the same parameters.
     """
     model = model_config(shape, "xla", "none", scan=False)
     torch_model = HuggingFace(model, shape, platform)
-    both = []
-    for name in (EAGER, COMPILED):
-        calls = torch_model.calls(compiled=name == COMPILED)
+    made = []
+    for form, name in (("eager", EAGER), ("compiled", COMPILED)):
+        if form not in forms:
+            continue
+        calls = torch_model.calls(compiled=form == "compiled")
         wanted = {key: calls[key] for key in names}
         # It projects every position.
-        both.append(
+        made.append(
             Implementation(
                 name, "sdpa", "none", shape.length, wanted, torch_model.wait, {}
             )
         )
-    return both
+    return made

@@ -7,7 +7,6 @@ import importlib.metadata
 import os
 import platform
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -25,10 +24,11 @@ from benchmarks.bert.implementations import (
 from benchmarks.bert.programs import shapes, variants
 from benchmarks.bert.results import PassTiming, ProductRate, Results
 from benchmarks.machine import processor
+from benchmarks.timing import seconds as timed
 from models import SIZES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from benchmarks.bert.config import Config
     from benchmarks.bert.implementations import Implementation
@@ -87,7 +87,7 @@ def _measure_shape(
     if compare:
         # Whatever goes wrong there: it is somebody else's code, and is said.
         try:
-            made = of_hugging_face(shape, platform, names)
+            made = of_hugging_face(shape, platform, names, config.peers)
         except Exception as error:
             made = []
             _skip(results, f"{where}, transformers: {_first_line(error)}")
@@ -136,10 +136,10 @@ def _measure_in_turn(
     ]
     peak: list[float] = []
     for _ in range(config.repeats):
-        peak.append(_seconds(multiply, jax.block_until_ready, calls))
+        peak.append(timed(multiply, jax.block_until_ready, calls))
         for implementation, taken in zip(implementations, times, strict=True):
             for name, call in implementation.calls.items():
-                taken[name].append(_seconds(call, implementation.wait, calls))
+                taken[name].append(timed(call, implementation.wait, calls))
     baseline = baseline_of(implementations)
     rate = [2 * size**3 / seconds / 1e12 for seconds in peak]
     results.peaks.append(
@@ -160,14 +160,6 @@ def _measure_in_turn(
                 shape, implementation, name, seconds, beside, float(np.median(rate))
             )
             results.rows.append(row)
-
-
-def _seconds(call: Callable[[], Any], wait: Callable[[Any], Any], calls: int) -> float:
-    start = time.perf_counter()
-    for _ in range(calls - 1):
-        call()
-    wait(call())
-    return (time.perf_counter() - start) / calls
 
 
 def seconds_of_pass(name: str, taken: dict[str, list[float]]) -> list[float]:
