@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from benchmarks.bert.programs import Shape
 
 OURS, EAGER, COMPILED = "onebit-jax", "transformers", "transformers, torch.compile"
-PRODUCT_SIZE = {"cpu": 2048, "gpu": 8192}
 
 
 @dataclass
@@ -136,24 +134,6 @@ class Training:
                 f"needs {needed / 1e9:.1f} GB of the {stats['bytes_limit'] / 1e9:.1f} "
                 "that JAX may take"
             )
-
-
-def product(dtype: str, platform: str) -> tuple[int, Callable[[], Any]]:
-    """The square matrix product whose rate is the peak.
-
-    Args:
-      dtype: Of its factors and its result.
-      platform: 'cpu' or 'gpu'.
-
-    Returns:
-      Its rows and columns, and a function that starts it.
-    """
-    size = PRODUCT_SIZE.get(platform, PRODUCT_SIZE["gpu"])
-    # Not zeros, which a GPU multiplies with less power and so at a higher clock.
-    keys = jax.random.split(jax.random.key(0))
-    a, b = (jax.random.normal(key, (size, size), jnp.dtype(dtype)) for key in keys)
-    multiply = jax.jit(jnp.matmul)
-    return size, lambda: multiply(a, b)
 
 
 def of_hugging_face(

@@ -19,11 +19,11 @@ from benchmarks.bert.implementations import (
     EAGER,
     Training,
     of_hugging_face,
-    product,
 )
 from benchmarks.bert.programs import shapes, variants
 from benchmarks.bert.results import PassTiming, ProductRate, Results
 from benchmarks.machine import processor
+from benchmarks.product import product
 from benchmarks.timing import seconds as timed
 from models import SIZES
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grain
-import numpy as np
 
 from train.core.batches import batches
 from train.core.errors import InputError, writable
@@ -15,12 +13,10 @@ from train.data.array_files import make_folder
 from train.data.corpus import read_corpus, survey
 from train.data.tokenized import EVALUATION, TRAINING, held_out_documents
 from train.lm.coding import BYTES, read_coding
-from train.lm.windows import FILE, read_windows, write_tokens
+from train.lm.windows import FILE, Data, read_windows, write_tokens
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from jaxtyping import Int
 
     from train.core.run_folder import Run
     from train.lm.coding import Coding
@@ -34,23 +30,6 @@ _RESTORE = {
     "corpus": "restore its files (or the Python that it was started with)",
     "tokenizer": f"restore its {TOKENIZER_FILE}",
 }
-
-
-@dataclass(frozen=True)
-class Data:
-    """The text to train and to evaluate on.
-
-    Attributes:
-      coding: Its tokens.
-      training: Element t is this process's part of the windows of step t.
-      held_out: Likewise, of text that is not trained on, in micro-batches.
-      evaluated: Held-out windows of an evaluation.
-    """
-
-    coding: Coding
-    training: grain.MapDataset[Int[np.ndarray, "B T+1"]]
-    held_out: grain.MapDataset[Int[np.ndarray, "B T+1"]]
-    evaluated: int
 
 
 def load(

@@ -1,4 +1,4 @@
-"""Text as tokens in files, and windows over it."""
+"""Text as tokens in files, windows over it, and batches of them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable
     from pathlib import Path
 
+    import grain
     from jaxtyping import Int
 
     from train.data.corpus import Document
@@ -45,6 +46,23 @@ class Windows:
         """A window."""
         first = index * self.length
         return self.tokens[first : first + self.length + 1].astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Data:
+    """The text to train and to evaluate on.
+
+    Attributes:
+      coding: Its tokens.
+      training: Element t is this process's part of the windows of step t.
+      held_out: Likewise, of text that is not trained on, in micro-batches.
+      evaluated: Held-out windows of an evaluation.
+    """
+
+    coding: Coding
+    training: grain.MapDataset[Int[np.ndarray, "B T+1"]]
+    held_out: grain.MapDataset[Int[np.ndarray, "B T+1"]]
+    evaluated: int
 
 
 def write_tokens(

@@ -1,0 +1,5 @@
+"""Pages."""
+
+
+def write_pages(folder, docs):
+    """Writes."""
