@@ -87,6 +87,13 @@ def cases(sizes: Sizes) -> list[Case]:
     ]
 
 
+def parameters(sizes: Sizes) -> Any:
+    """The shapes of the parameters, the model's layers as one loop."""
+    if sizes.leaves is None:
+        return abstract_params(replace(MODELS[sizes.model], scan=True))
+    return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in sizes.leaves]
+
+
 @jax.custom_vjp
 def _loss(params: Any, gradients: Any) -> jax.Array:
     """Zero, and yet of the given gradients, which are one worker's of a batch."""
@@ -151,7 +158,7 @@ def state_of(case: Case, params: Any, mesh: Mesh) -> Any:
 def measure(sizes: Sizes, record: Record) -> None:
     """Measures the part."""
     found, mesh = device(sizes), make_mesh(1)
-    shapes = abstract_params(replace(MODELS[sizes.model], **sizes.smaller))
+    shapes = parameters(sizes)
     record.write(values=sum(x.size for x in jax.tree.leaves(shapes)))
     rows: list[dict[str, Any]] = []
     for case in cases(sizes):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ class Sizes:
       batch: Its sequences; None for as many as have 16,384 tokens.
       attentions: Its attentions.
       peers: Forms of PyTorch that it is compared with.
-      smaller: Sizes of that model that are others for the optimizer.
+      leaves: Shapes of the optimizer's parameters; None for those of that model.
       without: Forms of the optimizer that are left out.
       workers: Workers that one device simulates for the optimizer.
       study: Plan of the study in `docs/studies`.
@@ -62,7 +61,7 @@ class Sizes:
     batch: int | None = None
     attentions: tuple[Attention, ...] = ("xla", "cudnn")
     peers: tuple[Literal["eager", "compiled"], ...] = ("compiled",)
-    smaller: Mapping[str, int] = field(default_factory=dict)
+    leaves: tuple[tuple[int, ...], ...] | None = None
     without: tuple[str, ...] = ()
     workers: int = 4
     study: str = "on-gpu"
@@ -86,13 +85,7 @@ TINY = Sizes(
     batch=2,
     attentions=("xla", "cudnn"),
     peers=("eager",),
-    smaller={
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "num_layers": 1,
-        "intermediate_size": 64,
-        "max_positions": 16,
-    },
+    leaves=((32, 128), (32,)),
     without=(", as published",),
     workers=2,
     steps=4,
