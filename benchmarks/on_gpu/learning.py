@@ -78,7 +78,9 @@ def measure(sizes: Sizes, record: Record) -> None:
     store = Store(folder / RUNS, plan)
     while cases := wanted(plan, store.runs):
         record.write(ended=len(store.runs), wanted=len(cases), now=str(cases[0]))
-        run = train(plan.tasks[cases[0].task], plan, cases[0], record)
+        corpus = tuple(ROOT / "docs" / name for name in sizes.corpus)
+        flags = flags_of(plan.tasks[cases[0].task], cases[0], folder, corpus)
+        run = train(flags, plan, cases[0], record)
         store.add(run)
         record.check()
     record.write(ended=len(store.runs), wanted=0)
@@ -108,7 +110,9 @@ def _pairs(task: TaskPlan) -> dict[str, str]:
     return dict(zip(task.flags[::2], task.flags[1::2], strict=True))
 
 
-def flags_of(task: TaskPlan, case: Case, folder: Path) -> LmConfig:
+def flags_of(
+    task: TaskPlan, case: Case, folder: Path, corpus: tuple[Path, ...] = ()
+) -> LmConfig:
     """The flags of a run of `train.lm`, without its command line's reader."""
 
     def value(text: str) -> Any:
@@ -122,18 +126,26 @@ def flags_of(task: TaskPlan, case: Case, folder: Path) -> LmConfig:
         for flag, text in _pairs(task).items()
     }
     flags = LmConfig(
-        **given, learning_rate=case.learning_rate, seed=case.seed, out=folder
+        **given,
+        learning_rate=case.learning_rate,
+        seed=case.seed,
+        out=folder,
+        corpus=corpus,
     )
     check(flags)
     return flags
 
 
 def data_of(flags: LmConfig) -> Data:
-    """The text of a run, Python's own documentation as bytes."""
-    about = survey(read_corpus(()))
+    """The text of a run, as bytes."""
+    about = survey(read_corpus(flags.corpus))
     held_out = held_out_documents(about, flags.seed)
     tokens = flags.out / f"tokens-{about.fingerprint[:16]}-{flags.seed}"
-    make_folder(tokens, lambda new: write_tokens(new, read_corpus(()), held_out, BYTES))
+
+    def fill(new: Path) -> None:
+        write_tokens(new, read_corpus(flags.corpus), held_out, BYTES)
+
+    make_folder(tokens, fill)
     training, evaluation = (
         read_windows(tokens, part, flags.seq) for part in (TRAINING, EVALUATION)
     )
@@ -145,11 +157,11 @@ def data_of(flags: LmConfig) -> Data:
     return Data(BYTES, batches[0], batches[1], count)
 
 
-def train(task_plan: TaskPlan, plan: Plan, case: Case, record: Record) -> Run:
+def train(flags: LmConfig, plan: Plan, case: Case, record: Record) -> Run:
     """Trains a case, from where an earlier call has saved it.
 
     Args:
-      task_plan: Its task.
+      flags: Those of the run.
       plan: The study.
       case: The case.
       record: Tells the time that is left; beside its file the training is saved.
@@ -161,7 +173,6 @@ def train(task_plan: TaskPlan, plan: Plan, case: Case, record: Record) -> Run:
       OutOfTimeError: The time is over; the training is saved.
     """
     file = record.file.with_name(STATE)
-    flags = flags_of(task_plan, case, record.file.parent)
     mesh, options = make_mesh(1), plan.arms[case.arm]
     assert flags.workers
     task = make_task(flags, data_of(flags), mesh, flags.total_steps)

@@ -106,11 +106,11 @@ def results_of(implementation: Any) -> Callable[..., tuple[jax.Array, ...]]:
     def results(
         q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array, lengths: jax.Array
     ) -> tuple[jax.Array, ...]:
-        there = jnp.arange(q.shape[1]) < lengths[:, None]
+        there = jnp.arange(q.shape[1])[None] < lengths[:, None]
 
         def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             mixed = attend(q, k, v, lengths, implementation=implementation)
-            return jnp.where(there[..., None, None], mixed, 0)
+            return jnp.where(there[..., None, None], mixed, jnp.zeros_like(mixed))
 
         output, backward = jax.vjp(attention, q, k, v)
         return tuple(x.astype(jnp.float32) for x in (output, *backward(g)))

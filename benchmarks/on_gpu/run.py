@@ -64,13 +64,18 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
+def command(part: Part, folder: Path, seconds: float, tiny: bool) -> list[str]:
+    """The command line of a part's process."""
+    given = part.name, str(folder), str(seconds), "tiny" * tiny
+    return [sys.executable, "-m", "benchmarks.on_gpu.part", *given]
+
+
 def _run_part(part: Part, folder: Path, seconds: float, tiny: bool) -> dict[str, Any]:
-    given = [part.name, str(folder), str(seconds - GRACE), "tiny" * tiny]
     log = folder / f"{part.name}.log"
     begun = time.monotonic()
     with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.on_gpu.part", *given],
+            command(part, folder, seconds - GRACE, tiny),
             env=os.environ | _environment(folder, tiny),
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -36,6 +36,7 @@ class Sizes:
       workers: Workers that one device simulates for the optimizer.
       study: Plan of the study in `docs/studies`.
       steps: Steps of its runs; None for the plan's.
+      corpus: Its text, files of `docs`; Python's own documentation by default.
     """
 
     platform: str = "gpu"
@@ -66,6 +67,7 @@ class Sizes:
     workers: int = 4
     study: str = "on-gpu"
     steps: int | None = None
+    corpus: tuple[str, ...] = ()
 
 
 SIZES = Sizes()
@@ -89,4 +91,5 @@ TINY = Sizes(
     without=(", as published",),
     workers=2,
     steps=4,
+    corpus=("convergence.md", "multi-host.md", "bert.md", "plan.md"),
 )
