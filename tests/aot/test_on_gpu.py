@@ -66,9 +66,7 @@ def check(card, capfd, function, *arguments):
     assert memory["fits"]
     said = "".join(capfd.readouterr())
     assert not re.search(r"[1-9]\d* bytes spill", said)
-    if "mosaic_gpu_v2" in compiled.as_text():
-        assert "0 bytes spill stores" in said
-    return compiled
+    return compiled, said
 
 
 @cards
@@ -98,14 +96,16 @@ def test_the_suite_of_the_kernels(capfd, card, block_size, scale):
     scales = jax.ShapeDtypeStruct((3, blocks), jnp.float32)
     counts = jax.ShapeDtypeStruct((blocks,), jnp.int32)
     rest = placed(card, (words, scales, counts))
-    compiled = check(card, capfd, jax.jit(suite), low, full, *rest)
+    compiled, said = check(card, capfd, jax.jit(suite), low, full, *rest)
+    # The other card's are the same kernels, which are not assembled again.
+    assert card != CARDS[0] or "0 bytes spill stores" in said
     assert compiled.as_text().count('custom_call_target="mosaic_gpu_v2"') == 8
 
 
 @cards
 @pytest.mark.parametrize("size", SIZES.kernels)
 def test_the_operations_that_are_timed(capfd, card, size):
-    inputs = placed(card, jax.eval_shape(lambda: make_inputs(size, BLOCK_SIZE)))
+    inputs = jax.eval_shape(lambda: make_inputs(size, BLOCK_SIZE))
     names = []
     for each in operations(inputs, BLOCK_SIZE, ("xla", SIZES.mosaic)):
         if each.buffers == "donated" and each.name in SIZES.operations:
@@ -144,7 +144,7 @@ def test_the_optimizer_on_the_parameters_of_bert_large(capfd, card, case):
         state = onebit_jax.abstract_state(case.tx, params, mesh_of(card))
     gradients = placed(card, one, *([] if case.workers else [AXIS]))
     step = optimizer.step_of(case, mesh_of(card), state)
-    compiled = check(card, capfd, step, params, state, gradients)
+    compiled, _ = check(card, capfd, step, params, state, gradients)
     assert ("mosaic_gpu_v2" in compiled.as_text()) == (case.implementation == "mosaic")
 
 
@@ -168,7 +168,7 @@ def test_the_step_of_bert_large(capfd, card, attention, length):
     batch = placed(card, make_batch(bert, shape), AXIS)
     number = placed(card, jax.ShapeDtypeStruct((), jnp.uint32))
     made = programs(bert, tx, mesh_of(card)).step
-    compiled = check(card, capfd, made, params, state, batch, number)
+    compiled, _ = check(card, capfd, made, params, state, batch, number)
     assert ("__cudnn$fmha" in compiled.as_text()) == (attention == "cudnn")
 
 
