@@ -64,7 +64,7 @@ $(CUDA)/.done: $(ENV)/.test
 test-aot: $(CUDA)/.done
 	PYTHONPATH=$(CUDA) JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 \
 	  XLA_FLAGS=--xla_gpu_autotune_level=0 MOSAIC_GPU_DUMP_PTX=1 \
-	  MOSAIC_GPU_DUMP_PTXAS=1 $(BIN)/python -m pytest tests/aot $(ARGS)
+	  MOSAIC_GPU_DUMP_PTXAS=1 $(BIN)/python -m pytest tests/aot -m 'not slow' $(ARGS)
 
 $(ENV)/.docs: $(ENV)/.base
 	$(PYTHON) -m pip --python $(BIN)/python install --quiet --editable '.[train,docs]'

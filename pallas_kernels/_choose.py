@@ -15,6 +15,11 @@ Implementation = Literal["xla", "mosaic", "mosaic_interpreted"]
 
 _HOPPER = 9
 
+_MOSAIC: dict[str, frozenset[str]] = {}
+"""The default by measurement: from the kind of a GPU, as JAX names it, to the
+operations of which `benchmarks.on_gpu` has found Mosaic's form right there and at least
+as fast as XLA's. XLA's form is the default of all others, and everywhere else."""
+
 
 def check_name(implementation: str | None) -> None:
     """Refuses a name that is no implementation's."""
@@ -26,14 +31,14 @@ def check_name(implementation: str | None) -> None:
         )
 
 
-def mosaic(implementation: Implementation | None, x: Array) -> ModuleType | None:
+def mosaic(
+    implementation: Implementation | None, operation: str, x: Array
+) -> ModuleType | None:
     """The Mosaic kernels, if they are to compute on an array.
 
-    None is 'xla' on every platform: the Mosaic kernels are compiled and interpreted
-    in the tests, and have not been timed on a card yet.
-
     Args:
-      implementation: the implementation asked for.
+      implementation: the implementation asked for; None for the default there.
+      operation: the function of `pallas_kernels` that asks.
       x: an array of the program, whose type tells what it is compiled for.
 
     Returns:
@@ -43,6 +48,8 @@ def mosaic(implementation: Implementation | None, x: Array) -> ModuleType | None
       ValueError: if there is no such implementation, or it cannot run there.
     """
     check_name(implementation)
+    if implementation is None and operation in _MOSAIC.get(_kind(x), ()):
+        implementation = "mosaic"
     if implementation == "mosaic":
         _check_hopper(x)
     if implementation in (None, "xla"):
@@ -51,6 +58,12 @@ def mosaic(implementation: Implementation | None, x: Array) -> ModuleType | None
     from pallas_kernels import _mosaic
 
     return _mosaic
+
+
+def _kind(x: Array) -> str:
+    """The kind of the device that a program is compiled for."""
+    device = jax.typeof(x).sharding.mesh.abstract_device
+    return device.device_kind if device else jax.devices()[0].device_kind
 
 
 def _check_hopper(x: Array) -> None:

@@ -27,6 +27,11 @@ def pytest_addoption(parser):
         help="folder of other implementations' numbers",
     )
     parser.addoption(
+        "--implementation",
+        action="append",
+        help="an implementation of pallas_kernels to test, instead of those for a CPU",
+    )
+    parser.addoption(
         "--data-dir",
         type=pathlib.Path,
         help="folder of real texts and questions, for tests that can do without",

@@ -34,8 +34,8 @@ class Config:
     """Passes that are timed."""
     optimizer: Literal["adam", "onebit_adam"] = "adam"
     """The step's optimizer."""
-    peers: bool = True
-    """Whether PyTorch is measured where it is installed."""
+    peers: tuple[Literal["eager", "compiled"], ...] = ("eager", "compiled")
+    """Forms of PyTorch that are measured where it is installed."""
     repeats: int = 7
     """Rounds."""
     calls: int | None = None

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -24,13 +23,12 @@ from train.core.mesh import AXIS, make_mesh
 from train.plan.gpu_program import needed_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from benchmarks.bert.config import Config
     from benchmarks.bert.programs import Shape
 
 OURS, EAGER, COMPILED = "onebit-jax", "transformers", "transformers, torch.compile"
-PRODUCT_SIZE = {"cpu": 2048, "gpu": 8192}
 
 
 @dataclass
@@ -138,26 +136,8 @@ class Training:
             )
 
 
-def product(dtype: str, platform: str) -> tuple[int, Callable[[], Any]]:
-    """The square matrix product whose rate is the peak.
-
-    Args:
-      dtype: Of its factors and its result.
-      platform: 'cpu' or 'gpu'.
-
-    Returns:
-      Its rows and columns, and a function that starts it.
-    """
-    size = PRODUCT_SIZE.get(platform, PRODUCT_SIZE["gpu"])
-    # Not zeros, which a GPU multiplies with less power and so at a higher clock.
-    keys = jax.random.split(jax.random.key(0))
-    a, b = (jax.random.normal(key, (size, size), jnp.dtype(dtype)) for key in keys)
-    multiply = jax.jit(jnp.matmul)
-    return size, lambda: multiply(a, b)
-
-
 def of_hugging_face(
-    shape: Shape, platform: str, names: tuple[str, ...]
+    shape: Shape, platform: str, names: tuple[str, ...], forms: Sequence[str]
 ) -> list[Implementation]:
     """Hugging Face's model, eager and compiled.
 
@@ -165,20 +145,23 @@ def of_hugging_face(
       shape: The size of the computation.
       platform: JAX's.
       names: The programs that are wanted.
+      forms: Of 'eager' and 'compiled' those that are wanted.
 
     Returns:
-      Both, of the same parameters.
+      Them, of the same parameters.
     """
     model = model_config(shape, "xla", "none", scan=False)
     torch_model = HuggingFace(model, shape, platform)
-    both = []
-    for name in (EAGER, COMPILED):
-        calls = torch_model.calls(compiled=name == COMPILED)
+    made = []
+    for form, name in (("eager", EAGER), ("compiled", COMPILED)):
+        if form not in forms:
+            continue
+        calls = torch_model.calls(compiled=form == "compiled")
         wanted = {key: calls[key] for key in names}
         # It projects every position.
-        both.append(
+        made.append(
             Implementation(
                 name, "sdpa", "none", shape.length, wanted, torch_model.wait, {}
             )
         )
-    return both
+    return made

@@ -7,12 +7,10 @@ import importlib.metadata
 import os
 import platform
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from tqdm import tqdm
 
 from benchmarks.bert import hugging_face
 from benchmarks.bert.flops import OF_FORWARD, forward_flops
@@ -21,15 +19,16 @@ from benchmarks.bert.implementations import (
     EAGER,
     Training,
     of_hugging_face,
-    product,
 )
 from benchmarks.bert.programs import shapes, variants
 from benchmarks.bert.results import PassTiming, ProductRate, Results
 from benchmarks.machine import processor
+from benchmarks.product import product
+from benchmarks.timing import seconds as timed
 from models import SIZES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from benchmarks.bert.config import Config
     from benchmarks.bert.implementations import Implementation
@@ -88,7 +87,7 @@ def _measure_shape(
     if compare:
         # Whatever goes wrong there: it is somebody else's code, and is said.
         try:
-            made = of_hugging_face(shape, platform, names)
+            made = of_hugging_face(shape, platform, names, config.peers)
         except Exception as error:
             made = []
             _skip(results, f"{where}, transformers: {_first_line(error)}")
@@ -136,12 +135,11 @@ def _measure_in_turn(
         for implementation in implementations
     ]
     peak: list[float] = []
-    label = f"{shape.model} {shape.batch} x {shape.length}"
-    for _ in tqdm(range(config.repeats), desc=label, disable=None):
-        peak.append(_seconds(multiply, jax.block_until_ready, calls))
+    for _ in range(config.repeats):
+        peak.append(timed(multiply, jax.block_until_ready, calls))
         for implementation, taken in zip(implementations, times, strict=True):
             for name, call in implementation.calls.items():
-                taken[name].append(_seconds(call, implementation.wait, calls))
+                taken[name].append(timed(call, implementation.wait, calls))
     baseline = baseline_of(implementations)
     rate = [2 * size**3 / seconds / 1e12 for seconds in peak]
     results.peaks.append(
@@ -162,14 +160,6 @@ def _measure_in_turn(
                 shape, implementation, name, seconds, beside, float(np.median(rate))
             )
             results.rows.append(row)
-
-
-def _seconds(call: Callable[[], Any], wait: Callable[[Any], Any], calls: int) -> float:
-    start = time.perf_counter()
-    for _ in range(calls - 1):
-        call()
-    wait(call())
-    return (time.perf_counter() - start) / calls
 
 
 def seconds_of_pass(name: str, taken: dict[str, list[float]]) -> list[float]:

@@ -11,12 +11,14 @@ import optax
 
 import onebit_jax
 from benchmarks.convergence.lines import GrowthByExactMeanSquares
-from train.core.optimizer import decays
+from train.core.optimizer import decays, freeze_rule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from onebit_jax.workers.axes import AxisNames
+    from train.core.optimizer import Plan
+    from train.core.task import Task
 
 RUN_OPTIONS = ("own_rate", "b1", "freeze", "clip")
 """Options of an arm's runs, which make no other optimizer."""
@@ -92,6 +94,46 @@ def make_arm(
     if clip:
         tx = optax.chain(onebit_jax.clip_by_worker_norm(clip, axes), tx)
     return onebit_jax.skip_nonfinite(tx, axes)
+
+
+def with_arm(
+    task: Task,
+    flags: Any,
+    options: Mapping[str, Any],
+    b1: float,
+    axes: tuple[str, ...],
+) -> Task:
+    """A task of one phase, trained by an arm's optimizer.
+
+    Args:
+      task: The task.
+      flags: Its flags.
+      options: The arm's.
+      b1: Decay of the momentum.
+      axes: The mesh axes whose members are the workers.
+
+    Returns:
+      The task.
+    """
+    (phase,) = task.phases
+    plan = schedule_of(flags)
+    tx = make_arm(
+        options,
+        phase.schedule,
+        freeze_rule(plan.freeze, plan.warmup, plan.steps),
+        b1,
+        weight_decay=flags.weight_decay,
+        clip=flags.clip,
+        axes=axes,
+    )
+    return dataclasses.replace(
+        task, phases=[dataclasses.replace(phase, tx=tx, advice="")]
+    )
+
+
+def schedule_of(flags: Any) -> Plan:
+    """The schedule and the freeze that the flags of a task ask for."""
+    return flags.plan if hasattr(flags, "plan") else flags.phases[0]
 
 
 def stage_bytes(

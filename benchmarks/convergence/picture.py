@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 
+from benchmarks.convergence.arms import schedule_of
 from benchmarks.convergence.report import runs_of
-from benchmarks.convergence.tasks import read_flags, schedule_of
+from benchmarks.convergence.tasks import read_flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from benchmarks.convergence.arms import describe
+from benchmarks.convergence.arms import describe, schedule_of
 from benchmarks.convergence.intervals import beside, effects, progress_lost
 from benchmarks.convergence.study import round_arms, round_cases, tuned, tuning_cases
-from benchmarks.convergence.tasks import read_flags, schedule_of
+from benchmarks.convergence.tasks import read_flags
 from benchmarks.page import table
 
 if TYPE_CHECKING:

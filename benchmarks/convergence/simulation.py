@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import closing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
 import onebit_jax
+from benchmarks.convergence.arms import stage_bytes
+from benchmarks.convergence.runs import Run
 from train.core.batches import place, stream
 from train.core.mesh import AXIS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from jax.sharding import Mesh
 
+    from benchmarks.convergence.plan import Options
+    from benchmarks.convergence.runs import Case
     from train.core.task import Task
 
 
 class Simulated(NamedTuple):
-    """The results of a simulated training.
+    """A simulated training after some of its steps.
 
     Attributes:
+      step: How many.
+      params: The parameters.
+      state: The optimizer's state.
       evaluations: From step to means over held-out examples by name.
-      stages: From step to the steps of each stage until then, those of an optimizer
-        without stages as 'every'.
-      metrics: The optimizer's measures at the end.
-      skipped: Steps that were skipped.
+      stages: From the step of each evaluation to the steps of each stage until then,
+        those of an optimizer without stages as 'every'.
     """
 
+    step: int
+    params: Any
+    state: Any
     evaluations: dict[int, dict[str, float]]
     stages: dict[int, dict[str, int]]
-    metrics: dict[str, float]
-    skipped: int
 
 
 def simulate(task: Task, workers: int, mesh: Mesh) -> Simulated:
@@ -44,28 +53,86 @@ def simulate(task: Task, workers: int, mesh: Mesh) -> Simulated:
       mesh: The one device.
 
     Returns:
-      The held-out losses, and what the optimizer's state tells.
+      The training at its end.
+    """
+    now = begin(task, workers, mesh)
+    with closing(stream(task.phases[0].batches)) as batches:
+        for later in go_on(task, workers, mesh, now, batches):
+            now = later
+    return now
+
+
+def begin(task: Task, workers: int, mesh: Mesh) -> Simulated:
+    """A training before its first step."""
+    (phase,) = task.phases
+    run = onebit_jax.simulated(phase.loss, phase.tx, workers, axis=AXIS)
+    everywhere = jax.NamedSharding(mesh, jax.P())
+    params, state = jax.device_put(run.init(task.init()), everywhere)
+    return Simulated(0, params, state, {}, {})
+
+
+def go_on(
+    task: Task, workers: int, mesh: Mesh, now: Simulated, batches: Iterator[Any]
+) -> Iterator[Simulated]:
+    """Trains to the end.
+
+    Args:
+      task: What to train, in one phase.
+      workers: How many are simulated.
+      mesh: The one device.
+      now: The training so far, whose buffers the next step takes.
+      batches: Those of the steps that follow.
+
+    Yields:
+      The training after each step.
     """
     (phase,) = task.phases
     run = onebit_jax.simulated(phase.loss, phase.tx, workers, axis=AXIS)
-    params, state = jax.device_put(
-        run.init(task.init()), jax.NamedSharding(mesh, jax.P())
-    )
+    first, params, state, evaluations, stages = now
     evaluate = phase.evaluation(params) if phase.evaluation else lambda params: {}
-    evaluations, stages = {}, {}
-    with closing(stream(phase.batches)) as batches:
-        for step in range(1, phase.last + 1):
-            batch = place(next(batches), mesh)
-            params, state, loss = run.step(params, state, batch, np.uint32(step - 1))
-            # The host prepares the next batch meanwhile, and no more than that.
-            loss.block_until_ready()
-            if step % phase.eval_every == 0 or step == phase.last:
-                held_out = onebit_jax.local_params(params, state)
-                evaluations[step] = evaluate(held_out)
-                taken = jax.device_get(onebit_jax.steps_by_stage(state))
-                stages[step] = {name: int(n) for name, n in taken.items()}
-                stages[step] = stages[step] or {"every": step}
-    metrics = {
-        n: x.item() for n, x in jax.device_get(onebit_jax.metrics(state)).items()
-    }
-    return Simulated(evaluations, stages, metrics, metrics.get("skipped", 0))
+    for step in range(first + 1, phase.last + 1):
+        batch = place(next(batches), mesh)
+        params, state, loss = run.step(params, state, batch, np.uint32(step - 1))
+        # The host prepares the next batch meanwhile, and no more than that.
+        loss.block_until_ready()
+        if step % phase.eval_every == 0 or step == phase.last:
+            held_out = onebit_jax.local_params(params, state)
+            evaluations = {**evaluations, step: evaluate(held_out)}
+            taken = jax.device_get(onebit_jax.steps_by_stage(state))
+            by_stage = {name: int(n) for name, n in taken.items()} or {"every": step}
+            stages = {**stages, step: by_stage}
+        yield Simulated(step, params, state, evaluations, stages)
+
+
+def run_of(
+    case: Case, options: Options, task: Task, made: Simulated, workers: int
+) -> Run:
+    """A simulated training that has ended, as a study keeps it.
+
+    Args:
+      case: What it was asked for.
+      options: Those of its arm.
+      task: What was trained.
+      made: The training at its end.
+      workers: How many were simulated.
+
+    Returns:
+      The run.
+    """
+    told = jax.device_get(onebit_jax.metrics(made.state))
+    metrics = jax.tree.map(lambda x: x.item(), told)
+    run = Run(
+        case=case,
+        options=dict(options),
+        evaluations={
+            step: {n: x if math.isfinite(x) else None for n, x in means.items()}
+            for step, means in made.evaluations.items()
+        },
+        frozen_at=int(metrics.get("frozen_at", 0)),
+        sent_bytes=0,
+        skipped=metrics.get("skipped", 0),
+        metrics=metrics,
+        rates=stage_bytes(options, jax.eval_shape(task.init), workers, AXIS),
+        stages=made.stages,
+    )
+    return run._replace(sent_bytes=max(run.sent_by_step().values()))

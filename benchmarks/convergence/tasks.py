@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from benchmarks.convergence.plan import TaskPlan
-    from train.core.optimizer import Plan
     from train.core.task import Task
 
 Flags = Any
@@ -104,11 +103,6 @@ def read_flags(task: TaskPlan, **changes: Any) -> Flags:
             f"The task {task.name!r} has a second phase: a study trains one phase."
         )
     return flags
-
-
-def schedule_of(flags: Flags) -> Plan:
-    """The schedule and the freeze that the flags of a task ask for."""
-    return flags.plan if hasattr(flags, "plan") else flags.phases[0]
 
 
 def open_task(task: TaskPlan, flags: Flags, tokens: Path) -> tuple[Task, Mesh]:

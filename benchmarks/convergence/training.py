@@ -6,30 +6,22 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import math
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jax
-
-from benchmarks.convergence.arms import make_arm, stage_bytes
+from benchmarks.convergence.arms import with_arm
 from benchmarks.convergence.runs import Case, Run
-from benchmarks.convergence.simulation import simulate
-from benchmarks.convergence.tasks import open_task, read_flags, schedule_of
+from benchmarks.convergence.simulation import run_of, simulate
+from benchmarks.convergence.tasks import open_task, read_flags
 from train.core import metrics_log
 from train.core.command import watched
 from train.core.loop import train
-from train.core.mesh import AXIS
-from train.core.optimizer import freeze_rule
 from train.core.processes.distributed import Cluster
 
 if TYPE_CHECKING:
-    from jax.sharding import Mesh
-
     from benchmarks.convergence.plan import Options, TaskPlan
-    from train.core.task import Task
 
 LOG = "log.txt"
 
@@ -98,9 +90,10 @@ def _train(training: Training, folder: Path) -> Run:
         **own,
     )
     task, mesh = open_task(training.task, flags, training.tokens)
-    task = _with_arm(task, flags, options, case.b1, mesh.axis_names)
+    task = with_arm(task, flags, options, case.b1, mesh.axis_names)
     if training.task.simulated:
-        return _simulated(training, task, flags.workers, mesh)
+        made = simulate(task, flags.workers, mesh)
+        return run_of(case, options, task, made, flags.workers)
     with watched(Cluster.timeout) as watchdog:
         totals = train(task, flags, task.phases[-1].last, mesh, watchdog)
     lines = metrics_log.read(folder)
@@ -114,43 +107,6 @@ def _train(training: Training, folder: Path) -> Run:
         skipped=totals.total_skipped,
         metrics=metrics,
     )
-
-
-def _simulated(training: Training, task: Task, workers: int, mesh: Mesh) -> Run:
-    made = simulate(task, workers, mesh)
-    rates = stage_bytes(training.options, jax.eval_shape(task.init), workers, AXIS)
-    run = Run(
-        case=training.case,
-        options=dict(training.options),
-        evaluations={
-            step: {n: x if math.isfinite(x) else None for n, x in means.items()}
-            for step, means in made.evaluations.items()
-        },
-        frozen_at=int(made.metrics.get("frozen_at", 0)),
-        sent_bytes=0,
-        skipped=made.skipped,
-        metrics=dict(made.metrics),
-        rates=rates,
-        stages=made.stages,
-    )
-    return run._replace(sent_bytes=max(run.sent_by_step().values()))
-
-
-def _with_arm(
-    task: Task, flags: Any, options: Options, b1: float, axes: tuple[str, ...]
-) -> Task:
-    (phase,) = task.phases
-    plan = schedule_of(flags)
-    tx = make_arm(
-        options,
-        phase.schedule,
-        freeze_rule(plan.freeze, plan.warmup, plan.steps),
-        b1,
-        weight_decay=flags.weight_decay,
-        clip=flags.clip,
-        axes=axes,
-    )
-    return replace(task, phases=[replace(phase, tx=tx, advice="")])
 
 
 def _means(line: dict[str, Any]) -> dict[str, float | None]:

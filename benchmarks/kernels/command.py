@@ -75,6 +75,7 @@ def main(config: Config) -> None:
     os.sched_setaffinity(0, set(sorted(cores)[:threads]))
 
     import jax
+    from tqdm import tqdm
 
     from benchmarks.kernels import measure as kernels_measure
     from benchmarks.kernels import report as kernels_report
@@ -83,13 +84,14 @@ def main(config: Config) -> None:
     if gpu and config.threads is None:
         for task in os.listdir("/proc/self/task"):
             os.sched_setaffinity(int(task), cores)
-    results = kernels_measure.measure(
+    measured = kernels_measure.measure(
         sizes=[int(size) for size in config.sizes],
         implementations=config.implementations,
         block_size=config.block_size,
         repeats=config.repeats,
         calls=config.calls or (10 if gpu else 1),
     )
+    *_, results = tqdm(measured, unit=" operations", disable=None)
     print(kernels_report.text(results))
     if config.json:
         kernels_report.write_json(config.json, results)

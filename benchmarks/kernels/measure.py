@@ -5,22 +5,21 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-from tqdm import tqdm
 
 import pallas_kernels
 from benchmarks.kernels import numpy_and_torch
 from benchmarks.kernels.inputs import ADAM, bytes_moved, make_inputs
 from benchmarks.kernels.operations import Operation, copy, operations
 from benchmarks.machine import processor
+from benchmarks.timing import seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from benchmarks.kernels.operations import Call
 
@@ -101,8 +100,11 @@ def measure(
     block_size: int,
     repeats: int,
     calls: int,
-) -> Results:
-    """Measures every operation.
+    wanted: Callable[[Operation], bool] = lambda operation: True,
+    *,
+    baselines: bool = True,
+) -> Iterator[Results]:
+    """Measures operations.
 
     Args:
       sizes: Values of a buffer; none for the default ones.
@@ -110,9 +112,12 @@ def measure(
       block_size: Values a scale.
       repeats: Timed pairs of calls.
       calls: Calls timed together.
+      wanted: Of which operations.
+      baselines: Whether their baselines are measured in turn with them.
 
-    Returns:
-      The results.
+    Yields:
+      The results, after each operation with that one's, and after each size that
+      is left out.
     """
     device = jax.devices()[0]
     sizes = sizes or SIZES.get(device.platform, SIZES["gpu"])
@@ -140,33 +145,47 @@ def measure(
                 f"size {size:,}: {needed / 1e9:.1f} GB of arrays are more than half of "
                 f"the {free / 1e9:.1f} GB that are free",
             )
+            yield results
             continue
-        _measure_size(results, size, implementations, compare_torch=not why)
-    return results
+        chosen = (
+            each if baselines else each._replace(baseline=None)
+            for each in _operations(results, size, implementations, not why)
+            if wanted(each)
+        )
+        yield from _measure_size(results, size, chosen)
 
 
 def _measure_size(
-    results: Results, size: int, implementations: Sequence[str], compare_torch: bool
-) -> None:
-    inputs = jax.block_until_ready(make_inputs(size, results.block_size))
-    ours = list(operations(inputs, results.block_size, implementations))
-    others: list[Operation] = []
-    if results.platform == "cpu":
-        others += numpy_and_torch.numpy_operations(size)
-    if compare_torch:
-        others += numpy_and_torch.torch_operations(ours, size)
+    results: Results, size: int, chosen: Iterable[Operation]
+) -> Iterator[Results]:
+    x = jax.random.normal(jax.random.key(0), (size,))
     copied = {}
     for buffers in ("fresh", "donated"):
-        run = copy(inputs.value, donated=buffers == "donated")
+        run = copy(x, donated=buffers == "donated")
         times, _ = _times(results, run, None, jax.block_until_ready)
         copied[buffers] = 8 * size / statistics.median(times) / 1e9
         results.copies.append(
             {"size": size, "buffers": buffers, "gb_per_s": copied[buffers]}
         )
+        del run
+    del x
     moved = bytes_moved(size, results.block_size)
-    for each in tqdm([*ours, *others], desc=f"{size:,}", disable=None):
+    for each in chosen:
         rate = copied[each.buffers]
         results.rows.append(_timing(results, each, size, moved[each.name], rate))
+        yield results
+
+
+def _operations(
+    results: Results, size: int, implementations: Sequence[str], compare_torch: bool
+) -> Iterator[Operation]:
+    inputs = jax.block_until_ready(make_inputs(size, results.block_size))
+    ours = list(operations(inputs, results.block_size, implementations))
+    yield from ours
+    if results.platform == "cpu":
+        yield from numpy_and_torch.numpy_operations(size)
+    if compare_torch:
+        yield from numpy_and_torch.torch_operations(ours, size)
 
 
 def _timing(
@@ -174,8 +193,8 @@ def _timing(
 ) -> Timing:
     baseline = None if operation.baseline is None else operation.baseline()
     times, beside = _times(results, operation.prepare(), baseline, operation.wait)
-    seconds = statistics.median(times)
-    rate = moved / seconds / 1e9
+    median = statistics.median(times)
+    rate = moved / median / 1e9
     name = ADAM if operation.name.startswith("step") else "elementwise"
     ratios = [a / b for a, b in zip(times, beside, strict=True)] if beside else []
     return Timing(
@@ -183,7 +202,7 @@ def _timing(
         buffers=operation.buffers,
         size=size,
         implementation=operation.implementation,
-        milliseconds=1e3 * seconds,
+        milliseconds=1e3 * median,
         bytes=moved,
         gb_per_s=rate,
         of_copy=rate / copied,
@@ -203,21 +222,10 @@ def _times(
     times, beside = [], []
     # One more than is kept: the first calls compile.
     for _ in range(results.repeats + 1):
-        times.append(_seconds(run, wait, results.calls))
+        times.append(seconds(run, wait, results.calls))
         if baseline is not None:
-            beside.append(_seconds(baseline, jax.block_until_ready, results.calls))
+            beside.append(seconds(baseline, jax.block_until_ready, results.calls))
     return times[1:], beside[1:]
-
-
-def _seconds(run: Call, wait: Callable[[Any], Any], calls: int) -> float:
-    start = time.perf_counter()
-    for _ in range(calls - 1):
-        run()
-    # Its buffers are given back when the clock has stopped.
-    last = wait(run())
-    seconds = time.perf_counter() - start
-    del last
-    return seconds / calls
 
 
 def _skip(results: Results, line: str) -> None:

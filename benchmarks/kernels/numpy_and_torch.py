@@ -1,4 +1,4 @@
-"""The operations of NumPy, and of PyTorch with CuPy, to compare with."""
+"""The operations of NumPy, and of PyTorch, to compare with."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from benchmarks.kernels.operations import Call
 
-TORCH = "torch and cupy"
-
 
 def numpy_operations(size: int) -> Iterator[Operation]:
     """NumPy's packing and unpacking."""
@@ -37,14 +35,11 @@ def numpy_operations(size: int) -> Iterator[Operation]:
 
 
 def why_no_torch() -> str | None:
-    """The reason why PyTorch and CuPy cannot be compared with; None where they can."""
-    missing = [
-        name for name in ("torch", "cupy") if importlib.util.find_spec(name) is None
-    ]
-    if missing:
-        return f"not compared with {TORCH}: {' and '.join(missing)} not installed"
+    """The reason why PyTorch cannot be compared with; None where it can."""
+    if importlib.util.find_spec("torch") is None:
+        return "not compared with torch: not installed"
     if jax.default_backend() != "gpu":
-        return f"not compared with {TORCH}: no GPU"
+        return "not compared with torch: no GPU"
     return None
 
 
@@ -52,7 +47,7 @@ def torch_operations(ours: list[Operation], size: int) -> Iterator[Operation]:
     """The arithmetic as DeepSpeed's NCCL backend does it.
 
     Elementwise operations of PyTorch one by one, one scale a buffer, and the signs
-    packed by CuPy.
+    packed by CuPy; where that is not installed, by PyTorch.
 
     Args:
       ours: The operations whose baselines they are measured beside.
@@ -66,7 +61,11 @@ def torch_operations(ours: list[Operation], size: int) -> Iterator[Operation]:
       deepspeed/runtime/fp16/onebit/adam.py.
     """
     # Not in any of the extras: a type checker does not know them.
-    torch, cupy = map(importlib.import_module, ("torch", "cupy"))
+    torch = importlib.import_module("torch")
+    name, packing = "torch", _PackingByTorch(torch)
+    if importlib.util.find_spec("cupy"):
+        name = "torch and cupy"
+        packing = _PackingByCupy(torch, importlib.import_module("cupy"))
     baselines = {each.name: each.baseline for each in ours if each.buffers == "donated"}
     baselines["step"] = baselines["step, one jit"]
     for operation in (
@@ -78,15 +77,49 @@ def torch_operations(ours: list[Operation], size: int) -> Iterator[Operation]:
         yield Operation(
             operation,
             "donated",
-            TORCH,
-            functools.partial(torch_call, torch, cupy, "cuda", operation, size),
+            name,
+            functools.partial(torch_call, torch, packing, "cuda", operation, size),
             baselines[operation],
             lambda _: torch.cuda.synchronize(),
         )
 
 
-def torch_call(torch: Any, cupy: Any, device: str, operation: str, size: int) -> Call:
-    """The call of one of the operations with PyTorch and CuPy."""
+class _PackingByCupy:
+    """Bits of bytes of zero and one, on the GPU, as DeepSpeed packs them."""
+
+    def __init__(self, torch: Any, cupy: Any):
+        self.torch, self.cupy = torch, cupy
+
+    def pack(self, bits: Any) -> Any:
+        packed = self.cupy.packbits(self.cupy.from_dlpack(bits))
+        return self.torch.from_dlpack(packed)
+
+    def unpack(self, packed: Any) -> Any:
+        bits = self.cupy.unpackbits(self.cupy.from_dlpack(packed))
+        return self.torch.from_dlpack(bits)
+
+
+class _PackingByTorch:
+    """The same bits by PyTorch's own operations."""
+
+    def __init__(self, torch: Any):
+        self.torch = torch
+
+    def _shifts(self, like: Any) -> Any:
+        return self.torch.arange(7, -1, -1, dtype=like.dtype, device=like.device)
+
+    def pack(self, bits: Any) -> Any:
+        shifted = bits.view(-1, 8) << self._shifts(bits)
+        return shifted.sum(1, dtype=self.torch.uint8)
+
+    def unpack(self, packed: Any) -> Any:
+        return ((packed[:, None] >> self._shifts(packed)) & 1).flatten()
+
+
+def torch_call(
+    torch: Any, packing: Any, device: str, operation: str, size: int
+) -> Call:
+    """The call of one of the operations with PyTorch."""
     padded = -(-size // (8 * WORKERS)) * 8 * WORKERS
     share = padded // WORKERS
 
@@ -100,10 +133,10 @@ def torch_call(torch: Any, cupy: Any, device: str, operation: str, size: int) ->
         scale = torch.norm(x) / np.sqrt(x.numel())
         error.set_(x - scale * sign(x))
         bits = x.sign_().add_(1).bool().to(torch.uint8)
-        return torch.from_dlpack(cupy.packbits(cupy.from_dlpack(bits))), scale
+        return packing.pack(bits), scale
 
     def unpack(bits: Any, scales: Any) -> Any:
-        signs = torch.from_dlpack(cupy.unpackbits(cupy.from_dlpack(bits)))
+        signs = packing.unpack(bits)
         return signs.reshape(WORKERS, -1).float().add_(-0.5).mul_(2.0).mul_(scales)
 
     gradient, momentum, error = (normal(padded) for _ in range(3))

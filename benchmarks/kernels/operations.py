@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -52,33 +53,33 @@ class Operation(NamedTuple):
     wait: Callable[[Any], Any] = jax.block_until_ready
 
 
-def repeated(
-    function: Callable[..., Any],
-    arguments: Sequence[Any],
-    carried: Mapping[int, int],
-) -> Call:
+@dataclasses.dataclass
+class Repeated:
     """A call whose donated arguments are the results of the call before.
 
-    Args:
+    Attributes:
       function: The function.
-      arguments: Those of the first call; the donated ones are copied.
+      arguments: Those of the first call, which copies the donated ones.
       carried: From the donated arguments to the results that replace them.
-
-    Returns:
-      The call.
     """
-    current = [
-        jax.tree.map(jnp.copy, x) if i in carried else x
-        for i, x in enumerate(arguments)
-    ]
 
-    def call() -> Any:
-        results = function(*current)
-        for argument, result in carried.items():
-            current[argument] = results[result]
+    function: Callable[..., Any]
+    arguments: Sequence[Any]
+    carried: Mapping[int, int]
+
+    @functools.cached_property
+    def _current(self) -> list[Any]:
+        return [
+            jax.tree.map(jnp.copy, x) if i in self.carried else x
+            for i, x in enumerate(self.arguments)
+        ]
+
+    def __call__(self) -> Any:
+        """Starts it."""
+        results = self.function(*self._current)
+        for argument, result in self.carried.items():
+            self._current[argument] = results[result]
         return results
-
-    return call
 
 
 def _jit(function: Callable[..., Any], carried: Iterable[int]) -> Callable[..., Any]:
@@ -88,12 +89,12 @@ def _jit(function: Callable[..., Any], carried: Iterable[int]) -> Callable[..., 
 
 def compiled(
     function: Callable[..., Any], arguments: Sequence[Any], carried: Mapping[int, int]
-) -> Call:
-    """`repeated`, of the function compiled with these arguments donated."""
-    return repeated(_jit(function, carried), arguments, carried)
+) -> Repeated:
+    """A repeated call of the function compiled with these arguments donated."""
+    return Repeated(_jit(function, carried), arguments, carried)
 
 
-def copy(x: Array, donated: bool) -> Call:
+def copy(x: Array, donated: bool) -> Repeated:
     """The copy that bandwidth is measured with."""
     if donated:
         return compiled(lambda x, _: (jnp.copy(x),), (x, x), {1: 0})
@@ -216,7 +217,7 @@ def _step(
     step = _in_order(parts, _depending if one_jit else lambda scales, _: scales)
     # Worker error, server error and momentum.
     carried = {1: 2, 5: 5, 2: 6} if donated else {}
-    return (compiled if one_jit else repeated)(step, inputs, carried)
+    return (compiled if one_jit else Repeated)(step, inputs, carried)
 
 
 def _step_with_parameters(inputs: Inputs, block_size: int, implementation: str) -> Call:

@@ -102,7 +102,7 @@ def test_what_runs_is_measured_and_what_does_not_is_said(tmp_path, capsys):
         batch=BATCH,
         attentions=("xla", "cudnn"),
         passes=("step",),
-        peers=False,
+        peers=(),
         repeats=2,
         json=file,
         page=page,

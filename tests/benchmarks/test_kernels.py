@@ -46,7 +46,9 @@ def test_bytes_are_those_of_the_arguments_and_results(size):
 def test_every_operation_is_measured_beside_its_baseline(tmp_path, capsys):
     too_large = 10**15
     with jax.numpy_dtype_promotion("standard"):
-        results = measure([5000, too_large], ["xla"], BLOCK_SIZE, repeats=1, calls=1)
+        *_, results = measure(
+            [5000, too_large], ["xla"], BLOCK_SIZE, repeats=1, calls=1
+        )
     compressing = {(name, "elementwise") for name in bytes_moved(5000, BLOCK_SIZE)}
     compressing = {pair for pair in compressing if "compress" in pair[0]}
     both = {("Adam's update", "elementwise"), *compressing}

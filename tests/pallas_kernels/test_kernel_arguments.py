@@ -90,7 +90,7 @@ def test_a_gpu_that_is_no_hopper_is_refused_by_its_name(monkeypatch, capability)
     gpu = types.SimpleNamespace(compute_capability=capability)
     monkeypatch.setattr(jax, "devices", lambda: [gpu])
     with pytest.raises(ValueError, match=f"compute capability {capability}"):
-        _choose.mosaic("mosaic", jnp.ones(8))
+        _choose.mosaic("mosaic", "compress", jnp.ones(8))
 
 
 @pytest.mark.parametrize("capability", ["9.0", "10.0"])
@@ -98,7 +98,21 @@ def test_a_hopper_is_not(monkeypatch, capability):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     gpu = types.SimpleNamespace(compute_capability=capability)
     monkeypatch.setattr(jax, "devices", lambda: [gpu])
-    assert _choose.mosaic("mosaic", jnp.ones(8)) is not None
+    assert _choose.mosaic("mosaic", "compress", jnp.ones(8)) is not None
+
+
+def test_a_measurement_decides_the_default(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    gpu = types.SimpleNamespace(compute_capability="9.0", device_kind="measured")
+    monkeypatch.setattr(jax, "devices", lambda: [gpu])
+    x = jnp.ones(8)
+    assert _choose.mosaic(None, "compress", x) is None
+    monkeypatch.setattr(_choose, "_MOSAIC", {"measured": frozenset({"compress"})})
+    assert _choose.mosaic(None, "compress", x) is not None
+    assert _choose.mosaic(None, "decompress", x) is None
+    assert _choose.mosaic("xla", "compress", x) is None
+    gpu.device_kind = "another"
+    assert _choose.mosaic(None, "compress", x) is None
 
 
 @pytest.mark.parametrize("size", [40_960, 40_000, 40_001, 39_936 + 512])

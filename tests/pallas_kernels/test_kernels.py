@@ -1,4 +1,7 @@
-"""Packing, and the three operations: every implementation against NumPy."""
+"""Packing, and the three operations: every implementation against NumPy.
+
+`pytest tests/pallas_kernels/test_kernels.py --implementation mosaic` is for a GPU.
+"""
 
 import functools
 import secrets
@@ -17,7 +20,6 @@ import pallas_kernels as pk
 from onebit_jax import freeze_at, onebit_adam, sign_mean
 
 IMPLEMENTATIONS = ["xla", "mosaic_interpreted"]
-each = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 ROUNDING = 3e-7
 """Of sums whose terms are normal numbers, some float32 steps of 1: a block of few
 values that nearly cancel has a scale of no more than a few of these."""
@@ -29,6 +31,17 @@ shapes = pytest.mark.parametrize(
     ("size", "block_size"),
     [*SHAPES, *(pytest.param(*shape, marks=pytest.mark.slow) for shape in LARGE)],
 )
+
+
+def pytest_generate_tests(metafunc):
+    if "implementation" in metafunc.fixturenames:
+        names = metafunc.config.getoption("implementation") or IMPLEMENTATIONS
+        metafunc.parametrize("implementation", names)
+
+
+def workers_here():
+    """Two workers, or the one GPU that there is."""
+    return mesh_of(min(2, jax.device_count()))
 
 
 @functools.cache
@@ -98,7 +111,6 @@ def check(result, x, counted, scale, tolerance):
     assert kept.size == expected.size
 
 
-@each
 @shapes
 @pytest.mark.parametrize(
     ("scale", "with_momentum"),
@@ -126,26 +138,62 @@ def test_compress(rng, implementation, size, block_size, scale, with_momentum):
     np.testing.assert_allclose(restored + result[2], x, rtol=0, atol=4e-6)
 
 
-@each
+@pytest.mark.parametrize(
+    ("size", "block_size"),
+    [
+        (10_000, 256),
+        *(
+            pytest.param(40_000, block_size, marks=pytest.mark.slow)
+            for block_size in (32, 1024, 4096, 32768)
+        ),
+    ],
+)
 @pytest.mark.parametrize("error_dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("value_dtype", [jnp.float32, jnp.bfloat16])
-def test_low_precision(rng, implementation, value_dtype, error_dtype):
-    value = jnp.asarray(rng.normal(size=10_000), value_dtype)
-    error = jnp.asarray(rng.normal(size=10_000), error_dtype)
-    compress = compiled(pk.compress, block_size=256, implementation=implementation)
+def test_low_precision(rng, implementation, value_dtype, error_dtype, size, block_size):
+    value = jnp.asarray(rng.normal(size=size), value_dtype)
+    error = jnp.asarray(rng.normal(size=size), error_dtype)
+    compress = compiled(
+        pk.compress, block_size=block_size, implementation=implementation
+    )
     result = compress(value, error)
     assert result[2].dtype == error_dtype
     x = np.asarray(value, float) + np.asarray(error, float)
     tolerance = 4e-6 if error_dtype == jnp.float32 else 2e-2
-    check(result, *blocks_of(x, 256), "rms", tolerance)
+    check(result, *blocks_of(x, block_size), "rms", tolerance)
     decompress = compiled(
-        pk.decompress, size=10_000, dtype=value_dtype, implementation=implementation
+        pk.decompress, size=size, dtype=value_dtype, implementation=implementation
     )
     restored = decompress(*result[:2])
     assert restored.dtype == value_dtype
 
 
-@each
+@pytest.mark.parametrize(
+    ("size", "block_size"),
+    [
+        (5 * 4096, 1024),
+        *(
+            pytest.param(*shape, marks=pytest.mark.slow)
+            for shape in ((9000, 256), (65_536, 32), (3 * 32768, 32768))
+        ),
+    ],
+)
+def test_in_place(rng, implementation, size, block_size):
+    value, error, momentum = rng.normal(size=(3, size)).astype(np.float32)
+    compress = functools.partial(
+        pk.compress, block_size=block_size, decay=0.9, implementation=implementation
+    )
+    owed = jnp.asarray(error)
+    update = jax.jit(
+        lambda error, value, momentum: compress(value, error, momentum=momentum),
+        donate_argnums=0,
+    )
+    result = update(owed, jnp.asarray(value), jnp.asarray(momentum))
+    assert owed.is_deleted()
+    x = error.astype(float) + 0.1 * value.astype(float) + 0.9 * momentum
+    check(result, *blocks_of(x, block_size), "rms", 4e-6)
+
+
 @pytest.mark.parametrize(
     ("scale", "workers", "size", "block_size"),
     [
@@ -183,7 +231,6 @@ def test_average_and_recompress(rng, implementation, scale, workers, size, block
     )
 
 
-@each
 @pytest.mark.parametrize("scale", ["rms", "mean_abs"])
 def test_what_workers_sent_may_be_hard(implementation, scale):
     """NaN, infinity and zero in a block of their own; the others do not notice."""
@@ -217,7 +264,6 @@ def test_what_workers_sent_may_be_hard(implementation, scale):
     )
 
 
-@each
 def test_numbers_that_are_hard(implementation):
     """Each in a block of its own; the others do not notice."""
     tiny, huge = np.float32(1e-42), np.float32(1e25)
@@ -248,7 +294,6 @@ def test_numbers_that_are_hard(implementation):
     np.testing.assert_array_equal(error[9:], 0)
 
 
-@each
 def test_a_buffer_of_nothing(implementation):
     words, scales, error = pk.compress(
         jnp.zeros(0), jnp.zeros(0), block_size=64, implementation=implementation
@@ -257,24 +302,24 @@ def test_a_buffer_of_nothing(implementation):
     assert scales.shape == error.shape == (0,)
 
 
+@functools.cache
 def trained(implementation):
-    """Parameters after four steps of two workers, three of them compressed."""
+    """Parameters after four steps, three of them compressed."""
     # Whole blocks that fill no tile at the end, and a leaf smaller than a tile.
     params = {"kernel": jnp.zeros((90, 128)), "bias": jnp.zeros(128)}
     exchange = sign_mean("data", block_size=256, implementation=implementation)
-    run = Workers(onebit_adam(0.1, exchange, freeze_at(1)), params, mesh_of(2))
-    steps = np.random.default_rng(1).normal(0.1, 1, size=(4, 2, 91, 128))
+    mesh = workers_here()
+    run = Workers(onebit_adam(0.1, exchange, freeze_at(1)), params, mesh)
+    steps = np.random.default_rng(1).normal(0.1, 1, size=(4, mesh.size, 91, 128))
     for g in steps.astype(np.float32):
         gradients = {"kernel": jnp.asarray(g[:, :90]), "bias": jnp.asarray(g[:, 90])}
         params = optax.apply_updates(params, run.update(gradients, params))
     return params
 
 
-def test_the_optimizer_computes_the_same_with_either():
+def test_the_optimizer_computes_the_same(implementation):
     """Compression is these operations alone, inside shard_map with checked types."""
-    both = (
-        jax.tree.leaves(trained(implementation)) for implementation in IMPLEMENTATIONS
-    )
+    both = jax.tree.leaves(trained("xla")), jax.tree.leaves(trained(implementation))
     for a, b in zip(*both, strict=True):
         apart = np.abs(np.asarray(a) - np.asarray(b))
         # Where a sum stands on zero, the signs may differ: not in one of a thousand.
@@ -283,12 +328,12 @@ def test_the_optimizer_computes_the_same_with_either():
         assert np.abs(b).max() > 0.1
 
 
-@each
 @pytest.mark.parametrize("size", [5 * 1024, 40_000])
 def test_types_of_which_only_some_vary(implementation, size):
     """A replicated error, or momentum, beside each worker's own values."""
-    if implementation != "xla":
+    if implementation == "mosaic_interpreted":
         size = min(size, 9000)
+    mesh = workers_here()
 
     def compress(value, momentum):
         _, scales, error = pk.compress(
@@ -303,17 +348,16 @@ def test_types_of_which_only_some_vary(implementation, size):
 
     over_workers = jax.shard_map(
         compress,
-        mesh=mesh_of(2),
+        mesh=mesh,
         in_specs=(PartitionSpec("data"), PartitionSpec()),
         out_specs=PartitionSpec("data"),
     )
-    value = jnp.stack([jnp.ones(size), jnp.full(size, 3.0)])
+    value = jnp.stack([jnp.ones(size), jnp.full(size, 3.0)])[: mesh.size]
     scales, error = jax.jit(over_workers)(value, jnp.ones(size))
-    np.testing.assert_array_equal(scales[:, 0], [1.0, 2.0])
+    np.testing.assert_array_equal(scales[:, 0], [1.0, 2.0][: mesh.size])
     assert not np.asarray(error).any()
 
 
-@each
 def test_averages_of_workers_that_differ(implementation):
     """Under checked types, with blocks that fill no tile at the end."""
     rng = np.random.default_rng(0)
@@ -321,8 +365,11 @@ def test_averages_of_workers_that_differ(implementation):
     scales, error = rng.random((2, 3, 5)), rng.normal(size=(2, 5 * 1024))
     counts = np.full((2, 5), 1024, np.int32)
     counts[:, 4] = 7
-    inputs = [jnp.asarray(x) for x in (words, scales.astype(np.float32))]
-    inputs += [jnp.asarray(error, jnp.float32), jnp.asarray(counts)]
+    mesh = workers_here()
+    inputs = [
+        jnp.asarray(x[: mesh.size])
+        for x in (words, scales.astype(np.float32), error.astype(np.float32), counts)
+    ]
 
     def average(implementation):
         return lambda *shares: tuple(
@@ -334,24 +381,21 @@ def test_averages_of_workers_that_differ(implementation):
 
     over_workers = jax.shard_map(
         average(implementation),
-        mesh=mesh_of(2),
+        mesh=mesh,
         in_specs=PartitionSpec("data"),
         out_specs=PartitionSpec("data"),
     )
     result = jax.jit(over_workers)(*inputs)
-    for worker in range(2):
+    for worker in range(mesh.size):
         alone = jax.jit(average("xla"))(*(x[worker : worker + 1] for x in inputs))
         np.testing.assert_array_equal(result[0][worker], alone[0][0])
         for got, expected in zip(result[1:], alone[1:], strict=True):
             np.testing.assert_allclose(got[worker], expected[0], rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize(
-    "implementation",
-    ["xla", pytest.param("mosaic_interpreted", marks=pytest.mark.slow)],
-)
 def test_a_decay_that_differs_from_worker_to_worker(implementation):
-    size = 40_000 if implementation == "xla" else 9000
+    size = 9000 if implementation == "mosaic_interpreted" else 40_000
+    mesh = workers_here()
 
     def compress(decay, value):
         _, scales, _ = pk.compress(
@@ -366,12 +410,13 @@ def test_a_decay_that_differs_from_worker_to_worker(implementation):
 
     over_workers = jax.shard_map(
         compress,
-        mesh=mesh_of(2),
+        mesh=mesh,
         in_specs=PartitionSpec("data"),
         out_specs=PartitionSpec("data"),
     )
-    scales = jax.jit(over_workers)(jnp.array([0.5, 0.75]), jnp.ones((2, size)))
-    np.testing.assert_allclose(scales[:, 0], [0.5, 0.25], rtol=1e-6)
+    decays = jnp.array([0.5, 0.75])[: mesh.size]
+    scales = jax.jit(over_workers)(decays, jnp.ones((mesh.size, size)))
+    np.testing.assert_allclose(scales[:, 0], 1 - decays, rtol=1e-6)
 
 
 def test_float32_stays_float32_where_floats_are_wide():

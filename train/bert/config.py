@@ -9,11 +9,7 @@ from typing import Any, Literal
 from models import SIZES
 from models.config import Size
 from train.bert.phases import Phase
-from train.core.commands.from_scratch import (
-    FREEZE,
-    FromScratchFlags,
-    check_from_scratch,
-)
+from train.core.commands.flags import FREEZE, FromScratchFlags, check_from_scratch
 from train.core.errors import InputError
 from train.core.flags import (
     Changeable,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-import grain
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+if TYPE_CHECKING:
+    import grain
 
 Batch = TypeVar("Batch")
 
@@ -56,6 +58,8 @@ def batches(
     Returns:
       A data set whose element t is the part of step t.
     """
+    import grain  # losses and evaluations, which need this module, do without
+
     if process is None or num_processes is None:
         process, num_processes = jax.process_index(), jax.process_count()
     part = batch // num_processes
@@ -72,6 +76,8 @@ def stream(batches: grain.MapDataset[Batch]) -> grain.DatasetIterator[Batch]:
     Returns:
       An iterator; its `get_state()` is what a checkpoint keeps for `set_state()`.
     """
+    import grain
+
     # One thread: examples are made in Python, which runs one at a time.
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
     return iter(batches.to_iter_dataset(options))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Literal
 
-import tyro
-
 import onebit_jax
 from train.core.mesh import DEVICE, HOST
 
@@ -32,7 +30,7 @@ VOTES: dict[str, Callable[..., onebit_jax.Exchange]] = {
 if TYPE_CHECKING:
     ExchangeName = str
 else:
-    ExchangeName = tyro.extras.literal_type_from_choices(EXCHANGES)
+    ExchangeName = Literal[*EXCHANGES]
 
 
 def make_exchange(

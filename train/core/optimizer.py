@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import optax
-import tyro
 
 import onebit_jax
 from train.core.command import say
@@ -193,7 +192,7 @@ OPTIMIZERS = {
 if TYPE_CHECKING:
     OptimizerName = str
 else:
-    OptimizerName = tyro.extras.literal_type_from_choices(OPTIMIZERS)
+    OptimizerName = Literal[*OPTIMIZERS]
 
 
 def make_optimizer(

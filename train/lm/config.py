@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from models import DECODER_SIZES
 from models.decoder import DecoderSize
-from train.core.commands.from_scratch import FromScratchFlags, check_from_scratch
+from train.core.commands.flags import FromScratchFlags, check_from_scratch
 from train.core.flags import (
     Changeable,
     Count,

@@ -2,81 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grain
-import numpy as np
 
 from train.core.batches import batches
 from train.core.errors import InputError, writable
 from train.core.run_folder import check_contents, contents_name
-from train.data.array_files import growing_array, make_folder, mapped_array
+from train.data.array_files import make_folder
 from train.data.corpus import read_corpus, survey
 from train.data.tokenized import EVALUATION, TRAINING, held_out_documents
 from train.lm.coding import BYTES, read_coding
+from train.lm.windows import FILE, Data, read_windows, write_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
     from pathlib import Path
 
-    from jaxtyping import Int
-
     from train.core.run_folder import Run
-    from train.data.corpus import Document
     from train.lm.coding import Coding
     from train.lm.config import LmConfig
+    from train.lm.windows import Windows
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENS_FOLDER = "tokens"
 
-_FILE = "tokens.npy"
 _RESTORE = {
     "corpus": "restore its files (or the Python that it was started with)",
     "tokenizer": f"restore its {TOKENIZER_FILE}",
 }
-
-
-@dataclass(frozen=True)
-class Windows:
-    """A text in stretches of one length, each with the token after it.
-
-    Every token but the first is to be predicted in one window, and in one alone.
-
-    Attributes:
-      tokens: The text, end to end.
-      length: Tokens of a stretch, T.
-    """
-
-    tokens: Int[np.ndarray, " tokens"]
-    length: int
-
-    def __len__(self) -> int:
-        """Whole windows."""
-        return max(0, len(self.tokens) - 1) // self.length
-
-    def __getitem__(self, index: int) -> Int[np.ndarray, " T+1"]:
-        """A window."""
-        first = index * self.length
-        return self.tokens[first : first + self.length + 1].astype(np.int32)
-
-
-@dataclass(frozen=True)
-class Data:
-    """The text to train and to evaluate on.
-
-    Attributes:
-      coding: Its tokens.
-      training: Element t is this process's part of the windows of step t.
-      held_out: Likewise, of text that is not trained on, in micro-batches.
-      evaluated: Held-out windows of an evaluation.
-    """
-
-    coding: Coding
-    training: grain.MapDataset[Int[np.ndarray, "B T+1"]]
-    held_out: grain.MapDataset[Int[np.ndarray, "B T+1"]]
-    evaluated: int
 
 
 def load(
@@ -104,7 +57,7 @@ def load(
         for what, name in contents.items():
             check_contents(run, what, name, _RESTORE[what])
     tokens = (config.tokens or config.out / TOKENS_FOLDER) / contents_name(
-        *contents.values(), str(config.seed), _FILE
+        *contents.values(), str(config.seed), FILE
     )[:16]
 
     def fill(new: Path) -> None:
@@ -133,35 +86,8 @@ def _coding(config: LmConfig, *, goes_on: bool) -> Coding:
     return read_coding(kept if goes_on and kept.exists() else config.tokenizer)
 
 
-def write_tokens(
-    folder: Path,
-    documents: Iterable[Document],
-    held_out: Container[int],
-    coding: Coding,
-) -> None:
-    """Cuts documents into tokens, one at a time, each followed by the token of its end.
-
-    Args:
-      folder: Takes a file of training text, and one of held-out text.
-      documents: All documents.
-      held_out: The numbers of those that are not trained on.
-      coding: The tokens.
-    """
-    dtype = np.min_scalar_type(coding.vocab_size - 1)
-    with contextlib.ExitStack() as stack:
-        appends = []
-        for part in TRAINING, EVALUATION:
-            (folder / part).mkdir()
-            file = growing_array(folder / part / _FILE, dtype)
-            appends.append(stack.enter_context(file))
-        for number, document in enumerate(documents):
-            append = appends[number in held_out]
-            append(coding.encode(" ".join(document)))
-            append(coding.end)
-
-
 def _windows(folder: Path, part: str, length: int, least: int) -> Windows:
-    windows = Windows(mapped_array(folder / part / _FILE), length)
+    windows = read_windows(folder, part, length)
     if len(windows) < least:
         raise InputError(
             f"the corpus's {part.replace('_', '-')} text makes {len(windows)} "

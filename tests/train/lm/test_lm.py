@@ -24,8 +24,9 @@ from train.data.corpus import read_corpus
 from train.lm import command
 from train.lm.coding import BYTES, read_coding
 from train.lm.config import LmConfig
-from train.lm.data import Windows, endless, load
+from train.lm.data import endless, load
 from train.lm.task import evaluation_loss, training_loss
+from train.lm.windows import Windows
 
 SMALL = DecoderConfig(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=24)
 STEPS, FREEZE = 6, 3

@@ -1,0 +1,92 @@
+"""The device, versions, bandwidth of copies, and rate of a matrix product."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import shutil
+import statistics
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from benchmarks.kernels.operations import copy
+from benchmarks.machine import processor
+from benchmarks.on_gpu.device import device
+from benchmarks.product import product
+from benchmarks.timing import seconds
+
+if TYPE_CHECKING:
+    from benchmarks.on_gpu.record import Record
+    from benchmarks.on_gpu.sizes import Sizes
+
+PACKAGES = (
+    "jax",
+    "jaxlib",
+    "jax-cuda13-plugin",
+    "nvidia-cudnn-cu13",
+    "nvidia-cublas",
+    "flax",
+    "optax",
+    "numpy",
+    "torch",
+    "transformers",
+    "cupy-cuda13x",
+)
+DRIVER = "name,driver_version,memory.total,power.limit,clocks.max.sm,clocks.max.mem"
+
+
+def measure(sizes: Sizes, record: Record) -> None:
+    """Measures the part."""
+    found = device(sizes)
+    record.write(
+        device_kind=found.device_kind,
+        platform=found.platform,
+        compute_capability=getattr(found, "compute_capability", None),
+        memory=(found.memory_stats() or {}).get("bytes_limit"),
+        processor=processor(),
+        python=platform.python_version(),
+        versions=_versions(),
+        nvidia_smi=_nvidia_smi(),
+    )
+    copies: list[dict[str, Any]] = []
+    for size in sizes.copies:
+        x = jax.random.normal(jax.random.key(0), (size,))
+        for buffers in ("fresh", "donated"):
+            call = copy(x, donated=buffers == "donated")
+            rate = 8 * size / _median(call, sizes) / 1e9
+            copies.append({"size": size, "buffers": buffers, "gb_per_s": rate})
+            record.write(copies=copies)
+            record.check()
+    size, multiply = product(sizes.dtype, sizes.platform)
+    rate = 2 * size**3 / _median(multiply, sizes) / 1e12
+    record.write(
+        product={"dtype": sizes.dtype, "size": size, "tflops_per_second": rate}
+    )
+
+
+def _median(call: Any, sizes: Sizes) -> float:
+    times = [
+        seconds(call, jax.block_until_ready, sizes.calls)
+        for _ in range(sizes.repeats + 1)
+    ]
+    return statistics.median(times[1:])
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _nvidia_smi() -> str | None:
+    if not (command := shutil.which("nvidia-smi")):
+        return None
+    asked = [command, f"--query-gpu={DRIVER}", "--format=csv,noheader"]
+    answer = subprocess.run(asked, capture_output=True, text=True, check=False)
+    return (answer.stdout or answer.stderr).strip()

@@ -1,0 +1,222 @@
+"""The documentation's pages of what `benchmarks.on_gpu` has found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.bert.report import text as bert_text
+from benchmarks.bert.results import PassTiming, ProductRate
+from benchmarks.bert.results import Results as BertResults
+from benchmarks.convergence.picture import write_picture
+from benchmarks.convergence.plan import read_plan
+from benchmarks.convergence.report import write_page
+from benchmarks.convergence.runs import Store
+from benchmarks.kernels.measure import Results, Timing
+from benchmarks.kernels.report import text as kernels_text
+from benchmarks.on_gpu.learning import RUNS
+from benchmarks.on_gpu.parts import PARTS
+from benchmarks.on_gpu.record import read
+from benchmarks.on_gpu.sizes import SIZES
+from benchmarks.page import fill, table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+TIMED = {
+    "compress": ("compress", "compress with momentum"),
+    "average_and_recompress": ("average and recompress",),
+}
+"""The operations that are timed of each function of `pallas_kernels`."""
+
+Found = dict[str, Any]
+
+
+def write_pages(folder: Path, docs: Path) -> None:
+    """Writes `kernels.md`, `bert.md`, the study's page and a JSON of all.
+
+    Args:
+      folder: That of a run.
+      docs: The documentation.
+
+    Raises:
+      SystemExit: The folder holds no run, or a page lacks its marks.
+    """
+    found = {part.name: read(folder, part.name) for part in PARTS}
+    if not found["facts"]:
+        raise SystemExit(f"{folder} has no facts.json: give the folder of a run.")
+    found["run"] = read(folder, "run")
+    for name, mark, text in (
+        ("kernels.md", "on_gpu", kernels_part(found)),
+        ("bert.md", "gpu", bert_part(found)),
+    ):
+        page = (docs / name).read_text(encoding="utf-8")
+        (docs / name).write_text(fill(page, mark, text), encoding="utf-8")
+    dump = json.dumps(found, indent=1, ensure_ascii=False)
+    (docs / "on-gpu.json").write_text(dump + "\n", encoding="utf-8")
+    if (folder / RUNS).exists():
+        _write_study(folder, docs / "studies" / f"{SIZES.study}.toml", found)
+    print(default_line(found))
+
+
+def device_of(found: Found) -> str:
+    """The device and its software in a line."""
+    facts = found["facts"]
+    versions = ", ".join(f"{k} {v}" for k, v in facts["versions"].items())
+    driver = f" ({facts['nvidia_smi']})" if facts["nvidia_smi"] else ""
+    return f"**{facts['device_kind']}**{driver}; {versions}"
+
+
+def kernels_part(found: Found) -> str:
+    """The part of `kernels.md`, as Markdown."""
+    parts = [device_of(found), _ends(found), _tests(found)]
+    if results := found["fast"].get("results"):
+        rows = [Timing(**row) for row in results["rows"]]
+        parts.append(kernels_text(Results(**(results | {"rows": rows}))))
+        wrong = [name for name, x in found["fast"]["right"].items() if x is False]
+        if wrong:
+            parts.append(
+                f"Times of {' and '.join(wrong)} are those of **wrong** kernels."
+            )
+    if product := found["facts"].get("product"):
+        parts.append(
+            f"Matrix product of {product['size']:,}², {product['dtype']}: "
+            f"{product['tflops_per_second']:.0f} TFLOP/s."
+        )
+    if found["optimizer"].get("rows"):
+        parts.append(_optimizer(found["optimizer"]))
+    return "\n\n".join(parts)
+
+
+def _ends(found: Found) -> str:
+    """How the parts ended."""
+    cells = [
+        (
+            name,
+            end["end"],
+            f"{end['seconds']:.0f}" if "seconds" in end else "",
+            end.get("said") or ", ".join(end.get("missing", [])),
+        )
+        for name, end in found["run"].items()
+    ]
+    return table(("part", "", "seconds", "said"), cells)
+
+
+def _tests(found: Found) -> str:
+    """The outcomes of the kernels' suite."""
+    lines = []
+    for implementation, tests in found["right"].get("tests", {}).items():
+        outcomes = tests["outcomes"]
+        failed = [name for name, x in outcomes.items() if x["outcome"] == "failed"]
+        said = f"{len(failed)} of {len(outcomes)} tests against float64 failed"
+        said += "" if tests["complete"] else ", not all of them were run"
+        lines.append(f"- `{implementation}`: {said}")
+        lines += [f"  - `{name}`" for name in failed]
+    if "sanitizer" in found["right"]:
+        lines.append(f"- compute-sanitizer: {found['right']['sanitizer']}")
+    return "\n".join(lines) or "The kernels' suite has not run."
+
+
+def _optimizer(found: Found) -> str:
+    """The optimizer's steps on the parameters of BERT."""
+    first = found["rows"][0].get("milliseconds")
+
+    def cells(row: Found) -> tuple[str, ...]:
+        name = row["name"], row["implementation"] or ""
+        if "error" in row:
+            return *name, row["error"].replace("|", "/"), *[""] * 4
+        memory, peak = row["memory"], row["peak_bytes"]
+        return (
+            *name,
+            f"{row['milliseconds']:.3g}",
+            f"{row['milliseconds'] / row['workers'] / first:.2f}" if first else "",
+            f"{memory['arguments'] / 1e9:.2f}",
+            f"{memory['together'] / 1e9:.2f}",
+            f"{peak / 1e9:.2f}" if peak else "",
+        )
+
+    heads = (
+        f"step of {found['values'] / 1e6:.0f} M values",
+        "compressed by",
+        "ms",
+        "a worker, of Adam's",
+        "GB of arguments",
+        "GB as compiled",
+        "GB at the peak",
+    )
+    return table(heads, map(cells, found["rows"]))
+
+
+def bert_part(found: Found) -> str:
+    """The part of `bert.md`, as Markdown."""
+    parts = [device_of(found)]
+    attention = found["model"].get("attention", {})
+    if "errors" in attention:
+        rows = [
+            (of, *(f"{errors[i]:.2e}" for errors in attention["errors"].values()))
+            for i, of in enumerate(attention["of"])
+        ]
+        heads = "relative error in bfloat16 of", *attention["errors"]
+        verdict = "right" if attention["right"] else "**wrong**"
+        parts += [table(heads, rows), f"cuDNN's attention is {verdict}."]
+    elif attention:
+        parts.append(f"cuDNN's attention failed: {attention['error']}.")
+    for name in ("model", "peer"):
+        if steps := found[name].get("steps"):
+            parts.append(bert_text(_merged(steps)))
+    return "\n\n".join(parts)
+
+
+def _merged(steps: list[Found]) -> BertResults:
+    """Results of several lengths as one."""
+    merged = dict(steps[0])
+    for name in ("peaks", "rows", "skipped"):
+        merged[name] = [each for step in steps for each in step[name]]
+    merged["peaks"] = [ProductRate(**peak) for peak in merged["peaks"]]
+    merged["rows"] = [PassTiming(**row) for row in merged["rows"]]
+    return BertResults(**merged)
+
+
+def _write_study(folder: Path, file: Path, found: Found) -> None:
+    """Writes the study's JSON, page and picture beside its plan."""
+    shutil.copyfile(folder / RUNS, file.with_suffix(".json"))
+    plan = read_plan(file)
+    runs = Store(file.with_suffix(".json"), plan).runs
+    write_page(file, plan, runs)
+    write_picture(file, plan, runs)
+    page = file.with_suffix(".md")
+    text = page.read_text(encoding="utf-8")
+    page.write_text(f"{text}\nTrained on {device_of(found)}.\n", encoding="utf-8")
+
+
+def default_line(found: Found) -> str:
+    """The line of `pallas_kernels._choose` that the measurements earn.
+
+    Args:
+      found: What the parts have found.
+
+    Returns:
+      It, with the operations that are right and nowhere slower than XLA's form.
+    """
+    right: Mapping[str, Any] = found["fast"].get("right", {})
+    rows = found["fast"].get("results", {}).get("rows", [])
+    earned = [
+        name
+        for name, timed in TIMED.items()
+        if right.get(name) and _never_slower(rows, timed)
+    ]
+    kind = found["facts"]["device_kind"]
+    return f"_MOSAIC of pallas_kernels/_choose.py: {kind!r}: frozenset({earned})"
+
+
+def _never_slower(rows: list[Found], timed: tuple[str, ...]) -> bool:
+    times: dict[tuple[str, int], dict[str, float]] = {}
+    for row in rows:
+        if row["operation"] in timed:
+            of_case = times.setdefault((row["operation"], row["size"]), {})
+            of_case[row["implementation"]] = row["milliseconds"]
+    return bool(times) and all(
+        "mosaic" in x and "xla" in x and x["mosaic"] <= x["xla"] for x in times.values()
+    )

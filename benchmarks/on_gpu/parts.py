@@ -1,0 +1,39 @@
+"""The parts of `benchmarks.on_gpu`, in order of worth."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import NamedTuple
+
+
+class Part(NamedTuple):
+    """A part.
+
+    Attributes:
+      name: That of its module in `benchmarks.on_gpu`, whose `measure` is run.
+      seconds: Its share, of the sum of all.
+      needs: Packages beside jax, optax and NumPy.
+    """
+
+    name: str
+    seconds: int
+    needs: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> list[str]:
+        """The packages that are not installed."""
+        needed = ("jax", "optax", *self.needs)
+        return [name for name in needed if importlib.util.find_spec(name) is None]
+
+
+MODEL = "flax", "tokenizers"
+
+PARTS = (
+    Part("facts", 20),
+    Part("right", 90, ("pytest", "hypothesis")),
+    Part("fast", 80),
+    Part("optimizer", 60, MODEL),
+    Part("model", 90, MODEL),
+    Part("peer", 80, (*MODEL, "torch", "transformers")),
+    Part("learning", 60, MODEL),
+)

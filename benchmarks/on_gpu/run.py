@@ -1,0 +1,126 @@
+"""Runs the parts, each in a process of its own and no longer than its share."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.on_gpu.part import CUT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.on_gpu.parts import Part
+
+ROOT = Path(__file__).resolve().parents[2]
+GRACE = 3.0
+"""Seconds before the end of its share at which a part is to stop by itself."""
+
+
+def run(
+    parts: Sequence[Part], folder: Path, minutes: float, *, tiny: bool
+) -> dict[str, Any]:
+    """Runs parts one after another.
+
+    Args:
+      parts: In order of worth.
+      folder: Takes JSON, logs and compiled programs.
+      minutes: For all together.
+      tiny: Whether on a CPU, with small sizes.
+
+    Returns:
+      How each ended, as in `run.json`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in parts:
+        if part.missing:
+            _say(f"{part.name}: left out, {' and '.join(part.missing)} not installed")
+    end = time.monotonic() + 60 * minutes
+    ends: dict[str, Any] = {}
+    for number, part in enumerate(parts):
+        shares = [each.seconds for each in parts[number:] if not each.missing]
+        left = end - time.monotonic()
+        if part.missing:
+            ends[part.name] = {"end": "left out", "missing": part.missing}
+        else:
+            share = left * part.seconds / sum(shares)
+            ends[part.name] = _run_part(part, folder.resolve(), share, tiny)
+            about = ends[part.name]
+            said = f": {about['said']}" if "said" in about else ""
+            _say(f"{part.name}: {about['end']} in {about['seconds']:.0f} s{said}")
+        text = json.dumps(ends, indent=1, ensure_ascii=False)
+        (folder / "run.json").write_text(text + "\n", encoding="utf-8")
+    return ends
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def command(part: Part, folder: Path, seconds: float, tiny: bool) -> list[str]:
+    """The command line of a part's process."""
+    given = part.name, str(folder), str(seconds), "tiny" * tiny
+    return [sys.executable, "-m", "benchmarks.on_gpu.part", *given]
+
+
+def _run_part(part: Part, folder: Path, seconds: float, tiny: bool) -> dict[str, Any]:
+    log = folder / f"{part.name}.log"
+    begun = time.monotonic()
+    with log.open("w", encoding="utf-8") as output:
+        process = subprocess.Popen(
+            command(part, folder, seconds - GRACE, tiny),
+            env=os.environ | _environment(folder, tiny),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(max(1.0, seconds))
+        except subprocess.TimeoutExpired:
+            _end(process)
+            status = None
+        except BaseException:
+            _end(process)
+            raise
+    about: dict[str, Any] = {"seconds": time.monotonic() - begun, "share": seconds}
+    if status == 0:
+        return {"end": "done", **about}
+    if status in (CUT, None):
+        how = "stopped" if status == CUT else "was killed"
+        said = f"{how} at the end of its share, {seconds:.0f} s"
+        return {"end": "cut", **about, "said": said}
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return {"end": "failed", **about, "said": f"{last.strip()} ({log.name})"}
+
+
+def _environment(folder: Path, tiny: bool) -> dict[str, str]:
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONUNBUFFERED": "1",
+        # PyTorch needs some of the memory, and memory is measured.
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "programs"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    return environment | ({"JAX_PLATFORMS": "cpu"} if tiny else {})
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process and all that it has started."""
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, how)
+        # A driver that hangs may hold it: the next part goes on all the same.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(2)
+            if how == signal.SIGKILL:
+                return

@@ -1,0 +1,248 @@
+"""The command for a GPU runs whole on a CPU, cuts what overruns, and says the rest."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks.convergence.plan import read_plan
+from benchmarks.convergence.runs import Run, Store
+from benchmarks.convergence.study import wanted
+from benchmarks.on_gpu import learning, model, pages, run
+from benchmarks.on_gpu.command import main
+from benchmarks.on_gpu.parts import PARTS, Part
+from benchmarks.on_gpu.peer import fastest
+from benchmarks.on_gpu.record import OutOfTimeError, Record, read
+from benchmarks.on_gpu.right import verdicts
+from benchmarks.on_gpu.sizes import SIZES, TINY
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_whole_command_on_a_cpu(tmp_path, capsys):
+    """And into the pages, which name the device."""
+    out, docs = tmp_path / "out", tmp_path / "docs"
+    with pytest.raises(SystemExit) as ended:
+        main(["--out", str(out), "--minutes", "10", "--tiny"])
+    assert not ended.value.code, capsys.readouterr().out
+    ends = read(out, "run")
+    assert [*ends] == [part.name for part in PARTS]
+    for part in PARTS:
+        end = "left out" if part.missing else "done"
+        assert ends[part.name]["end"] == end, (out / f"{part.name}.log").read_text()
+    check_found(out)
+    docs.mkdir()
+    for page in ("kernels.md", "bert.md"):
+        shutil.copyfile(DOCS / page, docs / page)
+    (out / learning.RUNS).unlink()  # of another plan than the published study's
+    pages.write_pages(out, docs)
+    earned = "'cpu': frozenset([])"
+    assert earned in capsys.readouterr().out
+    kernels = (docs / "kernels.md").read_text()
+    assert "**cpu**" in kernels
+    assert "0 of 1 tests against float64 failed" in kernels
+    assert (
+        "| compress with momentum | donated | 4,096 | mosaic_interpreted |" in kernels
+    )
+    assert "| 1-bit Adam, 2 workers on it | xla |" in kernels
+    assert "**tiny, 2 x 16 tokens, float32.**" in (docs / "bert.md").read_text()
+
+
+def check_found(out):
+    facts = read(out, "facts")
+    assert facts["device_kind"] == "cpu"
+    assert facts["copies"][0]["gb_per_s"] > 0
+    tests = read(out, "right")["tests"]
+    assert all(all(x["right"].values()) for x in tests.values())
+    rows = read(out, "fast")["results"]["rows"]
+    assert {row["implementation"] for row in rows} >= {"xla", TINY.mosaic}
+    steps = read(out, "optimizer")["rows"]
+    assert [row["workers"] for row in steps] == [1, 1, 1, 2]
+    assert all(row["finite"] for row in steps), steps
+    (step,) = read(out, "model")["steps"]
+    assert [row["attention"] for row in step["rows"]] == ["xla"]
+    assert "cudnn" in step["skipped"][1]
+    runs = Store(out / learning.RUNS, learning.plan_of(TINY)).runs.values()
+    assert [r.case.arm for r in runs] == ["Adam", "1-bit Adam"]
+
+
+def test_it_starts_without_what_the_machine_lacks():
+    """Neither a command line's reader nor data pipelines nor checkpoints."""
+    code = f"""
+import importlib, sys
+for name in ("tyro", "grain", "orbax", "tensorstore", "matplotlib", "tqdm"):
+    sys.modules[name] = None
+for name in {[part.name for part in PARTS]}:
+    importlib.import_module("benchmarks.on_gpu." + name)
+import benchmarks.on_gpu.command
+"""
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
+
+
+def test_what_overruns_is_cut_and_the_others_go_on(tmp_path, monkeypatch):
+    """By itself where it looks at the time, else by a signal, its children too."""
+    folder = tmp_path / "out"
+    codes = {
+        "hangs": "import subprocess, sys; subprocess.run(['sleep', '60'])",
+        "fails": "raise SystemExit('no such thing')",
+        "stops": f"import sys; sys.exit({run.CUT})",
+        "works": "pass",
+    }
+
+    def command(part, *_):
+        return [sys.executable, "-c", codes[part.name]]
+
+    monkeypatch.setattr(run, "command", command)
+    begun = time.monotonic()
+    parts = [Part("hangs", 1), Part("gone", 9, ("no_such_package",))]
+    parts += [Part(name, 20) for name in ("fails", "stops", "works")]
+    ends = run.run(parts, folder, 1.5, tiny=True)
+    assert time.monotonic() - begun < 60
+    assert [end["end"] for end in ends.values()] == [
+        "cut",
+        "left out",
+        "failed",
+        "cut",
+        "done",
+    ]
+    assert ends["fails"]["said"] == "no such thing (fails.log)"
+    assert "was killed at the end of its share" in ends["hangs"]["said"]
+    assert ends["gone"]["missing"] == ["no_such_package"]
+    assert json.loads((folder / "run.json").read_text()) == ends
+
+
+def test_a_failed_test_is_of_its_operation():
+    passed, failed = {"outcome": "passed"}, {"outcome": "failed"}
+    outcomes = {"test_compress[a]": passed, "test_what_workers_sent_may[b]": failed}
+    assert verdicts(outcomes, complete=False) == {
+        "compress": None,
+        "average_and_recompress": False,
+    }
+    outcomes = {"test_in_place[a]": failed, "test_averages[b]": passed}
+    assert verdicts(outcomes, complete=True) == {
+        "compress": False,
+        "average_and_recompress": True,
+    }
+
+
+def rows(**milliseconds):
+    return [
+        {
+            "operation": operation,
+            "size": 100,
+            "implementation": name,
+            "milliseconds": taken,
+        }
+        for operation in ("compress", "compress with momentum")
+        for name, taken in milliseconds.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("right", "times", "earned"),
+    [
+        (True, {"xla": 2.0, "mosaic": 1.0}, "['compress']"),
+        (True, {"xla": 1.0, "mosaic": 2.0}, "[]"),
+        (None, {"xla": 2.0, "mosaic": 1.0}, "[]"),
+        (True, {"xla": 2.0}, "[]"),
+    ],
+)
+def test_the_default_is_earned_by_right_and_fast(right, times, earned):
+    found = {
+        "facts": {"device_kind": "NVIDIA H100"},
+        "fast": {"right": {"compress": right}, "results": {"rows": rows(**times)}},
+    }
+    assert pages.default_line(found).endswith(f"'NVIDIA H100': frozenset({earned})")
+
+
+def test_the_peer_is_measured_beside_the_fastest_right_attention(tmp_path):
+    assert fastest(tmp_path) == "xla"
+    timed = [("xla", 10.0), ("cudnn", 20.0)]
+    steps = [{"rows": [
+        {"attention": name, "examples_per_second": rate, "length": 128}
+        for name, rate in timed
+    ]}]  # fmt: skip
+    for attention, expected in (({"right": True}, "cudnn"), ({"right": False}, "xla")):
+        Record(tmp_path / "model.json", 1).write(steps=steps, attention=attention)
+        assert fastest(tmp_path) == expected
+
+
+def test_attention_has_no_error_where_it_is_the_same(monkeypatch):
+    xla = model.results_of
+    monkeypatch.setattr(model, "results_of", lambda name: xla("xla"))
+    monkeypatch.setattr(model, "HEADS", 2)
+    with jax.numpy_dtype_promotion("standard"):  # as without pytest
+        found = model.attention_errors(16)
+    assert found["right"]
+    assert found["errors"]["xla"] == found["errors"]["cudnn"]
+    assert all(1e-4 < error < 2e-2 for error in found["errors"]["xla"])
+
+
+class Clock(Record):
+    """A record whose time is over after some steps."""
+
+    def __init__(self, file, steps):
+        super().__init__(file, 1e9)
+        self.steps = steps
+
+    @property
+    def left(self):
+        self.steps -= 1
+        return 0.0 if self.steps < 0 else 1e9
+
+
+@pytest.mark.parametrize(
+    "arm", ["Adam", pytest.param("1-bit Adam", marks=pytest.mark.slow)]
+)
+def test_a_training_that_was_cut_goes_on_as_if_it_had_not_been(tmp_path, arm):
+    plan = learning.plan_of(TINY)
+    case = wanted(plan, {})[0]._replace(arm=arm)
+    corpus = tuple(DOCS / name for name in TINY.corpus)
+
+    def train(folder, steps):
+        folder.mkdir(exist_ok=True)
+        flags = learning.flags_of(plan.tasks[case.task], case, folder, corpus)
+        return learning.train(flags, plan, case, Clock(folder / "a.json", steps))
+
+    whole = train(tmp_path / "whole", 99)
+    with pytest.raises(OutOfTimeError):
+        train(tmp_path / "cut", 2)
+    assert (tmp_path / "cut" / learning.STATE).exists()
+    assert train(tmp_path / "cut", 99) == whole
+    assert not (tmp_path / "cut" / learning.STATE).exists()
+
+
+def test_batches_are_epochs_of_all_windows():
+    windows = [np.array([i]) for i in range(6)]
+    batches = learning.Batches(windows, 3, seed=1)
+    epoch = np.concatenate([batches[0], batches[1]]).ravel()
+    assert sorted(epoch) == list(range(6))
+    following = np.concatenate([batches[2], batches[3]]).ravel()
+    assert sorted(following) == list(range(6))
+    assert (epoch != following).any()
+
+
+def test_the_study_of_a_gpu_is_published_with_its_name(tmp_path):
+    file = tmp_path / "on-gpu.toml"
+    shutil.copyfile(DOCS / "studies" / file.name, file)
+    plan, folder = read_plan(file), tmp_path / "run"
+    folder.mkdir()
+    store = Store(folder / learning.RUNS, plan)
+    case = wanted(plan, {})[0]
+    store.add(Run(case, dict(plan.arms[case.arm]), {600: {"loss": 1.5}}, 0, 1, 0, {}))
+    facts = {"device_kind": "NVIDIA H100", "nvidia_smi": "", "versions": {"jax": "1"}}
+    pages._write_study(folder, file, {"facts": facts})
+    page = file.with_suffix(".md").read_text()
+    assert "| Adam | 0.0005 | 0.7 | 1.5000 | 1.5000 |" in page
+    assert page.endswith("Trained on **NVIDIA H100**; jax 1.\n")
+
+
+def test_the_sizes_of_a_gpu_are_those_of_the_study():
+    assert learning.plan_of(SIZES) == read_plan(DOCS / "studies" / "on-gpu.toml")

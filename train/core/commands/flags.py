@@ -1,0 +1,87 @@
+"""The flags of every task that trains a model from scratch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from train.core.errors import InputError
+from train.core.flags import Changeable, Count, Freeze, TrainingFlags, check_flags
+from train.core.mesh import Topology
+from train.core.optimizer import Plan, warmup_and_freeze
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, Self
+
+FREEZE = 0.2
+"""Share of the steps after which a variance is frozen by default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromScratchFlags(TrainingFlags):
+    """Flags of every task that trains a model from scratch."""
+
+    freeze_step: Freeze | None = None
+    """Steps before 1-bit Adam freezes its variance and compresses; auto: once the
+    variance is stable; default: a fifth of the steps, not before the warm-up ends."""
+    steps: Changeable[Count] = 500
+    """Training steps."""
+    accumulate: Count = 1
+    """Parts of a worker's share of the batch, computed one after another: memory for
+    one; the gradients and the exchange are the whole batch's."""
+    topology: Topology = "auto"
+    """Compression by each device (flat), or by each host for its devices together
+    (hierarchical); auto: hierarchical where several processes have several devices
+    each. A run that goes on keeps its own."""
+    eval_every: Changeable[Count] = 50
+    """Steps between evaluations on held-out examples; there is one at the end."""
+    resume: Changeable[bool] = False
+    """Go on with the run in --out, exactly, with its own settings; with one that has
+    ended to more --steps."""
+    compare: bool = False
+    """Train plain Adam as well, on the same samples, and draw it beside."""
+
+    @property
+    def phases(self) -> Sequence[Plan]:
+        """The stretches of steps with an optimizer each, all defaults put in."""
+        warmup, freeze = warmup_and_freeze(
+            self.steps, self.warmup_steps, self.freeze_step, FREEZE
+        )
+        plan = Plan(
+            steps=self.steps,
+            learning_rate=self.learning_rate,
+            warmup=warmup,
+            freeze=freeze,
+        )
+        return (plan,)
+
+    @property
+    def total_steps(self) -> int:
+        """The steps of all phases."""
+        return self.phases[-1].last
+
+    @property
+    def lengths(self) -> dict[str, Any]:
+        """The flags by which a run is longer; its schedules are made for its own."""
+        return {"steps": self.steps}
+
+    def decided_by(self, earlier: TrainingFlags) -> Self:
+        """The same flags, with the topology that the run was begun with."""
+        if self.topology != "auto" or not isinstance(earlier, FromScratchFlags):
+            return self
+        return replace(self, topology=earlier.topology)
+
+
+def check_from_scratch(config: FromScratchFlags) -> None:
+    """Refuses values that no task can be trained with.
+
+    Args:
+      config: The flags.
+
+    Raises:
+      InputError: A flag's value is out of its range, or contradicts another.
+    """
+    check_flags(config)
+    if config.compare and config.optimizer == "adam":
+        raise InputError("--compare trains plain Adam beside; drop --optimizer adam.")
