@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-from train.core.commands.from_scratch import FREEZE
+from train.core.commands.flags import FREEZE
 from train.core.errors import InputError
 from train.plan import gpu_compiler
 from train.plan.sizes import SIZES
