@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from onebit_jax.workers.placement import abstract_state, state_specs
 from onebit_jax.workers.stages import stage_of, steps_by_stage
@@ -63,7 +63,9 @@ def stage_costs(
       compressed 14784
       local 0
     """
-    mesh = AbstractMesh(tuple(axis_sizes.values()), tuple(axis_sizes))
+    # Explicit axes, the default from jax 0.11 on, would ask for placed arguments.
+    automatic = (AxisType.Auto,) * len(axis_sizes)
+    mesh = AbstractMesh(tuple(axis_sizes.values()), tuple(axis_sizes), automatic)
     state = abstract_state(tx, params, mesh)
     stages: list[str] = []
     # A dictionary that a traced function returns has lost its order.
