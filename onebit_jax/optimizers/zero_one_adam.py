@@ -385,19 +385,25 @@ class _ZeroOneAdam:
     def refreshed(
         self, gradients: optax.Updates, state: ZeroOneAdamState
     ) -> tuple[optax.Updates, ZeroOneAdamState]:
-        """The mean of the gradients, and the state with it in the variance."""
+        """The mean of the gradients, and the state with it in the variance.
+
+        A program that has no other stage goes on after the freeze with what is frozen.
+        """
         mean, exchanged = self.variance_exchange.update(
             gradients, state.variance_exchange
         )
         nu = optax.tree.update_moment_per_elem_norm(mean, state.nu, self.b2, 2)
+        frozen = state.frozen_at > 0
         return mean, state._replace(
-            nu=nu, refreshed=state.refreshed + 1, variance_exchange=exchanged
+            nu=optax.tree.where(frozen, state.nu, nu),
+            refreshed=jnp.where(frozen, state.refreshed, state.refreshed + 1),
+            variance_exchange=exchanged,
         )
 
     def at_freeze(self, state: ZeroOneAdamState) -> ZeroOneAdamState:
         """The state with the variance frozen, if the rule fires now."""
         norm = jnp.asarray(optax.tree.sum(state.nu), jnp.float32)
-        norm = norm / self.weight(self.b2, state.refreshed)
+        norm = norm / self.variance_weight(state)
         fires, rule = self.freeze.update(state.freeze, state.count, norm)
         now = fires & (state.frozen_at == 0)
         raised, floored = state.nu, 0.0
@@ -434,7 +440,7 @@ class _ZeroOneAdam:
 
     def roots(self, state: ZeroOneAdamState) -> optax.Params:
         """The roots of the variance, with what keeps them from zero."""
-        divisor = self.weight(self.b2, state.refreshed)
+        divisor = self.variance_weight(state)
         return jax.tree.map(lambda v: jnp.sqrt(v / divisor) + self.eps, state.nu)
 
     def corrected_rate(self, count: Int32[Array, ""]) -> Array:
@@ -449,6 +455,10 @@ class _ZeroOneAdam:
     def weight(self, decay: ArrayLike, steps: Int32[Array, ""]) -> Array:
         """The weight of so many values in a running mean, if it is to be corrected."""
         return weight(decay, steps) if self.bias_correction else jnp.float32(1)
+
+    def variance_weight(self, state: ZeroOneAdamState) -> Array:
+        """The weight of all refreshments; that of one where there is none yet."""
+        return self.weight(self.b2, jnp.maximum(state.refreshed, 1))
 
     def own(self, tree: Any) -> WorkerLocal:
         """A tree as each worker's own, though it be agreed."""

@@ -117,6 +117,28 @@ def test_a_step_alone_has_no_collective():
     assert not alone.traffic(gradients, jnp.zeros(500)).collectives
 
 
+def test_a_static_stage_in_the_wrong_place_still_makes_sense():
+    # Without a variance, steps are as long as the bound.
+    for stage in ("compressed", "local"):
+        early = Workers(adam(), jnp.zeros(5), mesh_of(2), stage=stage)
+        early.update(targets(), jnp.zeros(5))
+        early.update(targets(), jnp.zeros(5))
+        moved = onebit_jax.local_params(jnp.zeros(5), early.state)
+        assert np.abs(moved).max() <= 3 * early.state.rates * 1.001
+        assert np.isfinite(early.state.own_mu.value).all()
+    # With a frozen variance, it stays.
+    late = Workers(adam(), jnp.zeros(5), mesh_of(2), stage="variance")
+    for _ in range(3):
+        late.update(targets(), jnp.zeros(5))
+    before = late.state
+    assert int(before.frozen_at) == 3
+    late.update(2 * targets(), jnp.zeros(5))
+    for kept in ("nu", "refreshed", "frozen_at", "floored"):
+        np.testing.assert_array_equal(
+            getattr(late.state, kept), getattr(before, kept)
+        )
+
+
 def test_averaged_gradients_are_refused_where_nothing_is_exchanged():
     tx, mesh = adam(), mesh_of(2)
     state = onebit_jax.init(tx, jnp.zeros(5), mesh)
