@@ -15,7 +15,7 @@ from onebit_jax.optimizers.bound import BOUND, cut
 from onebit_jax.optimizers.floor import FloorAtMean
 from onebit_jax.optimizers.freeze import FreezeRule
 from onebit_jax.optimizers.intervals import IntervalRule, growing_intervals
-from onebit_jax.optimizers.moments import weight
+from onebit_jax.optimizers.moments import as_float32, weight
 from onebit_jax.optimizers.onebit_adam import FLOOR, warmup_mean
 from onebit_jax.optimizers.own_moments import as_own, own_moments, zero_moments
 from onebit_jax.optimizers.zero_one_adam_state import ZeroOneAdamState
@@ -62,7 +62,7 @@ def zero_one_adam(
     b1: ArrayLike = 0.9,
     b2: ArrayLike = 0.999,
     eps: ArrayLike = 1e-8,
-    weight_decay: float = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
     mask: Any | Callable[[optax.Params], Any] | None = None,
     *,
     variance: IntervalRule = VARIANCE,
@@ -116,7 +116,8 @@ def zero_one_adam(
       b1: decay of the momentum.
       b2: decay of the variance, by refreshment.
       eps: added to the root of the variance.
-      weight_decay: :math:`\lambda`; times the learning rate, as in `optax.adamw`.
+      weight_decay: :math:`\lambda`, a number or a schedule from the step; times the
+        learning rate, as in `optax.adamw`.
       mask: a tree of booleans like the parameters', or a function from parameters to
         one, that says which leaves decay; None for all.
       variance: which steps before the freeze refresh the variance, beside the first.
@@ -156,20 +157,22 @@ def zero_one_adam(
       section 6.
     """
     _check(exchange, freeze, variance, sync, floor, before_freeze, decay)
+    if not callable(weight_decay):
+        weight_decay = as_float32(weight_decay)
     whole = warmup_mean(variance_exchange, exchange, "variance_exchange")
     adam = _ZeroOneAdam(
         learning_rate=learning_rate,
         exchange=exchange,
         freeze=freeze,
-        b1=b1,
-        b2=b2,
-        eps=eps,
+        b1=as_float32(b1),
+        b2=as_float32(b2),
+        eps=as_float32(eps),
         variance=variance,
         variance_exchange=whole,
         sync=sync,
         before_freeze=before_freeze,
         decay=decay,
-        decays=optax.add_decayed_weights(weight_decay, mask) if weight_decay else None,
+        weight_decay=optax.add_decayed_weights(weight_decay, mask),
         bias_correction=bias_correction,
         floor=floor,
         bound=bound,
@@ -221,7 +224,7 @@ class _ZeroOneAdam:
     sync: IntervalRule
     before_freeze: BeforeFreeze
     decay: Decay
-    decays: optax.GradientTransformation | None
+    weight_decay: optax.GradientTransformation
     bias_correction: bool
     floor: FloorAtMean | None
     bound: ArrayLike | None
@@ -244,6 +247,7 @@ class _ZeroOneAdam:
             freeze=self.freeze.init(),
             variance=self.variance.init(),
             sync=self.sync.init(),
+            decay=self.weight_decay.init(params),
             exchange=self.exchange.init(params),
             variance_exchange=self.variance_exchange.init(params),
         )
@@ -285,6 +289,7 @@ class _ZeroOneAdam:
             sync=optax.tree.where(frozen, sync, state.sync),
         )
         gradients = optax.tree.cast(updates, jnp.float32)
+        params = optax.tree.cast(params, jnp.float32)
         run = {
             name: functools.partial(function, gradients, state, params)
             for name, function in self.stages().items()
@@ -301,8 +306,9 @@ class _ZeroOneAdam:
             for i, name in enumerate(run)
         }
         if self.decay == "agreed":
-            decay = self.decayed(optax.tree.zeros_like(new_updates), params)
             rate = self.rate(count - 1)
+            zeros = optax.tree.zeros_like(new_updates)
+            decay, state = self.decayed(zeros, state, params)
             new_updates = jax.tree.map(lambda u, d: u - rate * d, new_updates, decay)
         new_updates = jax.tree.map(lambda u, g: u.astype(g.dtype), new_updates, updates)
         return new_updates, self.at_freeze(state._replace(taken=taken))
@@ -364,7 +370,7 @@ class _ZeroOneAdam:
         mu = optax.tree.update_moment(gradients, before, self.b1, 1)
         steps = self.steps(mu, self.roots(state))
         if self.decay == "accumulated":
-            steps = self.decayed(steps, params, state)
+            steps, state = self.decayed(steps, state, state.local_params(params))
         rate = self.corrected_rate(state.count)
         moved = jax.tree.map(lambda d, u: d - rate * u, moved, steps)
         return state._replace(
@@ -378,7 +384,7 @@ class _ZeroOneAdam:
         mu = optax.tree.update_moment(mean, state.mu, self.b1, 1)
         steps = self.steps(mu, self.roots(state))
         if self.decay == "accumulated":
-            steps = self.decayed(steps, params)
+            steps, state = self.decayed(steps, state, params)
         rate = self.corrected_rate(state.count)
         return _scaled(-rate, steps), state._replace(mu=mu)
 
@@ -428,15 +434,11 @@ class _ZeroOneAdam:
         return cut(jax.tree.map(jnp.divide, mu, roots), self.bound)
 
     def decayed(
-        self, steps: optax.Updates, params: Any, state: ZeroOneAdamState | None = None
-    ) -> optax.Updates:
-        """Steps plus the decay of the parameters, each worker's own with a state."""
-        if self.decays is None:
-            return steps
-        params = optax.tree.cast(params, jnp.float32)
-        if state is not None:
-            params = state.local_params(params)
-        return self.decays.update(steps, self.decays.init(params), params)[0]
+        self, steps: optax.Updates, state: ZeroOneAdamState, params: Any
+    ) -> tuple[optax.Updates, ZeroOneAdamState]:
+        """Steps plus the decay of parameters, agreed ones or a worker's own."""
+        steps, decay = self.weight_decay.update(steps, state.decay, params)
+        return steps, state._replace(decay=decay)
 
     def roots(self, state: ZeroOneAdamState) -> optax.Params:
         """The roots of the variance, with what keeps them from zero."""

@@ -38,6 +38,7 @@ class ZeroOneAdamState(NamedTuple):
       freeze: state of the freeze rule.
       variance: state of the rule for refreshing.
       sync: state of the rule for synchronising.
+      decay: state of the weight decay.
       exchange: state of the exchange.
       variance_exchange: state of the exchange that refreshes the variance.
     """
@@ -55,6 +56,7 @@ class ZeroOneAdamState(NamedTuple):
     freeze: Any
     variance: Any
     sync: Any
+    decay: Any
     exchange: Any
     variance_exchange: Any
 

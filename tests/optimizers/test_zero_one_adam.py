@@ -170,6 +170,42 @@ def test_a_learning_rate_that_begins_at_zero_keeps_the_momentum():
     )
 
 
+@pytest.mark.parametrize("decay", ["agreed", "accumulated"])
+def test_a_schedule_of_weight_decay_goes_on(decay):
+    """Without gradients, and a momentum that keeps it, decay is all that moves."""
+    tx = adam(b1=0.0, weight_decay=weight_decay, sync=every(1), decay=decay)
+    run = Workers(tx, jnp.ones(5), mesh_of(2))
+    for step in range(6):
+        updates = run.update(jnp.zeros((2, 5)), jnp.ones(5))
+        np.testing.assert_allclose(updates, -0.1 * weight_decay(step), rtol=1e-5)
+
+
+def weight_decay(count):
+    return 0.1 / (1.0 + jnp.asarray(count, jnp.float32))
+
+
+@pytest.mark.parametrize("decay", ["agreed", "accumulated"])
+def test_hyperparameters_may_be_in_the_state(decay):
+    """Of 16-bit parameters."""
+    make = functools.partial(
+        zero_one_adam, exchange=exact_mean("data"), freeze=freeze_at(3),
+        sync=growing_intervals(2, longest=4), decay=decay,
+    )  # fmt: skip
+    options = {"learning_rate": 0.1, "b1": 0.8, "b2": 0.9, "eps": 1e-3}
+    options |= {"weight_decay": 0.5, "bound": 2.0}
+    params, own = jnp.ones(5, jnp.bfloat16), targets().astype(jnp.bfloat16)
+    with jax.numpy_dtype_promotion("standard"):
+        runs = [
+            Workers(tx, params, mesh_of(2))
+            for tx in (optax.inject_hyperparams(make)(**options), make(**options))
+        ]
+        for _ in range(6):
+            ours, plain = (run.update(own, params) for run in runs)
+            assert ours.dtype == jnp.bfloat16
+            np.testing.assert_allclose(*(np.float32(u) for u in (ours, plain)), 0.02)
+    assert runs[1].state.nu.dtype == jnp.float32
+
+
 def test_the_first_step_has_a_variance_whatever_the_rule():
     run = Workers(adam(variance=every(4)), jnp.zeros(5), mesh_of(2))
     mean = np.asarray(targets()).mean(axis=0)
