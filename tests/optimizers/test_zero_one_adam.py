@@ -48,12 +48,19 @@ def test_intervals_may_be_even_or_grow_by_steps_or_be_aligned():
     assert due_steps(aligned, 24) == [1, 2, 3, 4, 6, 8, 12, 16, 20, 24]
 
 
+@pytest.mark.parametrize("longest", [None, 2**30, 2**29 + 1])
+def test_intervals_do_not_overflow(longest):
+    rule = growing_intervals(1, counting="steps", longest=longest)
+    assert due_steps(rule, 70) == [1]
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: every(0), "steps must be at least 1"),
         (lambda: growing_intervals(0), "double_after must be at least 1"),
         (lambda: growing_intervals(2, longest=0), "longest must be at least 1"),
+        (lambda: growing_intervals(2, longest=2**30 + 1), "longest must be at most"),
         (lambda: growing_intervals(2, counting="rounds"), "counting must be 'times'"),
         (lambda: adam(before_freeze="sign"), "before_freeze must be 'momentum'"),
         (lambda: adam(decay="none"), "decay must be 'agreed'"),
