@@ -86,8 +86,9 @@ def scale_by_binsgdm(
     axes = exchange.axes
 
     def init_fn(params: optax.Params) -> Any:
-        zeros = zero_moments(params, axes, _NAME)
-        return ScaleByBinsgdmState(zeros, zeros, exchange.init(params))
+        # Each anew: a buffer that is in a state twice cannot be donated.
+        mu, magnitude = (zero_moments(params, axes, _NAME) for _ in range(2))
+        return ScaleByBinsgdmState(mu, magnitude, exchange.init(params))
 
     def update_fn(
         updates: optax.Updates,

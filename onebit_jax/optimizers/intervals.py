@@ -140,8 +140,7 @@ def _intervals(
     aligned: bool,
 ) -> IntervalRule:
     def init_fn() -> IntervalState:
-        zero = jnp.zeros([], jnp.int32)
-        return IntervalState(jnp.full([], first, jnp.int32), zero, zero)
+        return IntervalState(*(jnp.full([], n, jnp.int32) for n in (first, 0, 0)))
 
     def update_fn(
         state: IntervalState, count: Int32[Array, ""]

@@ -230,20 +230,27 @@ class _ZeroOneAdam:
     bound: ArrayLike | None
 
     def init(self, params: optax.Params) -> ZeroOneAdamState:
-        own = zero_moments(params, self.exchange.axes, _NAME)
-        zeros = optax.tree.zeros_like(params, dtype=jnp.float32)
-        zero = jnp.zeros([], jnp.int32)
+        def zeros() -> optax.Params:
+            return optax.tree.zeros_like(params, dtype=jnp.float32)
+
+        def own() -> WorkerLocal:
+            return zero_moments(params, self.exchange.axes, _NAME)
+
+        def zero() -> Array:
+            return jnp.zeros([], jnp.int32)
+
+        # Each anew: a buffer that is in a state twice cannot be donated.
         return ZeroOneAdamState(
-            count=zero,
-            mu=zeros if self.before_freeze == "gradient" else None,
-            own_mu=own,
-            nu=zeros,
-            refreshed=zero,
-            moved=own,
+            count=zero(),
+            mu=zeros() if self.before_freeze == "gradient" else None,
+            own_mu=own(),
+            nu=zeros(),
+            refreshed=zero(),
+            moved=own(),
             rates=jnp.zeros([], jnp.float32),
-            frozen_at=zero,
+            frozen_at=zero(),
             floored=jnp.zeros([], jnp.float32),
-            taken={name: zero for name in self.stages()},
+            taken={name: zero() for name in self.stages()},
             freeze=self.freeze.init(),
             variance=self.variance.init(),
             sync=self.sync.init(),

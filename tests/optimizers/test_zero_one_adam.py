@@ -213,6 +213,16 @@ def test_hyperparameters_may_be_in_the_state(decay):
     assert runs[1].state.nu.dtype == jnp.float32
 
 
+def test_hyperparameters_may_be_arrays_of_another_dtype():
+    """Under strict promotion, which refuses to mix them."""
+    names = "learning_rate", "b1", "b2", "eps", "weight_decay", "bound"
+    run = Workers(
+        adam(**dict.fromkeys(names, jnp.bfloat16(0.5))), jnp.zeros(5), mesh_of(2)
+    )
+    updates = run.update(targets(), jnp.zeros(5))
+    assert updates.dtype == run.state.nu.dtype == jnp.float32
+
+
 def test_the_first_step_has_a_variance_whatever_the_rule():
     run = Workers(adam(variance=every(4)), jnp.zeros(5), mesh_of(2))
     mean = np.asarray(targets()).mean(axis=0)
