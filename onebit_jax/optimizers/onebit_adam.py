@@ -140,7 +140,8 @@ def scale_by_onebit_adam(
       TypeError: if an exchange is none, `freeze` not a freeze rule, or refresh, growth
         or floor are of another type.
       ValueError: if `send` is neither 'gradient' nor 'momentum', the lead is negative
-        or not finite, the bound is not more than 0, or the exchanges' axes differ.
+        or not finite, the bound is not more than 0, the exchanges' axes differ, or
+        `freeze_when_stable` is to compare variances of steps that do not refresh.
 
     Example:
       >>> import onebit_jax, optax
@@ -170,6 +171,11 @@ def scale_by_onebit_adam(
     ):
         if part is not None and not isinstance(part, kind):
             raise TypeError(f"{name} must be a {kind.__name__} or None, got {part!r}.")
+    if refresh is not None and freeze.by_norm:
+        raise ValueError(
+            "freeze_when_stable needs a variance that is refreshed in every step: "
+            "leave refresh out, or use freeze_at."
+        )
     if isinstance(bound, (int, float)) and not bound > 0:
         raise ValueError(f"bound must be more than 0, or None for none, got {bound}.")
     if isinstance(lead, (int, float)) and not 0 <= lead < math.inf:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from jax import Array
     from jax.typing import ArrayLike
-    from jaxtyping import Int32
+    from jaxtyping import Bool, Int32
 
 _NAME = "0/1 Adam"
 
@@ -112,7 +112,8 @@ def zero_one_adam(
       learning_rate: :math:`\alpha`, a number, or a schedule from the step.
       exchange: what workers do with what they have accumulated, such as `sign_mean`.
       freeze: when the variance is refreshed no more, such as `freeze_at(1000)`; not
-        before the learning rate's warm-up ends.
+        before the learning rate's warm-up ends. `freeze_when_stable` freezes in steps
+        that refresh alone, and compares with the variance as it was Δ steps before.
       b1: decay of the momentum.
       b2: decay of the variance, by refreshment.
       eps: added to the root of the variance.
@@ -318,7 +319,9 @@ class _ZeroOneAdam:
             decay, state = self.decayed(zeros, state, params)
             new_updates = jax.tree.map(lambda u, d: u - rate * d, new_updates, decay)
         new_updates = jax.tree.map(lambda u, g: u.astype(g.dtype), new_updates, updates)
-        return new_updates, self.at_freeze(state._replace(taken=taken))
+        return new_updates, self.at_freeze(
+            state._replace(taken=taken), jnp.asarray(index == 0)
+        )
 
     def refresh(
         self, gradients: optax.Updates, state: ZeroOneAdamState, params: Any
@@ -413,12 +416,17 @@ class _ZeroOneAdam:
             variance_exchange=exchanged,
         )
 
-    def at_freeze(self, state: ZeroOneAdamState) -> ZeroOneAdamState:
+    def at_freeze(
+        self, state: ZeroOneAdamState, refreshed: Bool[Array, ""]
+    ) -> ZeroOneAdamState:
         """The state with the variance frozen, if the rule fires now."""
         norm = jnp.asarray(optax.tree.sum(state.nu), jnp.float32)
         norm = norm / self.variance_weight(state)
         fires, rule = self.freeze.update(state.freeze, state.count, norm)
         now = fires & (state.frozen_at == 0)
+        if self.freeze.by_norm:
+            # Between refreshments every variance is stable.
+            now &= refreshed
         raised, floored = state.nu, 0.0
         if self.floor is not None:
             raised, floored = self.floor.apply(state.nu)

@@ -141,9 +141,7 @@ def test_a_static_stage_in_the_wrong_place_still_makes_sense():
     assert int(before.frozen_at) == 3
     late.update(2 * targets(), jnp.zeros(5))
     for kept in ("nu", "refreshed", "frozen_at", "floored"):
-        np.testing.assert_array_equal(
-            getattr(late.state, kept), getattr(before, kept)
-        )
+        np.testing.assert_array_equal(getattr(late.state, kept), getattr(before, kept))
 
 
 def test_averaged_gradients_are_refused_where_nothing_is_exchanged():
@@ -221,6 +219,25 @@ def test_hyperparameters_may_be_arrays_of_another_dtype():
     )
     updates = run.update(targets(), jnp.zeros(5))
     assert updates.dtype == run.state.nu.dtype == jnp.float32
+
+
+def test_it_freezes_when_its_refreshed_variance_is_stable():
+    """And not between two refreshments, where it is the same."""
+    rule = onebit_jax.freeze_when_stable(min_steps=1, interval=2)
+    tx = zero_one_adam(0.1, exact_mean("data"), rule, b2=0.5, variance=every(4))
+    run = Workers(tx, jnp.zeros(5), mesh_of(2))
+    variance, last, expected = 0.0, 1.0, 0
+    for step in range(1, 41):
+        scale = 2.0 ** min(step, 16)
+        run.update(scale * jnp.ones((2, 5)), jnp.zeros(5))
+        refreshed = 1 + step // 4
+        if not expected and (step == 1 or step % 4 == 0):
+            variance = variance / 2 + scale**2 / 2
+            norm = variance / (1 - 0.5**refreshed)
+            expected = step if last / norm >= 0.96 else 0
+            last = norm
+    assert expected > 20
+    assert int(run.state.frozen_at) == expected
 
 
 def test_the_first_step_has_a_variance_whatever_the_rule():
