@@ -13,7 +13,7 @@ import optax
 from onebit_jax.exchanges.exchange import Exchange
 from onebit_jax.optimizers.bound import BOUND, cut
 from onebit_jax.optimizers.floor import FloorAtMean
-from onebit_jax.optimizers.freeze import FreezeRule
+from onebit_jax.optimizers.freeze import FreezeRule, warn_if_rising
 from onebit_jax.optimizers.intervals import IntervalRule, growing_intervals
 from onebit_jax.optimizers.moments import as_float32, weight
 from onebit_jax.optimizers.onebit_adam import FLOOR, warmup_mean
@@ -142,7 +142,11 @@ def zero_one_adam(
 
     Raises:
       TypeError: if exchange, freeze, variance, sync or floor is not what it must be.
-      ValueError: if `before_freeze` or `decay` is neither of its values.
+      ValueError: if `before_freeze` or `decay` is neither of its values, or the bound
+        is not more than 0.
+
+    Warns:
+      UserWarning: if the variance may be frozen while the learning rate still rises.
 
     Example:
       >>> import onebit_jax
@@ -157,7 +161,8 @@ def zero_one_adam(
       Lu et al., 0/1 Adam, 2022, https://arxiv.org/abs/2202.06009, Algorithm 1 and
       section 6.
     """
-    _check(exchange, freeze, variance, sync, floor, before_freeze, decay)
+    _check(exchange, freeze, variance, sync, floor, bound, before_freeze, decay)
+    warn_if_rising(learning_rate, freeze)
     if not callable(weight_decay):
         weight_decay = as_float32(weight_decay)
     whole = warmup_mean(variance_exchange, exchange, "variance_exchange")
@@ -188,6 +193,7 @@ def _check(
     variance: Any,
     sync: Any,
     floor: Any,
+    bound: Any,
     before_freeze: str,
     decay: str,
 ) -> None:
@@ -204,6 +210,8 @@ def _check(
             )
     if floor is not None and not isinstance(floor, FloorAtMean):
         raise TypeError(f"floor must be a FloorAtMean or None, got {floor!r}.")
+    if isinstance(bound, (int, float)) and not bound > 0:
+        raise ValueError(f"bound must be more than 0, or None for none, got {bound}.")
     if before_freeze not in ("momentum", "gradient"):
         raise ValueError(
             f"before_freeze must be 'momentum' or 'gradient', got {before_freeze!r}."

@@ -63,6 +63,7 @@ def test_intervals_do_not_overflow(longest):
         (lambda: growing_intervals(2, longest=2**30 + 1), "longest must be at most"),
         (lambda: growing_intervals(2, counting="rounds"), "counting must be 'times'"),
         (lambda: adam(before_freeze="sign"), "before_freeze must be 'momentum'"),
+        (lambda: adam(bound=0.0), "bound must be more than 0"),
         (lambda: adam(decay="none"), "decay must be 'agreed'"),
     ],
 )
@@ -142,6 +143,21 @@ def test_a_static_stage_in_the_wrong_place_still_makes_sense():
     late.update(2 * targets(), jnp.zeros(5))
     for kept in ("nu", "refreshed", "frozen_at", "floored"):
         np.testing.assert_array_equal(getattr(late.state, kept), getattr(before, kept))
+
+
+def test_a_freeze_before_the_learning_rate_has_risen_is_warned_of():
+    with pytest.warns(UserWarning, match="learning rate still rises"):
+        adam(optax.linear_schedule(0.0, 1e-3, 100))
+
+
+def test_parameters_of_64_bits_keep_them_where_a_worker_has_moved():
+    with jax.enable_x64(True):
+        params = jnp.asarray([1 + 1e-12, 1.0])
+        own = onebit_jax.WorkerLocal(jnp.zeros((2, 2), "f4"), ("data",), "average")
+        with jax.set_mesh(mesh_of(2)):
+            state = adam().init(params)._replace(moved=own)
+        moved = onebit_jax.local_params(params, state)
+        np.testing.assert_array_equal(moved, params)
 
 
 def test_averaged_gradients_are_refused_where_nothing_is_exchanged():
