@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -194,11 +195,16 @@ def test_a_learning_rate_that_begins_at_zero_keeps_the_momentum():
 @pytest.mark.parametrize("decay", ["agreed", "accumulated"])
 def test_a_schedule_of_weight_decay_goes_on(decay):
     """Without gradients, and a momentum that keeps it, decay is all that moves."""
-    tx = adam(b1=0.0, weight_decay=weight_decay, sync=every(1), decay=decay)
+
+    def rate(count):
+        return 1 - 0.1 * jnp.asarray(count, jnp.float32)
+
+    tx = adam(rate, b1=0.0, weight_decay=weight_decay, sync=every(1), decay=decay)
     run = Workers(tx, jnp.ones(5), mesh_of(2))
     for step in range(6):
         updates = run.update(jnp.zeros((2, 5)), jnp.ones(5))
-        np.testing.assert_allclose(updates, -0.1 * weight_decay(step), rtol=1e-5)
+        expected = -rate(step) * weight_decay(step)
+        np.testing.assert_allclose(updates, expected, rtol=1e-5)
 
 
 def weight_decay(count):
@@ -237,14 +243,15 @@ def test_hyperparameters_may_be_arrays_of_another_dtype():
     assert updates.dtype == run.state.nu.dtype == jnp.float32
 
 
-def test_it_freezes_when_its_refreshed_variance_is_stable():
+@pytest.mark.parametrize(("base", "earliest"), [(1.0, 4), (2.0, 20)])
+def test_it_freezes_when_its_refreshed_variance_is_stable(base, earliest):
     """And not between two refreshments, where it is the same."""
     rule = onebit_jax.freeze_when_stable(min_steps=1, interval=2)
     tx = zero_one_adam(0.1, exact_mean("data"), rule, b2=0.5, variance=every(4))
     run = Workers(tx, jnp.zeros(5), mesh_of(2))
-    variance, last, expected = 0.0, 1.0, 0
+    variance, last, expected = 0.0, 0.0, 0
     for step in range(1, 41):
-        scale = 2.0 ** min(step, 16)
+        scale = base ** min(step, 16)
         run.update(scale * jnp.ones((2, 5)), jnp.zeros(5))
         refreshed = 1 + step // 4
         if not expected and (step == 1 or step % 4 == 0):
@@ -252,8 +259,25 @@ def test_it_freezes_when_its_refreshed_variance_is_stable():
             norm = variance / (1 - 0.5**refreshed)
             expected = step if last / norm >= 0.96 else 0
             last = norm
-    assert expected > 20
+    assert expected >= earliest
     assert int(run.state.frozen_at) == expected
+
+
+def test_a_variance_has_an_exchange_with_errors_of_its_own():
+    coarse = onebit_jax.quantized_mean("data", 4)
+    runs = [
+        Workers(tx, jnp.zeros(500), mesh_of(2))
+        for tx in (adam(variance_exchange=coarse), coarse)
+    ]
+    variance = 0.0
+    for step in range(2):
+        own = np.random.default_rng(step).normal(size=(2, 500)).astype(np.float32)
+        _, mean = (run.update(own, jnp.zeros(500)) for run in runs)
+        variance = 0.9 * variance + 0.1 * np.asarray(mean) ** 2
+    np.testing.assert_allclose(runs[0].state.nu, variance, rtol=1e-4, atol=1e-7)
+    chex.assert_trees_all_close(
+        runs[0].state.variance_exchange, runs[1].state, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_the_first_step_has_a_variance_whatever_the_rule():
