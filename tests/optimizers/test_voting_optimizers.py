@@ -62,13 +62,13 @@ FORMULAS = {
 def test_is_its_formula(name):
     make, exchange, leaf, options = FORMULAS[name]
     b1, b2, lr, decay = 0.8, 0.95, 0.01, 0.1
-    decays = (b1,) if make is binsgdm else (b1, b2)
-    tx = make(lr, exchange, *decays, weight_decay=decay, mask=DECAYED)
+    decays = {"decay": b1, "eps": 1e-3} if make is binsgdm else {"b1": b1, "b2": b2}
+    tx = make(lr, exchange, **decays, weight_decay=decay, mask=DECAYED)
     params = tree_of(0)
     run = Workers(tx, params, mesh_of(WORKERS))
     expected = {k: np.asarray(p, float) for k, p in params.items()}
     leaves = {
-        k: leaf(s, b1, b2, None, None, None, **options) for k, s in SHAPES.items()
+        k: leaf(s, b1, b2, 1e-3, None, None, **options) for k, s in SHAPES.items()
     }
     for step in range(100):
         gradients = gradients_of(step)
@@ -99,7 +99,7 @@ def test_binsgdm_by_random_votes_is_its_formula(back):
     def agree(ratios):
         return replayed(ratios, count, back)
 
-    leaf = formula_votes.Binsgdm((size,), decay, None, None, None, None, agree=agree)
+    leaf = formula_votes.Binsgdm((size,), decay, None, 1e-8, None, None, agree=agree)
     for count in range(100):
         rng = np.random.default_rng(count)
         gradients = rng.normal(0.2, 1, size=(WORKERS, size)).astype(np.float32)
@@ -139,6 +139,15 @@ def test_what_has_no_majority_does_not_drift(back):
         params = optax.apply_updates(params, updates)
         assert np.abs(params).max() < 1.01 * lr
     assert (np.abs(updates[3:]).max() > 0) == (back == "majority")
+
+
+def test_where_gradients_have_stopped_binsgdm_soon_stays():
+    """Long before its running means, of which the ratio is the same, underflow."""
+    run = Workers(binsgdm(0.1, onebit_jax.exact_mean("data")), jnp.ones(3), mesh_of(2))
+    run.update(np.ones((2, 3), np.float32), jnp.ones(3))
+    for _ in range(500):
+        updates = run.update(np.zeros((2, 3), np.float32), jnp.ones(3))
+    assert np.abs(updates).max() < 1e-4
 
 
 def test_without_gradients_binsgdm_stays():
