@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _NAME = "0/1 Adam"
 
-VARIANCE = growing_intervals(16)
+REFRESH = growing_intervals(16)
 SYNC = growing_intervals(32768, longest=16)
 
 AS_DEEPSPEED: dict[str, Any] = {
@@ -46,7 +46,7 @@ AS_DEEPSPEED: dict[str, Any] = {
 
 With `deepspeed_sign_mean` as the exchange, a freeze one step later than
 `var_freeze_step`, and the intervals that DeepSpeed's are:
-`growing_intervals(var_update_scaler, aligned=True)` of the variance and
+`growing_intervals(var_update_scaler, aligned=True)` of refreshments and
 `growing_intervals(local_step_scaler, longest=local_step_clipper, counting='steps',
 aligned=True)` of synchronisation.
 """
@@ -65,7 +65,7 @@ def zero_one_adam(
     weight_decay: optax.ScalarOrSchedule = 0.0,
     mask: Any | Callable[[optax.Params], Any] | None = None,
     *,
-    variance: IntervalRule = VARIANCE,
+    refresh: IntervalRule = REFRESH,
     variance_exchange: Exchange | None = None,
     sync: IntervalRule = SYNC,
     before_freeze: BeforeFreeze = "momentum",
@@ -97,7 +97,7 @@ def zero_one_adam(
 
     and in one that refreshes the variance, before all of this,
     :math:`v \leftarrow \beta_2 v + (1 - \beta_2) \bar g_t^2` with the exact mean of
-    the gradients. Until the freeze every step synchronises and those that `variance`
+    the gradients. Until the freeze every step synchronises and those that `refresh`
     says refresh; after it the variance stays, and those that `sync` says synchronise.
 
     Where the paper and DeepSpeed 0.19.6 differ, the paper's is the default, and
@@ -121,7 +121,7 @@ def zero_one_adam(
         learning rate, as in `optax.adamw`.
       mask: a tree of booleans like the parameters', or a function from parameters to
         one, that says which leaves decay; None for all.
-      variance: which steps before the freeze refresh the variance, beside the first.
+      refresh: which steps before the freeze refresh the variance, beside the first.
       variance_exchange: what workers do with the gradients that refresh it, such as
         `quantized_mean('data', 4)`; None for the exact mean.
       sync: which steps after the freeze synchronise; `every(1)` for all.
@@ -141,7 +141,7 @@ def zero_one_adam(
       'local', which has no collective; None for a program of all.
 
     Raises:
-      TypeError: if exchange, freeze, variance, sync or floor is not what it must be.
+      TypeError: if exchange, freeze, refresh, sync or floor is not what it must be.
       ValueError: if `before_freeze` or `decay` is neither of its values, or the bound
         is not more than 0.
 
@@ -161,7 +161,7 @@ def zero_one_adam(
       Lu et al., 0/1 Adam, 2022, https://arxiv.org/abs/2202.06009, Algorithm 1 and
       section 6.
     """
-    _check(exchange, freeze, variance, sync, floor, bound, before_freeze, decay)
+    _check(exchange, freeze, refresh, sync, floor, bound, before_freeze, decay)
     warn_if_rising(learning_rate, freeze)
     if not callable(weight_decay):
         weight_decay = as_float32(weight_decay)
@@ -173,7 +173,7 @@ def zero_one_adam(
         b1=as_float32(b1),
         b2=as_float32(b2),
         eps=as_float32(eps),
-        variance=variance,
+        refresh=refresh,
         variance_exchange=whole,
         sync=sync,
         before_freeze=before_freeze,
@@ -190,7 +190,7 @@ def zero_one_adam(
 def _check(
     exchange: Any,
     freeze: Any,
-    variance: Any,
+    refresh: Any,
     sync: Any,
     floor: Any,
     bound: Any,
@@ -202,7 +202,7 @@ def _check(
             "0/1 Adam needs an exchange, such as sign_mean('data'), and a freeze rule, "
             f"such as freeze_at(1000), got {exchange!r} and {freeze!r}."
         )
-    for name, rule in (("variance", variance), ("sync", sync)):
+    for name, rule in (("refresh", refresh), ("sync", sync)):
         if not isinstance(rule, IntervalRule):
             raise TypeError(
                 f"{name} must be a rule of intervals, such as growing_intervals(16), "
@@ -228,7 +228,7 @@ class _ZeroOneAdam:
     b1: ArrayLike
     b2: ArrayLike
     eps: ArrayLike
-    variance: IntervalRule
+    refresh: IntervalRule
     variance_exchange: Exchange
     sync: IntervalRule
     before_freeze: BeforeFreeze
@@ -261,7 +261,7 @@ class _ZeroOneAdam:
             floored=jnp.zeros([], jnp.float32),
             taken={name: zero() for name in self.stages()},
             freeze=self.freeze.init(),
-            variance=self.variance.init(),
+            refresh=self.refresh.init(),
             sync=self.sync.init(),
             decay=self.weight_decay.init(params),
             exchange=self.exchange.init(params),
@@ -277,7 +277,7 @@ class _ZeroOneAdam:
                 "local": self.step_alone,
             }
         return {
-            "variance": self.refresh,
+            "variance": self.refresh_both,
             "gradient": self.exchange_gradients,
             "compressed": self.synchronise,
             "local": self.step_alone,
@@ -296,12 +296,12 @@ class _ZeroOneAdam:
         bound_workers(self.exchange.axes)
         frozen = state.frozen_at > 0
         count = jnp.asarray(optax.safe_increment(state.count))
-        refreshes, variance = self.variance.update(state.variance, count)
+        refreshes, refresh = self.refresh.update(state.refresh, count)
         syncs, sync = self.sync.update(state.sync, count)
         # Until the freeze the one goes on, after it the other.
         state = state._replace(
             count=count,
-            variance=optax.tree.where(frozen, state.variance, variance),
+            refresh=optax.tree.where(frozen, state.refresh, refresh),
             sync=optax.tree.where(frozen, sync, state.sync),
         )
         gradients = optax.tree.cast(updates, jnp.float32)
@@ -331,7 +331,7 @@ class _ZeroOneAdam:
             state._replace(taken=taken), jnp.asarray(index == 0)
         )
 
-    def refresh(
+    def refresh_both(
         self, gradients: optax.Updates, state: ZeroOneAdamState, params: Any
     ) -> tuple[optax.Updates, ZeroOneAdamState]:
         """The variance and the momentum with the mean of the gradients."""

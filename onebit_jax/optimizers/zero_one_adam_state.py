@@ -36,7 +36,7 @@ class ZeroOneAdamState(NamedTuple):
       floored: share of the frozen variances that the floor raised.
       taken: steps by stage.
       freeze: state of the freeze rule.
-      variance: state of the rule for refreshing.
+      refresh: state of the rule for refreshing.
       sync: state of the rule for synchronising.
       decay: state of the weight decay.
       exchange: state of the exchange.
@@ -54,7 +54,7 @@ class ZeroOneAdamState(NamedTuple):
     floored: Float32[Array, ""]
     taken: dict[str, Int32[Array, ""]]
     freeze: Any
-    variance: Any
+    refresh: Any
     sync: Any
     decay: Any
     exchange: Any

@@ -73,7 +73,7 @@ def test_arguments_out_of_range_are_refused(make, message):
         make()
 
 
-@pytest.mark.parametrize("part", ["variance", "sync", "floor", "variance_exchange"])
+@pytest.mark.parametrize("part", ["refresh", "sync", "floor", "variance_exchange"])
 def test_parts_of_another_type_are_refused(part):
     with pytest.raises(TypeError, match=f"{part} must be"):
         adam(**{part: 16})
@@ -247,7 +247,7 @@ def test_hyperparameters_may_be_arrays_of_another_dtype():
 def test_it_freezes_when_its_refreshed_variance_is_stable(base, earliest):
     """And not between two refreshments, where it is the same."""
     rule = onebit_jax.freeze_when_stable(min_steps=1, interval=2)
-    tx = zero_one_adam(0.1, exact_mean("data"), rule, b2=0.5, variance=every(4))
+    tx = zero_one_adam(0.1, exact_mean("data"), rule, b2=0.5, refresh=every(4))
     run = Workers(tx, jnp.zeros(5), mesh_of(2))
     variance, last, expected = 0.0, 0.0, 0
     for step in range(1, 41):
@@ -281,7 +281,7 @@ def test_a_variance_has_an_exchange_with_errors_of_its_own():
 
 
 def test_the_first_step_has_a_variance_whatever_the_rule():
-    run = Workers(adam(variance=every(4)), jnp.zeros(5), mesh_of(2))
+    run = Workers(adam(refresh=every(4)), jnp.zeros(5), mesh_of(2))
     mean = np.asarray(targets()).mean(axis=0)
     update = run.update(targets(), jnp.zeros(5))
     np.testing.assert_allclose(update, -0.1 * np.sign(mean), rtol=1e-4)
