@@ -85,6 +85,11 @@ def adam(learning_rate=0.1, exchange=None, **options):
     return zero_one_adam(learning_rate, exchange, freeze_at(3), **options)
 
 
+def test_it_needs_parameters():
+    with pytest.raises(ValueError, match="needs the parameters"):
+        Workers(adam(), jnp.zeros(5), mesh_of(2)).update(targets())
+
+
 def loss_fn(p, target):
     return 0.5 * jnp.sum((p - jnp.mean(target, axis=0)) ** 2)
 
