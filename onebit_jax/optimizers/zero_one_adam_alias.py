@@ -93,7 +93,9 @@ def zero_one_adam(
     synchronisation in every step would drop the gradients.
 
     Args:
-      learning_rate: :math:`\alpha`, a number, or a schedule from the step.
+      learning_rate: :math:`\alpha`, a number, or a schedule from the step that does not
+        fall sharply: errors of the exchange are in units of the rates that they were
+        made at, and beside far smaller ones they make the momentum explode.
       exchange: what workers do with what they have accumulated, such as `sign_mean`.
       freeze: when the variance is refreshed no more, such as `freeze_at(1000)`; not
         before the learning rate's warm-up ends. `freeze_when_stable` freezes in steps
