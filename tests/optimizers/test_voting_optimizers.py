@@ -146,11 +146,19 @@ def test_where_gradients_have_stopped_binsgdm_soon_stays():
     assert np.abs(updates).max() < 1e-4
 
 
-def test_without_gradients_binsgdm_stays():
+@pytest.mark.parametrize(
+    ("workers", "back", "step"),
+    [(4, "mean", 0), (3, "mean", 0.1 / 3), (4, "vote", 0.1)],
+)
+def test_without_gradients_binsgdm_stays_by_means_of_an_even_number(
+    workers, back, step
+):
     params = jnp.ones(70)
-    run = Workers(binsgdm(0.1, random_vote_mean("data")), params, mesh_of(WORKERS))
+    exchange = random_vote_mean("data", back=back)
+    run = Workers(binsgdm(0.1, exchange), params, mesh_of(workers))
     for _ in range(5):
-        assert not np.any(run.update(np.zeros((WORKERS, 70), np.float32), params))
+        updates = run.update(np.zeros((workers, 70), np.float32), params)
+        np.testing.assert_allclose(np.abs(updates), step, rtol=1e-5)
 
 
 OPTIMIZERS = {
