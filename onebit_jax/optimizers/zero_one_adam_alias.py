@@ -110,7 +110,8 @@ def zero_one_adam(
       refresh: which steps before the freeze refresh the variance, beside the first.
       variance_exchange: what workers do with the gradients that refresh it, such as
         `quantized_mean('data', 4)`; None for the exact mean.
-      sync: which steps after the freeze synchronise; `every(1)` for all.
+      sync: which steps after the freeze synchronise; `every(1)` for all. By default,
+        which is the paper's, the first 32,768 all do: give it for shorter runs.
       before_freeze: what is exchanged until the freeze, 'momentum' or 'gradient'.
       decay: 'agreed' for a decay of the agreed parameters in every step, 'accumulated'
         for a decay of each worker's own that is exchanged with its steps.
