@@ -36,6 +36,9 @@ With `deepspeed_sign_mean` as the exchange, a freeze one step later than
 `growing_intervals(var_update_scaler, aligned=True)` of refreshments and
 `growing_intervals(local_step_scaler, longest=local_step_clipper, counting='steps',
 aligned=True)` of synchronisation.
+
+DeepSpeed's first call is counted and does nothing else. For its numbers the count has
+to begin at 1: `state = state._replace(count=state.count + 1)` after `init`.
 """
 
 
