@@ -60,8 +60,8 @@ from onebit_jax.optimizers.onebit_lamb_alias import onebit_lamb as onebit_lamb
 from onebit_jax.optimizers.onebit_lamb_state import (
     ScaleByOnebitLambState as ScaleByOnebitLambState,
 )
-from onebit_jax.optimizers.zero_one_adam import AS_DEEPSPEED as AS_DEEPSPEED
-from onebit_jax.optimizers.zero_one_adam import zero_one_adam as zero_one_adam
+from onebit_jax.optimizers.zero_one_adam_alias import AS_DEEPSPEED as AS_DEEPSPEED
+from onebit_jax.optimizers.zero_one_adam_alias import zero_one_adam as zero_one_adam
 from onebit_jax.optimizers.zero_one_adam_state import (
     ZeroOneAdamState as ZeroOneAdamState,
 )

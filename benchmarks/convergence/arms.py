@@ -264,9 +264,9 @@ def zero_one_parts(options: Mapping[str, Any], axes: AxisNames) -> dict[str, Any
         parts["variance_exchange"] = _quantized(options["variance_bits"], axes)
     longest = options.get("longest")
     if "refresh" in options:
-        parts["variance"] = onebit_jax.growing_intervals(options["refresh"])
+        parts["refresh"] = onebit_jax.growing_intervals(options["refresh"])
     if "refresh_every" in options:
-        parts["variance"] = onebit_jax.every(options["refresh_every"])
+        parts["refresh"] = onebit_jax.every(options["refresh_every"])
     if "sync" in options:
         parts["sync"] = onebit_jax.growing_intervals(options["sync"], longest=longest)
     if "sync_every" in options:

@@ -60,7 +60,7 @@ def zero_one_adam(
         *params.get("betas", (0.9, 0.999)),
         params.get("eps", 1e-8),
         params.get("weight_decay", 0.0),
-        variance=onebit_jax.growing_intervals(
+        refresh=onebit_jax.growing_intervals(
             params.get("var_update_scaler", 16), aligned=True
         ),
         sync=onebit_jax.growing_intervals(

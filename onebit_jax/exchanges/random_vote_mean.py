@@ -197,7 +197,9 @@ def _thresholds(
       shift: number of levels, of 2**16, that they are moved up by, from the end to the
         beginning.
     """
-    pairs = jax.random.bits(key, (*shape[:-2], shape[-2] // 2, shape[-1]))
+    pairs = jax.random.bits(
+        key, (*shape[:-2], shape[-2] // 2, shape[-1]), dtype=jnp.uint32
+    )
     numbers = jnp.concatenate([pairs % _LEVELS, pairs // _LEVELS], axis=-2)
     levels = ((numbers + shift) % _LEVELS).astype(jnp.int32)
     # Odd multiples of 1 / 2**16: as many above zero as below, and none at an end.

@@ -38,27 +38,30 @@ class ScaleByBinsgdmState(NamedTuple):
 
 
 def scale_by_binsgdm(
-    exchange: Exchange, decay: ArrayLike = 0.95
+    exchange: Exchange, decay: ArrayLike = 0.95, eps: ArrayLike = 1e-8
 ) -> optax.GradientTransformationExtraArgs:
     r"""Rescales each worker's own gradients by BinSGDM.
 
     .. math::
       m_t^{(i)} &= \beta m_{t-1}^{(i)} + (1 - \beta) g_t^{(i)}, \quad
       b_t^{(i)} = \beta b_{t-1}^{(i)} + (1 - \beta) |g_t^{(i)}| \\
-      u_t &= E\left[m_t^{(i)} / b_t^{(i)}\right]
+      u_t &= E\left[m_t^{(i)} / (b_t^{(i)} + \epsilon)\right]
 
     with E the exchange. The ratio is in [-1, 1], which `random_vote_mean` exchanges by
     one bit a value without bias: no scale, no error feedback, no warm-up and no stages.
     The running means stay each worker's own.
 
-    The paper, as far as it could be read, leaves open what becomes of a value without
-    gradients, whose b is 0: here its ratio is 0. It names no decay: of a small network
-    0.95 and 0.9 have taught nearly the same, 0.8 and 0.99 less (docs/notes/votes.md).
+    The paper, as far as it could be read, leaves open what becomes of a value whose
+    gradients have stopped: both means fall alike, and without :math:`\epsilon` the
+    ratio would stay, and move it, until they underflow. It names no decay: of a small
+    network 0.95 and 0.9 have taught nearly the same, 0.8 and 0.99 less
+    (docs/notes/votes.md).
     Both means begin at zero, which cancels in the ratio.
 
     Args:
       exchange: what workers do with their ratios, such as `random_vote_mean('data')`.
       decay: :math:`\beta` of both running means.
+      eps: :math:`\epsilon`, in the gradients' unit, of which smaller ones move little.
 
     Returns:
       A transformation whose `update` must be called inside `jax.shard_map` with each
@@ -86,8 +89,9 @@ def scale_by_binsgdm(
     axes = exchange.axes
 
     def init_fn(params: optax.Params) -> Any:
-        zeros = zero_moments(params, axes, _NAME)
-        return ScaleByBinsgdmState(zeros, zeros, exchange.init(params))
+        # Each anew: a buffer that is in a state twice cannot be donated.
+        mu, magnitude = (zero_moments(params, axes, _NAME) for _ in range(2))
+        return ScaleByBinsgdmState(mu, magnitude, exchange.init(params))
 
     def update_fn(
         updates: optax.Updates,
@@ -105,9 +109,8 @@ def scale_by_binsgdm(
         mu = optax.tree.update_moment(gradients, mu, beta, 1)
         magnitudes = jax.tree.map(jnp.abs, gradients)
         magnitude = optax.tree.update_moment(magnitudes, magnitude, beta, 1)
-        ratios = jax.tree.map(
-            lambda m, b: jnp.where(b > 0, m / jnp.where(b > 0, b, 1), 0), mu, magnitude
-        )
+        least = as_float32(eps)
+        ratios = jax.tree.map(lambda m, b: m / (b + least), mu, magnitude)
         agreed, exchanged = exchange.update(ratios, state.exchange)
         agreed = jax.tree.map(lambda u, g: u.astype(g.dtype), agreed, updates)
         return agreed, ScaleByBinsgdmState(
@@ -123,6 +126,7 @@ def binsgdm(
     decay: ArrayLike = 0.95,
     weight_decay: optax.ScalarOrSchedule = 0.0,
     mask: Any | Callable[[optax.Params], Any] | None = None,
+    eps: ArrayLike = 1e-8,
 ) -> optax.GradientTransformationExtraArgs:
     r"""BinSGDM: from the first step on one bit a value from every worker.
 
@@ -131,8 +135,11 @@ def binsgdm(
     with :math:`u_t` of `scale_by_binsgdm`, a mean of votes, in [-1, 1]. The learning
     rate is therefore the largest step of a coordinate, as Lion's is; and as the votes'
     randomness does not fall with the gradients, the learning rate has to, by its
-    schedule. The paper, as far as it could be read, names neither a schedule nor weight
-    decay; here weight decay is decoupled, as AdamW's, and none by default.
+    schedule. A value without gradients stays where an even number of workers gets mean
+    votes back, as `random_vote_mean` does it by default; with an odd number, or with
+    ``back='vote'``, its votes are a random walk. The paper, as far as it could be read,
+    names neither a schedule nor weight decay; here weight decay is decoupled, as
+    AdamW's, and none by default.
 
     Args:
       learning_rate: a number, or a schedule from the step.
@@ -141,6 +148,8 @@ def binsgdm(
       weight_decay: λ. As in `optax.adamw`, it is multiplied by the learning rate.
       mask: a tree of booleans like the parameters', or a function from parameters to
         one, that says which leaves decay; None for all.
+      eps: added to the mean magnitude, so that a value whose gradients have stopped
+        stays.
 
     Returns:
       A transformation whose `update` must be called inside `jax.shard_map` with each
@@ -167,7 +176,7 @@ def binsgdm(
       Lu et al., BinSGDM, 2023, https://openreview.net/forum?id=Mlo2kM11ZB.
     """
     return optax.chain(
-        scale_by_binsgdm(exchange, decay),
+        scale_by_binsgdm(exchange, decay, eps),
         optax.add_decayed_weights(weight_decay, mask),
         optax.scale_by_learning_rate(learning_rate),
     )

@@ -26,6 +26,8 @@ class FreezeRule(NamedTuple):
         variance that they led to, tells whether the variance is to be frozen now,
         and the new state. Called at the end of each warm-up step, in compiled code.
       earliest: the fewest steps after which it may freeze.
+      by_norm: whether it decides by the norms, which say nothing new after a step that
+        has not refreshed the variance.
     """
 
     init: Callable[[], Any]
@@ -33,6 +35,7 @@ class FreezeRule(NamedTuple):
         [Any, Int32[Array, ""], Float32[Array, ""]], tuple[Bool[Array, ""], Any]
     ]
     earliest: int
+    by_norm: bool = False
 
 
 def freeze_at(step: int) -> FreezeRule:
@@ -151,7 +154,7 @@ def freeze_when_stable(
         old_enough = (count >= min_steps) & (count > interval)
         return stable & old_enough, StableState(state.norms.at[place].set(norm))
 
-    return FreezeRule(init_fn, update_fn, max(min_steps, interval + 1))
+    return FreezeRule(init_fn, update_fn, max(min_steps, interval + 1), by_norm=True)
 
 
 def warn_if_rising(learning_rate: optax.ScalarOrSchedule, freeze: FreezeRule) -> None:

@@ -111,8 +111,12 @@ class GrowthByMeanSquares:
             lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), params
         )
         shapes = jax.eval_shape(self._squares, float32)
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        return GrowthState(zeros, zeros, jnp.zeros([], jnp.int32))
+        # Each anew: a buffer that is in a state twice cannot be donated.
+        now, frozen = (
+            jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+            for _ in range(2)
+        )
+        return GrowthState(now, frozen, jnp.zeros([], jnp.int32))
 
     def freeze(self, state: GrowthState, happens: Bool[Array, ""]) -> GrowthState:
         """The state with the mean squares of now for those at the freeze, if so."""

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Int32
 
 
+_LIMIT = 2**30
+"""No interval is longer than a run can be."""
+
+
 class IntervalRule(NamedTuple):
     """A rule that says of each step whether it is due.
 
@@ -45,13 +49,13 @@ def every(steps: int) -> IntervalRule:
     """One step in so many is due, the last of them.
 
     Args:
-      steps: at least 1; 1 for every step.
+      steps: from 1 to 2³⁰; 1 for every step.
 
     Returns:
       A rule.
 
     Raises:
-      ValueError: if `steps` is less than 1.
+      ValueError: if `steps` is out of range.
       TypeError: if it is no integer.
 
     Example:
@@ -64,7 +68,8 @@ def every(steps: int) -> IntervalRule:
       >>> due
       [False, False, True, False, False, True, False]
     """
-    return _intervals(_positive("steps", steps), None, None, "times", aligned=False)
+    first = _positive("steps", steps)
+    return _intervals(first, None, _LIMIT, "times", aligned=False)
 
 
 def growing_intervals(
@@ -81,8 +86,8 @@ def growing_intervals(
     .. math:: k_{j+1} - k_j = \min\left(2^{\lfloor j / \kappa \rfloor}, L\right)
 
     Args:
-      double_after: :math:`\kappa`, at least 1.
-      longest: L in steps; None for no limit.
+      double_after: :math:`\kappa`, from 1 to 2³⁰.
+      longest: L in steps, from 1 to 2³⁰, which is the limit without one.
       counting: what :math:`\kappa` counts: 'times' for due steps, as the paper does,
         or 'steps' for all steps, as DeepSpeed does for its local steps.
       aligned: True for due steps whose own number is a multiple of the interval, as
@@ -92,7 +97,7 @@ def growing_intervals(
       A rule.
 
     Raises:
-      ValueError: if a number is less than 1, or `counting` is neither.
+      ValueError: if a number is out of range, or `counting` is neither.
       TypeError: if a number is no integer.
 
     Example:
@@ -111,9 +116,9 @@ def growing_intervals(
     """
     if counting not in ("times", "steps"):
         raise ValueError(f"counting must be 'times' or 'steps', got {counting!r}.")
-    longest = None if longest is None else _positive("longest", longest)
+    limit = _LIMIT if longest is None else _positive("longest", longest)
     return _intervals(
-        1, _positive("double_after", double_after), longest, counting, aligned=aligned
+        1, _positive("double_after", double_after), limit, counting, aligned=aligned
     )
 
 
@@ -121,20 +126,21 @@ def _positive(name: str, number: int) -> int:
     number = operator.index(number)
     if number < 1:
         raise ValueError(f"{name} must be at least 1, got {number}.")
+    if number > _LIMIT:
+        raise ValueError(f"{name} must be at most 2**30, got {number}.")
     return number
 
 
 def _intervals(
     first: int,
     double_after: int | None,
-    longest: int | None,
+    limit: int,
     counting: str,
     *,
     aligned: bool,
 ) -> IntervalRule:
     def init_fn() -> IntervalState:
-        zero = jnp.zeros([], jnp.int32)
-        return IntervalState(jnp.full([], first, jnp.int32), zero, zero)
+        return IntervalState(*(jnp.full([], n, jnp.int32) for n in (first, 0, 0)))
 
     def update_fn(
         state: IntervalState, count: Int32[Array, ""]
@@ -148,8 +154,8 @@ def _intervals(
         counts = due if counting == "times" else jnp.bool(True)
         counted = state.counted + counts.astype(jnp.int32)
         doubles = counted >= double_after
-        # No interval is longer than a run can be.
-        doubled = jnp.minimum(2 * interval, longest or 2**30)
+        # Twice the limit may be no int32.
+        doubled = jnp.where(interval > limit // 2, limit, 2 * interval)
         return due, IntervalState(
             jnp.where(doubles, doubled, interval),
             waited,

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from onebit_jax.exchanges.exchange import Exchange, exact_mean
+from onebit_jax.exchanges.exchange import Exchange, gradient_mean
 from onebit_jax.optimizers.bound import BOUND, cut, share_beyond
-from onebit_jax.optimizers.floor import FloorAtMean
+from onebit_jax.optimizers.floor import FLOOR, FloorAtMean
 from onebit_jax.optimizers.freeze import FreezeRule
 from onebit_jax.optimizers.growth import GrowthByMeanSquares, GrowthState
 from onebit_jax.optimizers.intervals import IntervalRule
@@ -39,7 +39,6 @@ Send = Literal["gradient", "momentum"]
 
 LEAD = 1.14
 GROWTH = GrowthByMeanSquares()
-FLOOR = FloorAtMean()
 
 _BOUNDED_EVERY = 8
 
@@ -143,7 +142,8 @@ def scale_by_onebit_adam(
       TypeError: if an exchange is none, `freeze` not a freeze rule, or refresh, growth
         or floor are of another type.
       ValueError: if `send` is neither 'gradient' nor 'momentum', the lead is negative
-        or not finite, the bound is not more than 0, or the exchanges' axes differ.
+        or not finite, the bound is not more than 0, the exchanges' axes differ, or
+        `freeze_when_stable` is to compare variances of steps that do not refresh.
 
     Example:
       >>> import onebit_jax, optax
@@ -163,7 +163,7 @@ def scale_by_onebit_adam(
             "1-bit Adam needs an exchange, such as sign_mean('data'), and a freeze "
             f"rule, such as freeze_at(1000), got {exchange!r} and {freeze!r}."
         )
-    warm = warmup_mean(warmup_exchange, exchange, "warmup_exchange")
+    warm = gradient_mean(warmup_exchange, exchange, "warmup_exchange")
     if send not in ("gradient", "momentum"):
         raise ValueError(f"send must be 'gradient' or 'momentum', got {send!r}.")
     for name, part, kind in (
@@ -173,6 +173,11 @@ def scale_by_onebit_adam(
     ):
         if part is not None and not isinstance(part, kind):
             raise TypeError(f"{name} must be a {kind.__name__} or None, got {part!r}.")
+    if refresh is not None and freeze.by_norm:
+        raise ValueError(
+            "freeze_when_stable needs a variance that is refreshed in every step: "
+            "leave refresh out, or use freeze_at."
+        )
     if isinstance(bound, (int, float)) and not bound > 0:
         raise ValueError(f"bound must be more than 0, or None for none, got {bound}.")
     if isinstance(lead, (int, float)) and not 0 <= lead < math.inf:
@@ -196,26 +201,6 @@ def scale_by_onebit_adam(
     )
     init: Any = adam.init
     return optax.GradientTransformationExtraArgs(init, adam.update)
-
-
-def warmup_mean(given: Exchange | None, exchange: Exchange, name: str) -> Exchange:
-    """The exchange of gradients that a variance is made of: the exact mean, or another.
-
-    Raises:
-      TypeError, ValueError: if it is none, or is over other axes than `exchange`.
-    """
-    if given is None:
-        return exact_mean(exchange.axes)
-    if not isinstance(given, Exchange):
-        raise TypeError(
-            f"{name} must be an exchange or None for the exact mean, got {given!r}."
-        )
-    if set(given.axes) != set(exchange.axes):
-        raise ValueError(
-            f"{name} must be over the axes of the exchange, {exchange.axes}, not over "
-            f"{given.axes}."
-        )
-    return given
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

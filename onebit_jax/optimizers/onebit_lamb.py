@@ -12,7 +12,7 @@ from jax import lax
 
 from onebit_jax.exchanges.exchange import Exchange, exact_mean
 from onebit_jax.optimizers.bound import BOUND, cut, share_beyond
-from onebit_jax.optimizers.floor import FloorAtMean
+from onebit_jax.optimizers.floor import FLOOR, FloorAtMean
 from onebit_jax.optimizers.freeze import FreezeRule
 from onebit_jax.optimizers.layers import (
     equal_magnitudes,
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from jax import Array
     from jax.typing import ArrayLike
     from jaxtyping import Float32, Int32
-
-FLOOR = FloorAtMean()
 
 
 class LambParts(TypedDict):

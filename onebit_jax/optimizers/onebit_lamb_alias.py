@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import optax
 
 from onebit_jax.optimizers.bound import BOUND
+from onebit_jax.optimizers.floor import FLOOR
 from onebit_jax.optimizers.freeze import warn_if_rising
-from onebit_jax.optimizers.onebit_lamb import FLOOR, scale_by_onebit_lamb
+from onebit_jax.optimizers.onebit_lamb import scale_by_onebit_lamb
 
 if TYPE_CHECKING:
     from collections.abc import Callable

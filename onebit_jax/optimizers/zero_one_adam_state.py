@@ -36,8 +36,9 @@ class ZeroOneAdamState(NamedTuple):
       floored: share of the frozen variances that the floor raised.
       taken: steps by stage.
       freeze: state of the freeze rule.
-      variance: state of the rule for refreshing.
+      refresh: state of the rule for refreshing.
       sync: state of the rule for synchronising.
+      decay: state of the weight decay.
       exchange: state of the exchange.
       variance_exchange: state of the exchange that refreshes the variance.
     """
@@ -53,8 +54,9 @@ class ZeroOneAdamState(NamedTuple):
     floored: Float32[Array, ""]
     taken: dict[str, Int32[Array, ""]]
     freeze: Any
-    variance: Any
+    refresh: Any
     sync: Any
+    decay: Any
     exchange: Any
     variance_exchange: Any
 

@@ -125,6 +125,8 @@ def _merged(state: Any) -> Any:
     def merged(node: Any) -> Any:
         if not is_worker_local(node):
             return node
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), node)
+        return jax.tree.map(
+            lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), node
+        )
 
     return jax.tree.map(merged, state, is_leaf=is_worker_local)

@@ -91,7 +91,9 @@ def add_own(params: Any, own: WorkerLocal) -> Any:
     def add(x: Any, p: Any) -> Any:
         if isinstance(x, optax.MaskedNode):
             return p
-        return (p.astype(jnp.float32) + jnp.mean(x, axis=0)).astype(p.dtype)
+        dtype = p.dtype if jnp.finfo(p.dtype).bits > 32 else jnp.float32
+        own = jnp.mean(x, axis=0)
+        return (p.astype(dtype) + own.astype(dtype)).astype(p.dtype)
 
     return jax.tree.map(
         add, own.value, params, is_leaf=lambda x: isinstance(x, optax.MaskedNode)

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from itertools import product
 
+import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,10 +21,13 @@ from benchmarks.convergence.plan import read_plan
 from benchmarks.convergence.pool import Answer
 from benchmarks.convergence.report import page
 from benchmarks.convergence.runs import Case, Run, Store
+from benchmarks.convergence.simulation import simulate
 from benchmarks.convergence.study import tuned, wanted
 from benchmarks.convergence.training import train_case
 from models import DECODER_SIZES
 from train.core import metrics_log
+from train.core.mesh import make_mesh
+from train.core.task import Phase, Task
 
 PLAN = """
 title = "A study"
@@ -303,6 +307,26 @@ def complete_here(file, plan):
     with PROMOTION:
         complete(plan, file, file.parent / "runs", store, HereAtOnce())
     return store.runs
+
+
+def test_simulated_workers_are_evaluated_where_local_steps_have_taken_them():
+    tx = onebit_jax.zero_one_adam(
+        0.1, onebit_jax.sign_mean("data"), onebit_jax.freeze_at(1),
+        sync=onebit_jax.every(4),
+    )  # fmt: skip
+    phase = Phase(
+        loss=lambda params, batch, step: jnp.mean(
+            (params - batch.mean(axis=0)) ** 2
+        ),
+        batches=grain.MapDataset.source(np.ones((4, 2, 3), np.float32)),
+        batch=2, tx=tx, schedule=optax.schedules.constant_schedule(0.1), last=4,
+        evaluation=lambda params: lambda params: {"loss": float(params[0])},
+    )  # fmt: skip
+    task = Task(name="", model={}, init=lambda: jnp.zeros(3), phases=[phase])
+    run = simulate(task, 2, make_mesh(1, "flat"))
+    assert run.stages[4] == {"variance": 1, "compressed": 0, "local": 3}
+    losses = [run.evaluations[step]["loss"] for step in range(1, 5)]
+    assert len(set(losses)) == 4, "agreed parameters stay in a local step"
 
 
 def test_simulated_workers_train_as_real_ones_do(small):

@@ -169,3 +169,12 @@ def test_arguments_that_make_no_sense_are_refused():
             exchange("data", back="sum")
     with pytest.raises(TypeError):
         random_vote_mean("data", seed=0.5)
+
+
+def test_with_64_bits_it_draws_the_same_numbers():
+    values = np.random.default_rng(0).uniform(-1, 1, size=(4, 100))
+    expected = answers(values)
+    with jax.enable_x64(True):
+        run = Workers(random_vote_mean("data"), jnp.zeros(100, "f4"), mesh_of(4))
+        found = run.update(jnp.asarray(values, jnp.float32))
+    np.testing.assert_array_equal(found, expected[0])

@@ -93,7 +93,7 @@ def zero_one_adam_row(*, refresh, sync, longest, gradients=False, **options):
     return Case(
         functools.partial(
             zero_one_adam,
-            variance=growing_intervals(refresh),
+            refresh=growing_intervals(refresh),
             sync=growing_intervals(sync, longest=longest),
             **options,
         ),

@@ -26,22 +26,23 @@ class Binsgdm:
     Args:
       shape: the leaf's.
       b1: decay of both running means.
-      b2, eps, freeze, place: of other optimizers.
+      eps: added to the mean magnitude.
+      b2, freeze, place: of other optimizers.
       agree: what the exchange makes of the workers' ratios.
     """
 
     bounded = raised = 0
 
     def __init__(self, shape, b1, b2, eps, freeze, place, *, agree=exact_mean):
-        del shape, b2, eps, freeze, place
-        self.decay, self.agree = b1, agree
+        del shape, b2, freeze, place
+        self.decay, self.eps, self.agree = b1, eps, agree
         self.m = self.b = np.float64(0)
 
     def update(self, gradients):
         """The update from all workers' gradients, (workers, *shape)."""
         self.m = self.decay * self.m + (1 - self.decay) * gradients
         self.b = self.decay * self.b + (1 - self.decay) * np.abs(gradients)
-        self.ratio = np.divide(self.m, self.b, out=0 * self.m, where=self.b > 0)
+        self.ratio = self.m / (self.b + self.eps)
         return self.agree(self.ratio)
 
 

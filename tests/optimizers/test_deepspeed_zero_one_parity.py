@@ -103,7 +103,7 @@ def test_every_trajectory_is_deepspeeds(deepspeed_file, free):
         taken = onebit_jax.steps_by_stage(run.state)[run.stage(t)]
         run.step(t)
         assert onebit_jax.steps_by_stage(run.state)[run.stage(t)] == taken + 1
-        intervals = run.state.variance.interval, run.state.sync.interval
+        intervals = run.state.refresh.interval, run.state.sync.interval
         told = [golden[f"{name}_interval_{t}_0"] for name in ("var", "local_step")]
         assert list(map(int, intervals)) == list(map(int, told))
         for i in run.leaves:

@@ -314,3 +314,10 @@ def test_what_signs_have_moved_before_it_had_a_gradient_stays_bounded(without):
 def test_a_rule_of_refreshments_that_is_none_is_refused():
     with pytest.raises(TypeError, match="refresh must be a IntervalRule or None"):
         onebit_adam(0.1, sign_mean("data"), freeze_at(9), refresh=16)
+
+
+def test_steps_between_refreshes_are_no_stable_variance():
+    stable = onebit_jax.freeze_when_stable(min_steps=9, interval=4)
+    refresh = onebit_jax.growing_intervals(2)
+    with pytest.raises(ValueError, match="leave refresh out, or use freeze_at"):
+        onebit_adam(0.1, sign_mean("data"), stable, refresh=refresh)

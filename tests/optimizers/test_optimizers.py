@@ -348,3 +348,13 @@ def test_init_needs_shapes_alone_and_may_be_compiled(name):
         made = jax.jit(tx.init)(tree_of(0)), tx.init(jax.eval_shape(lambda: tree_of(0)))
     for each in made:
         chex.assert_trees_all_equal(each, state)
+
+
+@pytest.mark.parametrize("name", CASES | FORMULAS)
+def test_no_buffer_is_twice_in_a_new_state(name):
+    """Such a state cannot be donated: XLA ends the process."""
+    case = (CASES | FORMULAS)[name]
+    tx = case.make(0.1, case.exchange(), freeze(FREEZE))
+    with jax.set_mesh(mesh_of(1)):
+        leaves = [x for x in jax.tree.leaves(tx.init(tree_of(0))) if x.size]
+    assert len({x.unsafe_buffer_pointer() for x in leaves}) == len(leaves)

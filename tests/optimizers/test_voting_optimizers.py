@@ -1,6 +1,4 @@
-"""BinSGDM and Distributed Lion: their formulas, and the promises of an optimizer."""
-
-import functools
+"""BinSGDM and Distributed Lion: their formulas, their ties, what they refuse."""
 
 import chex
 import jax
@@ -18,15 +16,13 @@ from onebit_jax import binsgdm, distributed_lion, random_vote_mean, vote_mean
 
 SHAPES = {"bias": (17,), "kernel": (30, 17), "matrix": (16, 20), "scale": ()}
 DECAYED = {"bias": False, "kernel": True, "matrix": True, "scale": False}
-WORKERS, STEPS = 4, 6
-FULL = dict.fromkeys(SHAPES, jnp.float32)
-DTYPES = FULL | {"matrix": jnp.bfloat16}
+WORKERS = 4
 
 
-def tree_of(seed, workers=None, dtypes=FULL):
+def tree_of(seed, workers=None):
     rng, leading = np.random.default_rng(seed), () if workers is None else (workers,)
     return {
-        k: jnp.asarray(rng.normal(0.1, 1, size=(*leading, *s)), dtypes[k])
+        k: jnp.asarray(rng.normal(0.1, 1, size=(*leading, *s)), jnp.float32)
         for k, s in SHAPES.items()
     }
 
@@ -62,13 +58,13 @@ FORMULAS = {
 def test_is_its_formula(name):
     make, exchange, leaf, options = FORMULAS[name]
     b1, b2, lr, decay = 0.8, 0.95, 0.01, 0.1
-    decays = (b1,) if make is binsgdm else (b1, b2)
-    tx = make(lr, exchange, *decays, weight_decay=decay, mask=DECAYED)
+    decays = {"decay": b1, "eps": 1e-3} if make is binsgdm else {"b1": b1, "b2": b2}
+    tx = make(lr, exchange, **decays, weight_decay=decay, mask=DECAYED)
     params = tree_of(0)
     run = Workers(tx, params, mesh_of(WORKERS))
     expected = {k: np.asarray(p, float) for k, p in params.items()}
     leaves = {
-        k: leaf(s, b1, b2, None, None, None, **options) for k, s in SHAPES.items()
+        k: leaf(s, b1, b2, 1e-3, None, None, **options) for k, s in SHAPES.items()
     }
     for step in range(100):
         gradients = gradients_of(step)
@@ -99,7 +95,7 @@ def test_binsgdm_by_random_votes_is_its_formula(back):
     def agree(ratios):
         return replayed(ratios, count, back)
 
-    leaf = formula_votes.Binsgdm((size,), decay, None, None, None, None, agree=agree)
+    leaf = formula_votes.Binsgdm((size,), decay, None, 1e-8, None, None, agree=agree)
     for count in range(100):
         rng = np.random.default_rng(count)
         gradients = rng.normal(0.2, 1, size=(WORKERS, size)).astype(np.float32)
@@ -141,11 +137,28 @@ def test_what_has_no_majority_does_not_drift(back):
     assert (np.abs(updates[3:]).max() > 0) == (back == "majority")
 
 
-def test_without_gradients_binsgdm_stays():
+def test_where_gradients_have_stopped_binsgdm_soon_stays():
+    """Long before its running means, of which the ratio is the same, underflow."""
+    run = Workers(binsgdm(0.1, onebit_jax.exact_mean("data")), jnp.ones(3), mesh_of(2))
+    run.update(np.ones((2, 3), np.float32), jnp.ones(3))
+    for _ in range(500):
+        updates = run.update(np.zeros((2, 3), np.float32), jnp.ones(3))
+    assert np.abs(updates).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("workers", "back", "step"),
+    [(4, "mean", 0), (3, "mean", 0.1 / 3), (4, "vote", 0.1)],
+)
+def test_without_gradients_binsgdm_stays_by_means_of_an_even_number(
+    workers, back, step
+):
     params = jnp.ones(70)
-    run = Workers(binsgdm(0.1, random_vote_mean("data")), params, mesh_of(WORKERS))
+    exchange = random_vote_mean("data", back=back)
+    run = Workers(binsgdm(0.1, exchange), params, mesh_of(workers))
     for _ in range(5):
-        assert not np.any(run.update(np.zeros((WORKERS, 70), np.float32), params))
+        updates = run.update(np.zeros((workers, 70), np.float32), params)
+        np.testing.assert_allclose(np.abs(updates), step, rtol=1e-5)
 
 
 OPTIMIZERS = {
@@ -158,98 +171,10 @@ EXCHANGES = {"BinSGDM": random_vote_mean, "Distributed Lion": vote_mean}
 each_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
 
-def optimizer(name, exchange=None):
-    exchange = EXCHANGES[name]("data") if exchange is None else exchange
+def optimizer(name):
+    exchange = EXCHANGES[name]("data")
     tx = OPTIMIZERS[name](exchange, weight_decay=0.01)
     return onebit_jax.skip_nonfinite(tx, exchange.axes)
-
-
-@functools.cache
-def program(name, workers=WORKERS, check_vma=True):
-    params = tree_of(0, dtypes=DTYPES)
-    run = Workers(optimizer(name), params, mesh_of(workers), check_vma=check_vma)
-    return run, run.state
-
-
-def trained(name, steps, start=None, **options):
-    """Parameters and state before each step and after the last, of one program."""
-    run, first = program(name, **options)
-    params, run.state = start or (tree_of(0, dtypes=DTYPES), first)
-    history = [(params, run.state)]
-    for step in steps:
-        own = tree_of(1 + step, WORKERS, DTYPES)
-        params = optax.apply_updates(params, run.update(own, params))
-        history.append((params, run.state))
-    return history
-
-
-@functools.cache
-def history(name):
-    return trained(name, range(STEPS))
-
-
-def bits(tree):
-    return [np.asarray(x).tobytes() for x in jax.tree.leaves(tree)]
-
-
-@each_optimizer
-def test_goes_on_from_what_was_saved_and_with_types_unchecked(name):
-    run, _ = program(name)
-    params, state = jax.tree.map(np.array, history(name)[2])
-    told = onebit_jax.abstract_state(optimizer(name), params, run.mesh)
-    state = jax.tree.map(lambda x, t: jax.device_put(x, t.sharding), state, told)
-    params = jax.tree.map(jnp.asarray, params)
-    for check_vma in (True, False):
-        after = trained(name, range(2, STEPS), (params, state), check_vma=check_vma)
-        assert bits(after[-1]) == bits(history(name)[-1])
-
-
-@each_optimizer
-def test_all_workers_hold_the_same_parameters_and_their_own_means(name):
-    for params, state in history(name)[1:]:
-        assert {k: p.dtype for k, p in params.items()} == DTYPES
-        for x in jax.tree.leaves(params):
-            assert len({shard.data.tobytes() for shard in x.addressable_shards}) == 1
-        for x in jax.tree.leaves(state.inner[0].mu):
-            assert x.dtype == jnp.float32
-            assert len({shard.data.tobytes() for shard in x.addressable_shards}) == 4
-
-
-@each_optimizer
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_step_that_is_not_finite_changes_nothing(name, bad):
-    run, _ = program(name)
-    params, run.state = history(name)[2]
-    own = tree_of(3, WORKERS, DTYPES)
-    own["kernel"] = own["kernel"].at[2, 3, 4].set(bad)
-    updates = run.update(own, params)
-    assert not any(np.any(np.asarray(u, float)) for u in jax.tree.leaves(updates))
-    assert bits(run.state.inner) == bits(history(name)[2][1].inner)
-    assert int(run.state.skipped) == 1
-
-
-@each_optimizer
-@pytest.mark.parametrize("workers", [1, 3])
-def test_other_workers_have_the_mean_of_the_means(name, workers):
-    params, state = history(name)[-1]
-    new = onebit_jax.resize(
-        state, optimizer(name), params, mesh_of(WORKERS), mesh_of(workers)
-    )
-    for old, x in zip(
-        *(jax.tree.leaves(s.inner[0].mu) for s in (state, new)), strict=True
-    ):
-        assert x.shape == (workers, *old.shape[1:])
-        np.testing.assert_allclose(
-            x,
-            np.repeat(np.mean(old, axis=0)[None], workers, axis=0),
-            rtol=1e-5,
-            atol=1e-7,
-        )
-    run, _ = program(name, workers)
-    run.state = new
-    params = jax.device_put(params, jax.NamedSharding(run.mesh, P()))
-    updates = run.update(tree_of(1, workers, DTYPES), params)
-    assert all(np.all(np.isfinite(np.asarray(u, float))) for u in updates.values())
 
 
 @each_optimizer

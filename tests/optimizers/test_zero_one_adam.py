@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,14 +49,22 @@ def test_intervals_may_be_even_or_grow_by_steps_or_be_aligned():
     assert due_steps(aligned, 24) == [1, 2, 3, 4, 6, 8, 12, 16, 20, 24]
 
 
+@pytest.mark.parametrize("longest", [None, 2**30, 2**29 + 1])
+def test_intervals_do_not_overflow(longest):
+    rule = growing_intervals(1, counting="steps", longest=longest)
+    assert due_steps(rule, 70) == [1]
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: every(0), "steps must be at least 1"),
         (lambda: growing_intervals(0), "double_after must be at least 1"),
         (lambda: growing_intervals(2, longest=0), "longest must be at least 1"),
+        (lambda: growing_intervals(2, longest=2**30 + 1), "longest must be at most"),
         (lambda: growing_intervals(2, counting="rounds"), "counting must be 'times'"),
         (lambda: adam(before_freeze="sign"), "before_freeze must be 'momentum'"),
+        (lambda: adam(bound=0.0), "bound must be more than 0"),
         (lambda: adam(decay="none"), "decay must be 'agreed'"),
     ],
 )
@@ -64,7 +73,7 @@ def test_arguments_out_of_range_are_refused(make, message):
         make()
 
 
-@pytest.mark.parametrize("part", ["variance", "sync", "floor", "variance_exchange"])
+@pytest.mark.parametrize("part", ["refresh", "sync", "floor", "variance_exchange"])
 def test_parts_of_another_type_are_refused(part):
     with pytest.raises(TypeError, match=f"{part} must be"):
         adam(**{part: 16})
@@ -74,6 +83,11 @@ def adam(learning_rate=0.1, exchange=None, **options):
     options = {"sync": growing_intervals(2, longest=4), "b2": 0.9} | options
     exchange = exchange or exact_mean("data")
     return zero_one_adam(learning_rate, exchange, freeze_at(3), **options)
+
+
+def test_it_needs_parameters():
+    with pytest.raises(ValueError, match="needs the parameters"):
+        Workers(adam(), jnp.zeros(5), mesh_of(2)).update(targets())
 
 
 def loss_fn(p, target):
@@ -117,6 +131,41 @@ def test_a_step_alone_has_no_collective():
     assert not alone.traffic(gradients, jnp.zeros(500)).collectives
 
 
+def test_a_static_stage_in_the_wrong_place_still_makes_sense():
+    # Without a variance, steps are as long as the bound.
+    for stage in ("compressed", "local"):
+        early = Workers(adam(), jnp.zeros(5), mesh_of(2), stage=stage)
+        early.update(targets(), jnp.zeros(5))
+        early.update(targets(), jnp.zeros(5))
+        moved = onebit_jax.local_params(jnp.zeros(5), early.state)
+        assert np.abs(moved).max() <= 3 * early.state.rates * 1.001
+        assert np.isfinite(early.state.own_mu.value).all()
+    # With a frozen variance, it stays.
+    late = Workers(adam(), jnp.zeros(5), mesh_of(2), stage="variance")
+    for _ in range(3):
+        late.update(targets(), jnp.zeros(5))
+    before = late.state
+    assert int(before.frozen_at) == 3
+    late.update(2 * targets(), jnp.zeros(5))
+    for kept in ("nu", "refreshed", "frozen_at", "floored"):
+        np.testing.assert_array_equal(getattr(late.state, kept), getattr(before, kept))
+
+
+def test_a_freeze_before_the_learning_rate_has_risen_is_warned_of():
+    with pytest.warns(UserWarning, match="learning rate still rises"):
+        adam(optax.linear_schedule(0.0, 1e-3, 100))
+
+
+def test_parameters_of_64_bits_keep_them_where_a_worker_has_moved():
+    with jax.enable_x64(True):
+        params = jnp.asarray([1 + 1e-12, 1.0])
+        own = onebit_jax.WorkerLocal(jnp.zeros((2, 2), "f4"), ("data",), "average")
+        with jax.set_mesh(mesh_of(2)):
+            state = adam().init(params)._replace(moved=own)
+        moved = onebit_jax.local_params(params, state)
+        np.testing.assert_array_equal(moved, params)
+
+
 def test_averaged_gradients_are_refused_where_nothing_is_exchanged():
     tx, mesh = adam(), mesh_of(2)
     state = onebit_jax.init(tx, jnp.zeros(5), mesh)
@@ -148,8 +197,96 @@ def test_a_learning_rate_that_begins_at_zero_keeps_the_momentum():
     )
 
 
+@pytest.mark.parametrize("decay", ["agreed", "accumulated"])
+def test_a_schedule_of_weight_decay_goes_on(decay):
+    """Without gradients, and a momentum that keeps it, decay is all that moves."""
+
+    def rate(count):
+        return 1 - 0.1 * jnp.asarray(count, jnp.float32)
+
+    tx = adam(rate, b1=0.0, weight_decay=weight_decay, sync=every(1), decay=decay)
+    run = Workers(tx, jnp.ones(5), mesh_of(2))
+    for step in range(6):
+        updates = run.update(jnp.zeros((2, 5)), jnp.ones(5))
+        expected = -rate(step) * weight_decay(step)
+        np.testing.assert_allclose(updates, expected, rtol=1e-5)
+
+
+def weight_decay(count):
+    return 0.1 / (1.0 + jnp.asarray(count, jnp.float32))
+
+
+@pytest.mark.parametrize("decay", ["agreed", "accumulated"])
+def test_hyperparameters_may_be_in_the_state(decay):
+    """Of 16-bit parameters."""
+    make = functools.partial(
+        zero_one_adam, exchange=exact_mean("data"), freeze=freeze_at(3),
+        sync=growing_intervals(2, longest=4), decay=decay,
+    )  # fmt: skip
+    options = {"learning_rate": 0.1, "b1": 0.8, "b2": 0.9, "eps": 1e-3}
+    options |= {"weight_decay": 0.5, "bound": 2.0}
+    params, own = jnp.ones(5, jnp.bfloat16), targets().astype(jnp.bfloat16)
+    with jax.numpy_dtype_promotion("standard"):
+        runs = [
+            Workers(tx, params, mesh_of(2))
+            for tx in (optax.inject_hyperparams(make)(**options), make(**options))
+        ]
+        for _ in range(6):
+            ours, plain = (run.update(own, params) for run in runs)
+            assert ours.dtype == jnp.bfloat16
+            np.testing.assert_allclose(*(np.float32(u) for u in (ours, plain)), 0.02)
+    assert runs[1].state.nu.dtype == jnp.float32
+
+
+def test_hyperparameters_may_be_arrays_of_another_dtype():
+    """Under strict promotion, which refuses to mix them."""
+    names = "learning_rate", "b1", "b2", "eps", "weight_decay", "bound"
+    run = Workers(
+        adam(**dict.fromkeys(names, jnp.bfloat16(0.5))), jnp.zeros(5), mesh_of(2)
+    )
+    updates = run.update(targets(), jnp.zeros(5))
+    assert updates.dtype == run.state.nu.dtype == jnp.float32
+
+
+@pytest.mark.parametrize(("base", "earliest"), [(1.0, 4), (2.0, 20)])
+def test_it_freezes_when_its_refreshed_variance_is_stable(base, earliest):
+    """And not between two refreshments, where it is the same."""
+    rule = onebit_jax.freeze_when_stable(min_steps=1, interval=2)
+    tx = zero_one_adam(0.1, exact_mean("data"), rule, b2=0.5, refresh=every(4))
+    run = Workers(tx, jnp.zeros(5), mesh_of(2))
+    variance, last, expected = 0.0, 0.0, 0
+    for step in range(1, 41):
+        scale = base ** min(step, 16)
+        run.update(scale * jnp.ones((2, 5)), jnp.zeros(5))
+        refreshed = 1 + step // 4
+        if not expected and (step == 1 or step % 4 == 0):
+            variance = variance / 2 + scale**2 / 2
+            norm = variance / (1 - 0.5**refreshed)
+            expected = step if last / norm >= 0.96 else 0
+            last = norm
+    assert expected >= earliest
+    assert int(run.state.frozen_at) == expected
+
+
+def test_a_variance_has_an_exchange_with_errors_of_its_own():
+    coarse = onebit_jax.quantized_mean("data", 4)
+    runs = [
+        Workers(tx, jnp.zeros(500), mesh_of(2))
+        for tx in (adam(variance_exchange=coarse), coarse)
+    ]
+    variance = 0.0
+    for step in range(2):
+        own = np.random.default_rng(step).normal(size=(2, 500)).astype(np.float32)
+        _, mean = (run.update(own, jnp.zeros(500)) for run in runs)
+        variance = 0.9 * variance + 0.1 * np.asarray(mean) ** 2
+    np.testing.assert_allclose(runs[0].state.nu, variance, rtol=1e-4, atol=1e-7)
+    chex.assert_trees_all_close(
+        runs[0].state.variance_exchange, runs[1].state, rtol=1e-5, atol=1e-6
+    )
+
+
 def test_the_first_step_has_a_variance_whatever_the_rule():
-    run = Workers(adam(variance=every(4)), jnp.zeros(5), mesh_of(2))
+    run = Workers(adam(refresh=every(4)), jnp.zeros(5), mesh_of(2))
     mean = np.asarray(targets()).mean(axis=0)
     update = run.update(targets(), jnp.zeros(5))
     np.testing.assert_allclose(update, -0.1 * np.sign(mean), rtol=1e-4)

@@ -97,7 +97,7 @@ BUGS = {
     ),
     "a ratio of nothing is not finite": Bug(
         f"{OPTIMIZERS}/binsgdm.py",
-        "jnp.where(b > 0, m / jnp.where(b > 0, b, 1), 0)",
+        "m / (b + least)",
         "m / b",
         optimizer("is_its_formula[BinSGDM]"),
     ),

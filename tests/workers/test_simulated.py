@@ -93,3 +93,14 @@ def test_a_batch_or_a_stage_that_makes_no_sense_is_refused():
         run.step.lower(*states, shapes[6], jnp.float32(0))
     with pytest.raises(ValueError, match=r"'warmup', 'compressed', got 'lat"):
         run.step.lower(*states, shapes[8], jnp.float32(0), stage="later")
+
+
+def test_simulated_workers_may_have_empty_leaves():
+    tx = onebit_jax.distributed_lion(
+        0.1, onebit_jax.vote_mean("data"), weight_decay=0.0
+    )
+    run = onebit_jax.simulated(lambda p, x: jnp.mean(x @ p["w"]), tx, 2)
+    params, state = run.init({"none": jnp.zeros((0, 3)), "w": jnp.ones(4)})
+    params, state, _ = run.step(params, state, jnp.ones((2, 4)))
+    assert state[0].mu.value["none"].shape == (2, 0, 3)
+    np.testing.assert_allclose(params["w"], 0.9, rtol=1e-6)

@@ -95,8 +95,8 @@ class TrainingFlags:
     """The exchange of an optimizer that compresses: sign_mean, signs there and back;
     count_mean, counts of them in one all-reduce."""
     freeze_step: Freeze | None = None
-    """Steps before 1-bit Adam, or LAMB, freezes its variance and compresses; auto: once
-    the variance is stable."""
+    """Steps before 1-bit Adam, LAMB or 0/1 Adam freezes its variance; auto: once it is
+    stable."""
     warmup_bits: Literal[2, 4, 8] | None = None
     """Bits a value that 1-bit Adam's gradients are exchanged by before the freeze, an
     eighth of the bytes by 4; default: exactly."""

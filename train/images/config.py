@@ -52,8 +52,8 @@ class ImagesConfig(TrainingFlags):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the convolutions; parameters, moments and statistics are float32."""
     freeze_step: Freeze | None = None
-    """Steps before 1-bit Adam freezes its variance and compresses; auto: once the
-    variance is stable; default: a fifth of the steps, not before the warm-up ends."""
+    """Steps before 1-bit Adam, LAMB or 0/1 Adam freezes its variance; auto: once it is
+    stable; default: a fifth of the steps, not before the warm-up ends."""
     steps: Count = 200
     """Training steps."""
     batch: Count = 128

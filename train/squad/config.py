@@ -50,8 +50,8 @@ class SquadConfig(TransformerFlags, TrainingFlags):
     model: Size | None = None
     """Size of a BERT that starts with random weights; default: tiny."""
     freeze_step: Freeze | None = None
-    """Steps before 1-bit Adam freezes its variance and compresses; auto: once the
-    variance is stable; default: a quarter of the steps, not before the warm-up ends."""
+    """Steps before 1-bit Adam, LAMB or 0/1 Adam freezes its variance; auto: once it is
+    stable; default: a quarter of the steps, not before the warm-up ends."""
     epochs: Positive | None = None
     """Times that every window is learnt from; default: 2."""
     steps: Count | None = None

@@ -42,8 +42,10 @@ KILLED_AFTER = (
 class Run:
     """A task in a folder of its own, and what it was asked for and told."""
 
-    def __init__(self, folder, *, optimizer="onebit_adam", freeze=FREEZE, bad=NONE):
-        self.optimizer, self.freeze, self.bad = optimizer, freeze, bad
+    def __init__(
+        self, folder, *, optimizer="onebit_adam", tx=None, freeze=FREEZE, bad=NONE
+    ):
+        self.optimizer, self.tx, self.freeze, self.bad = optimizer, tx, freeze, bad
         self.folder, self.finished, self.evaluated, self.held = folder, [], [], []
         self.copied_after = ()
         folder.mkdir(exist_ok=True)
@@ -79,7 +81,7 @@ class Run:
             return rng.normal(size=SIZE).astype(np.float32) + 1
 
         schedule = learning_rate_schedule(PEAK, RISE, last - earlier)
-        tx = make_optimizer(
+        tx = self.tx or make_optimizer(
             self.optimizer,
             schedule,
             freeze_rule(self.freeze, RISE, last - earlier),
@@ -188,6 +190,21 @@ def test_it_evaluates_logs_and_saves_when_asked_and_at_the_end(tmp_path):
     ((stage, rate),) = {(x["stage"], x["sent_bytes"]) for x in steps_of(run.folder)}
     assert (stage, rate * STEPS) == ("every", lines[-2]["total_sent_bytes"])
     assert rate == pytest.approx(2 * 3 / 4 * 4 * SIZE, rel=0.01)
+
+
+def test_parameters_of_local_steps_are_evaluated_and_handed_on(tmp_path):
+    tx = onebit_jax.zero_one_adam(
+        PEAK, onebit_jax.sign_mean("data"), onebit_jax.freeze_at(1),
+        sync=onebit_jax.every(4),
+    )  # fmt: skip
+    run = Run(tmp_path / "run", tx=tx)
+    run.train(until=4, eval_every=1)
+    stages = [line["stage"] for line in steps_of(run.folder)]
+    assert stages == ["variance", *["local"] * 3]
+    lines = metrics_log.read(run.folder)
+    losses = [line["eval_loss"] for line in lines if "eval_loss" in line]
+    assert len(set(losses)) == 4, "agreed parameters stay in a local step"
+    assert np.mean(run.finished[-1]["kernel"]) == pytest.approx(losses[-1], rel=1e-5)
 
 
 def test_only_the_time_of_steps_is_counted(tmp_path, monkeypatch):

@@ -23,8 +23,8 @@ class FromScratchFlags(TrainingFlags):
     """Flags of every task that trains a model from scratch."""
 
     freeze_step: Freeze | None = None
-    """Steps before 1-bit Adam freezes its variance and compresses; auto: once the
-    variance is stable; default: a fifth of the steps, not before the warm-up ends."""
+    """Steps before 1-bit Adam, LAMB or 0/1 Adam freezes its variance; auto: once it is
+    stable; default: a fifth of the steps, not before the warm-up ends."""
     steps: Changeable[Count] = 500
     """Training steps."""
     accumulate: Count = 1
