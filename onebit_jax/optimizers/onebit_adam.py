@@ -110,8 +110,9 @@ def scale_by_onebit_adam(
         `growing_intervals(16)`; the first always is one. The steps between them, of
         the stage 'between', exchange as those after the freeze do. A variance that was
         last refreshed k steps ago counts the new squares for k steps, with
-        :math:`1 - \beta_2^k`. The freeze rule is asked in steps that refresh alone.
-        None for all steps of the warm-up.
+        :math:`1 - \beta_2^k`. The freeze rule is asked in steps that refresh alone,
+        and is not `freeze_when_stable`, whose lag is in steps. None for all steps of
+        the warm-up.
       send: 'momentum' to exchange momenta, as the paper does, 'gradient' to exchange
         gradients and take their momentum, :math:`m_t = \beta_1 m_{t-1} +
         (1 - \beta_1) E[g_t^{(i)}]`.

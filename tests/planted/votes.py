@@ -101,6 +101,12 @@ BUGS = {
         "m / b",
         optimizer("is_its_formula[BinSGDM]"),
     ),
+    "a ratio is the same of gradients that have stopped": Bug(
+        f"{OPTIMIZERS}/binsgdm.py",
+        "least = as_float32(eps)",
+        "least = 1e-30",
+        optimizer("where_gradients_have_stopped_binsgdm_soon_stays"),
+    ),
     "Lion sends its new momentum": Bug(
         f"{OPTIMIZERS}/distributed_lion.py",
         "sent = optax.tree.update_moment(gradients, mu, as_float32(b1), 1)",

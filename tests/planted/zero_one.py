@@ -71,6 +71,51 @@ BUGS = {
         "lambda e: e",
         DEEPSPEED,
     ),
+    "a frozen variance is refreshed": Bug(
+        ADAM,
+        "nu=optax.tree.where(frozen, state.nu, nu)",
+        "nu=nu",
+        (f"{RULES}a_static_stage_in_the_wrong_place_still_makes_sense",),
+    ),
+    "a schedule of weight decay stays at its beginning": Bug(
+        ADAM,
+        "state._replace(decay=decay)",
+        "state",
+        (f"{RULES}a_schedule_of_weight_decay_goes_on",),
+    ),
+    "a variance that was not refreshed is stable": Bug(
+        ADAM,
+        "now &= refreshed",
+        "now &= True",
+        (f"{RULES}it_freezes_when_its_refreshed_variance_is_stable",),
+    ),
+    "the freeze rule sees the variance's start from zero": Bug(
+        ADAM,
+        "norm = norm / self.variance_weight(state)",
+        "norm = norm / 1.0",
+        (f"{RULES}it_freezes_when_its_refreshed_variance_is_stable",),
+    ),
+    "errors of the variance's exchange are forgotten": Bug(
+        ADAM,
+        "            variance_exchange=exchanged,\n",
+        "",
+        (f"{RULES}a_variance_has_an_exchange_with_errors_of_its_own",),
+    ),
+    "agreed parameters are evaluated": Bug(
+        "train/core/loop.py",
+        "program.evaluate(onebit_jax.local_params(params, state))",
+        "program.evaluate(params)",
+        (
+            "tests/train/core/test_loop.py::"
+            "test_parameters_of_local_steps_are_evaluated_and_handed_on",
+        ),
+    ),
+    "an interval is doubled beyond int32": Bug(
+        "onebit_jax/optimizers/intervals.py",
+        "jnp.where(interval > limit // 2, limit, 2 * interval)",
+        "jnp.minimum(2 * interval, limit)",
+        (f"{RULES}intervals_do_not_overflow",),
+    ),
     "an interval's steps are not counted": Bug(
         "onebit_jax/optimizers/intervals.py",
         'due if counting == "times" else jnp.bool(True)',
