@@ -70,16 +70,13 @@ def quantized_mean(
       ValueError: if an argument is not one of these.
 
     Example:
-      >>> import jax, jax.numpy as jnp, optax
-      >>> from jax.sharding import PartitionSpec as P
-      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
-      >>> tx = optax.chain(quantized_mean('data', exact_below=0), optax.sgd(1.0))
-      >>> @jax.jit
-      ... @jax.shard_map(mesh=mesh, in_specs=P('data'), out_specs=P())
-      ... def f(g):
-      ...     return tx.update(g[0], tx.init(g[0]))[0]
-      >>> f(jnp.array([[7.0, -2.1, 0.4]]))
-      Array([-7.,  2., -0.], dtype=float32)
+      >>> import jax, jax.numpy as jnp
+      >>> exchange = quantized_mean('data', exact_below=0)
+      >>> def mean(g):
+      ...     return exchange.update(g, exchange.init(g))[0]
+      >>> own = jnp.array([[7.0, -2.1, 0.4], [7.0, -2.1, 0.4]])
+      >>> jax.vmap(mean, axis_name='data')(own)[0]
+      Array([ 7., -2.,  0.], dtype=float32)
 
     References:
       Seide et al., 1-bit stochastic gradient descent, 2014, for error feedback of

@@ -23,7 +23,7 @@ from benchmarks.convergence.report import page
 from benchmarks.convergence.runs import Case, Run, Store
 from benchmarks.convergence.simulation import simulate
 from benchmarks.convergence.study import tuned, wanted
-from benchmarks.convergence.training import train_case
+from benchmarks.convergence.training import Training, train_case
 from models import DECODER_SIZES
 from train.core import metrics_log
 from train.core.mesh import make_mesh
@@ -330,27 +330,28 @@ def test_simulated_workers_are_evaluated_where_local_steps_have_taken_them():
 
 
 def test_simulated_workers_train_as_real_ones_do(small):
-    arms = {
-        "Adam": {"optimizer": "adam"},
-        "signs": {"optimizer": "onebit_adam", "warmup_bits": 4},
-    }
-    plan = read_plan(small)
-    rounds = (replace(plan.rounds[0], arms=tuple(arms)),)
-    plan = replace(plan, arms=arms, rounds=rounds)
-    task = {"text": replace(plan.tasks["text"], simulated=True)}
-    simulated = complete_here(small.with_stem("simulated"), replace(plan, tasks=task))
-    for case, real in complete_here(small, plan).items():
-        run = simulated[case]
-        assert list(run.evaluations) == list(real.evaluations) == [1, 2, 3]
-        assert run.loss == pytest.approx(real.loss, rel=1e-5)
-        assert run.sent_bytes == pytest.approx(real.sent_bytes, rel=0.02)
-        assert sum(run.stages[3].values()) == 3
-        assert run.sent_by_step()[3] == run.sent_bytes
+    plan, options = read_plan(small), {"optimizer": "onebit_adam", "warmup_bits": 4}
+    case, folder = Case("text", "signs", 1e-3, 0.9, 0), small.parent
+
+    def trained(simulated):
+        task = replace(plan.tasks["text"], simulated=simulated)
+        places = folder / str(simulated), folder / "tokens"
+        with PROMOTION:
+            return train_case(Training(case, task, options, *places))
+
+    real, run = trained(False), trained(True)
+    assert list(run.evaluations) == list(real.evaluations) == [1, 2, 3]
+    assert run.loss == pytest.approx(real.loss, rel=1e-5)
+    assert run.sent_bytes == pytest.approx(real.sent_bytes, rel=0.02)
     assert [run.stages[n]["warmup"] for n in run.stages] == [1, 2, 2]
-    figure = drawn_study(replace(plan, picture="bytes"), simulated)
-    sent = {line.get_label(): list(line.get_xdata()) for line in figure.axes[0].lines}
-    assert list(sent) == ["Adam", "signs"]
-    assert sent["signs"] == [x / 1e6 for x in run.sent_by_step().values()]
+    assert [sum(run.stages[n].values()) for n in run.stages] == [1, 2, 3]
+    assert run.sent_by_step()[3] == run.sent_bytes
+    arms = {"signs": options}
+    rounds = (replace(plan.rounds[0], arms=("signs",)),)
+    drawing = replace(plan, arms=arms, rounds=rounds, picture="bytes")
+    (axes,) = drawn_study(drawing, {case: run}).axes
+    sent = [x / 1e6 for x in run.sent_by_step().values()]
+    assert [list(line.get_xdata()) for line in axes.lines] == [sent]
 
 
 def test_an_interrupted_study_goes_on_and_trains_nothing_twice(

@@ -106,12 +106,11 @@ def stage_steps(name: str, steps: int, freeze: int) -> dict[str, int]:
       >>> stage_steps('onebit_lamb', 100, 20)
       {'warmup': 20, 'compressed': 80}
     """
-    mesh = jax.sharding.AbstractMesh((1,), (AXIS,))
+    workers = 2  # one would be plain Adam
+    mesh = jax.sharding.AbstractMesh((workers,), (AXIS,))
     tx = _optimizer(_Chosen(name, None), mesh, freeze)
-    run = onebit_jax.simulated(
-        lambda p, x: jnp.mean(p[""] * x), tx, workers=1, axis=AXIS
-    )
-    batch = jnp.ones(1)
+    run = onebit_jax.simulated(lambda p, x: jnp.mean(p[""] * x), tx, workers, axis=AXIS)
+    batch = jnp.ones(workers)
 
     def step(_: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
         return run.step(*carry, batch)[:2]

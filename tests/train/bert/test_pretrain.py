@@ -140,11 +140,12 @@ def test_positions_that_wait_for_the_second_phase_need_no_mask(finished, config)
     assert moved.max() <= LAST * 3 * config.learning_rate
 
 
-def test_a_killed_run_goes_on_bit_by_bit(finished, tmp_path):
+def test_a_killed_run_goes_on_bit_by_bit(finished, tmp_path, capsys):
     folder = shutil.copytree(finished.parent / "killed", tmp_path / "run")
     shutil.copytree(finished / "adam", folder / "adam", dirs_exist_ok=True)
     assert steps_of(folder)[-1]["step"] == STEPS + 3
     resume(folder)
+    assert "times fewer bytes" in capsys.readouterr().out
     for arm in ("", "adam"):
         ours, theirs = (arrays_of(run / arm, LAST) for run in (folder, finished))
         assert ours.keys() == theirs.keys()
@@ -272,7 +273,7 @@ def test_adam_of_the_same_flags_is_the_runs_own(first, adam, tmp_path):
     leave(replace(adam, workers=4, log_every=7, out=tmp_path / "elsewhere"))
     shutil.move(tmp_path / "elsewhere", adam.out)
     with goes_on:
-        resume(first.out)
+        resume(first.out, "--steps", str(STEPS + 2))
 
 
 @pytest.mark.parametrize(
