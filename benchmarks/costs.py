@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import tyro
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 
 import onebit_jax
 from benchmarks.page import fill, table
@@ -83,7 +83,7 @@ def bits(transfers: tuple[onebit_jax.Transfer, ...], sizes: Mapping[str, int]) -
 
 def held(tx: Any, workers: int) -> str:
     """Bytes of a state for a parameter on a worker's device, as a cell."""
-    mesh = AbstractMesh((workers,), ("data",))
+    mesh = AbstractMesh((workers,), ("data",), (AxisType.Auto,))
     leaves = jax.tree.leaves(onebit_jax.abstract_state(tx, PARAMS, mesh))
     total = sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize

@@ -7,8 +7,10 @@ averages a share 1 / n of the values; the one worker alone averages all of them.
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -52,9 +54,9 @@ class Case(NamedTuple):
 
 
 def cases(sizes: Sizes) -> list[Case]:
-    """The optimizers, in the order in which they are measured: by their memory.
+    """The optimizers, in the order in which they are measured: by their worth.
 
-    1-bit Adam as published, by default, and by default with several workers.
+    1-bit Adam by default, as published, and by default with several workers.
     """
 
     def onebit(implementation: Any, **parts: Any) -> optax.GradientTransformation:
@@ -74,7 +76,7 @@ def cases(sizes: Sizes) -> list[Case]:
         Case("Adam", optax.adam(LEARNING_RATE)),
         *(
             Case(f"1-bit Adam{form}", onebit(name, **parts), name)
-            for form, parts in ((", as published", published), ("", {}))
+            for form, parts in (("", {}), (", as published", published))
             for name in both
             if form not in sizes.without
         ),
@@ -155,20 +157,70 @@ def state_of(case: Case, params: Any, mesh: Mesh) -> Any:
     return onebit_jax.simulated(_loss, case.tx, case.workers, axis=AXIS).init(params)[1]
 
 
+def arguments_of(case: Case, mesh: Mesh, shapes: Any) -> tuple[Any, Any, Any]:
+    """Shapes and places of what a step takes.
+
+    Args:
+      case: The case.
+      mesh: The one device.
+      shapes: The parameters'.
+
+    Returns:
+      Those of parameters, state and gradients.
+    """
+
+    def placed(tree: Any, *axes: str, before: tuple[int, ...] = ()) -> Any:
+        sharding = jax.NamedSharding(mesh, PartitionSpec(*axes))
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(
+                (*before, *x.shape), x.dtype, sharding=sharding
+            ),
+            tree,
+        )
+
+    params = placed(shapes)
+    if case.workers:
+        make = functools.partial(state_of, case, mesh=mesh)
+        state = placed(jax.eval_shape(make, params))
+        return params, state, placed(shapes, before=(case.workers,))
+    state = onebit_jax.abstract_state(case.tx, params, mesh)
+    return params, state, placed(shapes, AXIS, before=(1,))
+
+
+class Built(NamedTuple):
+    """A compiled step, the places of its arguments, and the seconds of compiling."""
+
+    step: jax.stages.Compiled
+    arguments: tuple[Any, Any, Any]
+    seconds: float
+
+
+def build(case: Case, mesh: Mesh, shapes: Any) -> Built:
+    """Compiles the step of a case."""
+    begun = time.perf_counter()
+    arguments = arguments_of(case, mesh, shapes)
+    step = step_of(case, mesh, arguments[1]).lower(*arguments).compile()
+    return Built(step, arguments, time.perf_counter() - begun)
+
+
 def measure(sizes: Sizes, record: Record) -> None:
-    """Measures the part."""
+    """Measures the part, whose programs are compiled side by side."""
     found, mesh = device(sizes), make_mesh(1)
     shapes = parameters(sizes)
     record.write(values=sum(x.size for x in jax.tree.leaves(shapes)))
+    with ThreadPoolExecutor() as pool:
+        builds = [
+            (case, pool.submit(build, case, mesh, shapes)) for case in cases(sizes)
+        ]
     rows: list[dict[str, Any]] = []
-    for case in cases(sizes):
+    for case, built in builds:
         row = {
             "name": case.name,
             "implementation": case.implementation,
             "workers": case.workers or 1,
         }
         try:
-            row |= _measure(case, mesh, shapes, found, sizes)
+            row |= _measure(case, built.result(), mesh, found, sizes)
         # One that does not compile, or does not fit, is told beside the others.
         except Exception as error:
             row["error"] = str(error).strip().split("\n")[0] or repr(error)
@@ -178,28 +230,21 @@ def measure(sizes: Sizes, record: Record) -> None:
 
 
 def _measure(
-    case: Case, mesh: Mesh, shapes: Any, found: Any, sizes: Sizes
+    case: Case, built: Built, mesh: Mesh, found: Any, sizes: Sizes
 ) -> dict[str, Any]:
-    params = _random(shapes, 0)
-    gradients = _random(
-        jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((case.workers or 1, *x.shape), x.dtype),
-            shapes,
-        ),
-        1,
+    places, places_of_state, places_of_gradients = built.arguments
+    params, gradients = _random(places, 0), _random(places_of_gradients, 1)
+    state = jax.tree.map(
+        lambda x, place: jax.device_put(x, place.sharding),
+        state_of(case, params, mesh),
+        places_of_state,
     )
-    state = state_of(case, params, mesh)
-    begun = time.perf_counter()
-    arguments = params, state, gradients
-    compiled = step_of(case, mesh, state).lower(*arguments).compile()
-    compile_seconds = time.perf_counter() - begun
-    del arguments
     before = (found.memory_stats() or {}).get("peak_bytes_in_use")
     carried = [params, state]
     del params, state
 
     def call() -> Any:
-        carried[:] = compiled(*carried, gradients)
+        carried[:] = built.step(*carried, gradients)
         return carried
 
     times = [
@@ -210,8 +255,8 @@ def _measure(
     peak = (found.memory_stats() or {}).get("peak_bytes_in_use")
     return {
         "milliseconds": 1e3 * statistics.median(times[1:]),
-        "compile_seconds": compile_seconds,
-        "memory": needed_memory(compiled),
+        "compile_seconds": built.seconds,
+        "memory": needed_memory(built.step),
         # The peak is the process's: of this case where it has risen.
         "peak_bytes": peak if peak != before else None,
         "finite": finite,
@@ -225,6 +270,7 @@ def _random(shapes: Any, seed: int) -> Any:
         lambda keys: [
             0.02 * jax.random.normal(key, x.shape)
             for key, x in zip(keys, leaves, strict=True)
-        ]
+        ],
+        out_shardings=[x.sharding for x in leaves],
     )(keys)
     return jax.tree.unflatten(structure, made)

@@ -32,8 +32,8 @@ PARTS = (
     Part("facts", 20),
     Part("right", 90, ("pytest", "hypothesis")),
     Part("fast", 80),
-    Part("optimizer", 60, MODEL),
+    Part("optimizer", 90, MODEL),
     Part("model", 90, MODEL),
-    Part("peer", 80, (*MODEL, "torch", "transformers")),
-    Part("learning", 60, MODEL),
+    Part("peer", 60, (*MODEL, "torch", "transformers")),
+    Part("learning", 50, MODEL),
 )

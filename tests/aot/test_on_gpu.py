@@ -133,18 +133,10 @@ def test_the_bandwidth_and_the_peak(capfd, card):
     "case", optimizer.cases(SIZES), ids=lambda x: f"{x.name}, {x.implementation}"
 )
 def test_the_optimizer_on_the_parameters_of_bert_large(capfd, card, case):
-    params = placed(card, optimizer.parameters(SIZES))
-    one = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((case.workers or 1, *x.shape), x.dtype), params
-    )
-    if case.workers:
-        make = functools.partial(optimizer.state_of, case, mesh=mesh_of(card))
-        state = placed(card, jax.eval_shape(make, params))
-    else:
-        state = onebit_jax.abstract_state(case.tx, params, mesh_of(card))
-    gradients = placed(card, one, *([] if case.workers else [AXIS]))
-    step = optimizer.step_of(case, mesh_of(card), state)
-    compiled, _ = check(card, capfd, step, params, state, gradients)
+    mesh = mesh_of(card)
+    arguments = optimizer.arguments_of(case, mesh, optimizer.parameters(SIZES))
+    step = optimizer.step_of(case, mesh, arguments[1])
+    compiled, _ = check(card, capfd, step, *arguments)
     assert ("mosaic_gpu_v2" in compiled.as_text()) == (case.implementation == "mosaic")
 
 

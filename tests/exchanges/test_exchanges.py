@@ -344,7 +344,8 @@ def test_a_state_of_other_leaves_is_refused(name):
 def test_a_state_of_other_workers_is_refused(name):
     case, values = CASES[name], values_of(CASES[name].workers, 0)
     sizes = case.mesh | {case.axes[0]: 2 * case.mesh[case.axes[0]]}
-    twice = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
+    automatic = (jax.sharding.AxisType.Auto,) * len(sizes)
+    twice = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes), automatic)
     state = onebit_jax.abstract_state(case.make(), params_of(), twice)
     state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
     with pytest.raises(ValueError, match="was not made for these leaves"):

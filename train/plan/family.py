@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import AbstractMesh, AxisType
 
 import onebit_jax
 from train.core.exchange import make_exchange, make_warmup_exchange
@@ -18,8 +19,6 @@ from train.plan.report import aligned
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from jax.sharding import AbstractMesh
 
     from train.plan.cluster import GpuCluster
     from train.plan.model import GpuWork, Model
@@ -69,7 +68,8 @@ def whole_runs(
       The runs, Adam's first.
     """
     sizes = cluster.axis_sizes
-    mesh = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
+    automatic = (AxisType.Auto,) * len(sizes)
+    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), automatic)
     chosen = [
         _Chosen(name, bits)
         for name in sorted(OPTIMIZERS, key=lambda name: name != "adam")
@@ -107,7 +107,7 @@ def stage_steps(name: str, steps: int, freeze: int) -> dict[str, int]:
       {'warmup': 20, 'compressed': 80}
     """
     workers = 2  # one would be plain Adam
-    mesh = jax.sharding.AbstractMesh((workers,), (AXIS,))
+    mesh = AbstractMesh((workers,), (AXIS,), (AxisType.Auto,))
     tx = _optimizer(_Chosen(name, None), mesh, freeze)
     run = onebit_jax.simulated(lambda p, x: jnp.mean(p[""] * x), tx, workers, axis=AXIS)
     batch = jnp.ones(workers)
