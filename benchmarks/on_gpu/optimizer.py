@@ -11,7 +11,7 @@ import functools
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -23,6 +23,7 @@ import onebit_jax
 from benchmarks.on_gpu.device import device
 from benchmarks.timing import seconds
 from models import SIZES as MODELS
+from onebit_jax.exchanges.two_phase import TwoPhase
 from train.bert.objective import abstract_params
 from train.core.mesh import AXIS, make_mesh
 from train.plan.gpu_program import needed_memory
@@ -32,9 +33,20 @@ if TYPE_CHECKING:
 
     from benchmarks.on_gpu.record import Record
     from benchmarks.on_gpu.sizes import Sizes
+    from onebit_jax.exchanges.block_exchange import BlockExchange
 
 LEARNING_RATE = 1e-3
 COMPRESSED = {"stage": "compressed"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneOfMany(TwoPhase):
+    """An exchange whose only worker encodes as one of many does, not as one alone."""
+
+    def among(self, workers: int) -> BlockExchange:
+        """The exchange itself."""
+        del workers
+        return self
 
 
 class Case(NamedTuple):
@@ -60,7 +72,8 @@ def cases(sizes: Sizes) -> list[Case]:
     """
 
     def onebit(implementation: Any, **parts: Any) -> optax.GradientTransformation:
-        exchange = onebit_jax.sign_mean(AXIS, implementation=implementation)
+        signs = onebit_jax.sign_mean(AXIS, implementation=implementation)
+        exchange = OneOfMany(**{f.name: getattr(signs, f.name) for f in fields(signs)})
         return onebit_jax.onebit_adam(
             LEARNING_RATE, exchange, onebit_jax.freeze_at(1), **parts
         )
