@@ -73,6 +73,7 @@ def cases(sizes: Sizes) -> list[Case]:
 
     def onebit(implementation: Any, **parts: Any) -> optax.GradientTransformation:
         signs = onebit_jax.sign_mean(AXIS, implementation=implementation)
+        assert isinstance(signs, TwoPhase)
         exchange = OneOfMany(**{f.name: getattr(signs, f.name) for f in fields(signs)})
         return onebit_jax.onebit_adam(
             LEARNING_RATE, exchange, onebit_jax.freeze_at(1), **parts
