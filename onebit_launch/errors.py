@@ -1,4 +1,4 @@
-"""What the launcher refuses, and what its processes tell it by their exit status."""
+"""The launcher's refusals, and the exit statuses by which its processes tell it why."""
 
 LOST_EXIT = 75
 """Exit status of a process that ends because another one is lost or hangs; sysexits'

@@ -199,7 +199,7 @@ def _save(file: Path, case: Case, now: Simulated) -> None:
 
 
 def _restored(file: Path, case: Case, first: Simulated) -> Simulated:
-    """What was saved of a case, the first moment where it is another's."""
+    """The training that was saved, or its first moment where another case was saved."""
     if not file.exists():
         return first
     with np.load(file) as saved:

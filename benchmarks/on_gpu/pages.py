@@ -91,7 +91,7 @@ def kernels_part(found: Found) -> str:
 
 
 def _ends(found: Found) -> str:
-    """How the parts ended."""
+    """A table of the parts and of how each ended."""
     cells = [
         (
             name,

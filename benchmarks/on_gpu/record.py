@@ -15,7 +15,7 @@ class OutOfTimeError(Exception):
 
 
 class Record:
-    """What a part has found, written the moment that it is known.
+    """The results of a part, written the moment that they are known.
 
     Args:
       file: The JSON.
@@ -54,7 +54,7 @@ class Record:
 
 
 def read(folder: Path, part: str) -> dict[str, Any]:
-    """What a part has found; nothing where it has not run.
+    """The results of a part; none where it has not run.
 
     Args:
       folder: That of the run.

@@ -76,7 +76,7 @@ class ImagesConfig(TrainingFlags):
 
     @property
     def augments(self) -> bool:
-        """Whether training images are cut and mirrored."""
+        """True if training images are cut and mirrored."""
         return self.data not in SHIPPED if self.augment is None else self.augment
 
     @property
