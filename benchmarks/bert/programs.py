@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 import onebit_jax
+from benchmarks.one_of_many import one_of_many
 from models import SIZES, PreTrainingBatch
 from train.bert.masked_pairs import num_predictions
 from train.bert.objective import training_loss
@@ -132,12 +133,12 @@ def make_batch(config: BertConfig, shape: Shape) -> PreTrainingBatch:
 
 
 def step_optimizer(name: Any) -> optax.GradientTransformationExtraArgs:
-    """The optimizer of `train.pretrain`, of a single worker."""
+    """The optimizer of `train.pretrain`, with the work of one worker of several."""
     return make_optimizer(
         name,
         learning_rate_schedule(PEAK, 0, 1000),
         onebit_jax.freeze_at(1),
-        onebit_jax.sign_mean(AXIS),
+        one_of_many(AXIS),
         weight_decay=WEIGHT_DECAY,
         clip=CLIP,
     )

@@ -25,7 +25,7 @@ LEARNING_RATE = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
-class OneOfMany(onebit_jax.Exchange):
+class PreparedMessages(onebit_jax.Exchange):
     """One worker's work in `sign_mean`; what others send is in its state.
 
     Attributes:
@@ -108,7 +108,7 @@ def default_step(
       The call.
     """
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), AXIS)
-    exchange = OneOfMany(inputs, block_size, implementation)
+    exchange = PreparedMessages(inputs, block_size, implementation)
     tx = onebit_jax.onebit_adam(LEARNING_RATE, exchange, onebit_jax.freeze_at(1))
     params = jnp.copy(inputs.params).reshape(-1, block_size)
     state = onebit_jax.init(tx, params, mesh)

@@ -11,7 +11,7 @@ import functools
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -21,9 +21,9 @@ from jax.sharding import PartitionSpec
 
 import onebit_jax
 from benchmarks.on_gpu.device import device
+from benchmarks.one_of_many import one_of_many
 from benchmarks.timing import seconds
 from models import SIZES as MODELS
-from onebit_jax.exchanges.two_phase import TwoPhase
 from train.bert.objective import abstract_params
 from train.core.mesh import AXIS, make_mesh
 from train.plan.gpu_program import needed_memory
@@ -33,20 +33,9 @@ if TYPE_CHECKING:
 
     from benchmarks.on_gpu.record import Record
     from benchmarks.on_gpu.sizes import Sizes
-    from onebit_jax.exchanges.block_exchange import BlockExchange
 
 LEARNING_RATE = 1e-3
 COMPRESSED = {"stage": "compressed"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class OneOfMany(TwoPhase):
-    """An exchange whose only worker encodes as one of many does, not as one alone."""
-
-    def among(self, workers: int) -> BlockExchange:
-        """The exchange itself."""
-        del workers
-        return self
 
 
 class Case(NamedTuple):
@@ -72,9 +61,7 @@ def cases(sizes: Sizes) -> list[Case]:
     """
 
     def onebit(implementation: Any, **parts: Any) -> optax.GradientTransformation:
-        signs = onebit_jax.sign_mean(AXIS, implementation=implementation)
-        assert isinstance(signs, TwoPhase)
-        exchange = OneOfMany(**{f.name: getattr(signs, f.name) for f in fields(signs)})
+        exchange = one_of_many(AXIS, implementation=implementation)
         return onebit_jax.onebit_adam(
             LEARNING_RATE, exchange, onebit_jax.freeze_at(1), **parts
         )

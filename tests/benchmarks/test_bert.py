@@ -5,6 +5,7 @@ import json
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -21,6 +22,8 @@ from benchmarks.bert.programs import (
     step_optimizer,
 )
 from models import SIZES
+from onebit_jax import data_parallel
+from onebit_jax.exchanges.block_exchange import ErrorFeedbackState
 from train.bert.objective import abstract_params
 from train.core.errors import InputError
 from train.core.mesh import make_mesh
@@ -60,6 +63,20 @@ def test_flops_are_those_of_the_programs_products():
     assert counted["forward"] == forward
     backward = counted["gradients"] - counted["forward"]
     assert backward == OF_FORWARD["backward"] * forward
+
+
+def test_one_device_does_a_workers_work_of_encoding():
+    """Alone, a worker of the product's exchange encodes nothing: its step is Adam's."""
+    tx = step_optimizer("onebit_adam")
+    run = data_parallel(lambda p, x: jnp.sum(p["kernel"] * x[0]), tx, make_mesh(1))
+    batch = jax.random.normal(jax.random.key(0), (1, 64, 64))
+    params, state = run.init({"kernel": jnp.ones((64, 64))})
+    for _ in range(3):
+        params, state, _ = run.step(params, state, batch)
+    parts = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, ErrorFeedbackState))
+    (errors,) = (x for x in parts if isinstance(x, ErrorFeedbackState))
+    error = errors.worker_error.value["kernel"]
+    assert np.count_nonzero(error) > 0.9 * error.size
 
 
 def implementation(name):

@@ -1,0 +1,44 @@
+"""An exchange on one device that does the work of one worker of several.
+
+A worker that is alone encodes nothing in the product, and its optimizer does not freeze.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import onebit_jax
+from onebit_jax.exchanges.two_phase import TwoPhase
+
+if TYPE_CHECKING:
+    from onebit_jax.exchanges.block_exchange import BlockExchange
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneOfMany(TwoPhase):
+    """An exchange whose only worker encodes as one of many does."""
+
+    def among(self, workers: int) -> BlockExchange:
+        """The exchange itself."""
+        del workers
+        return self
+
+    def is_alone(self) -> bool:
+        """False, so that an optimizer freezes its variance."""
+        return False
+
+
+def one_of_many(axis: str, **options: Any) -> OneOfMany:
+    """`sign_mean` of a worker that encodes although it is alone.
+
+    Args:
+      axis: The mesh's axis, of one device.
+      options: Those of `sign_mean`.
+
+    Returns:
+      The exchange; its worker averages all blocks, where one of n averages a share.
+    """
+    signs = onebit_jax.sign_mean(axis, **options)
+    assert isinstance(signs, TwoPhase)
+    return OneOfMany(**{f.name: getattr(signs, f.name) for f in fields(signs)})
