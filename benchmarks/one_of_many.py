@@ -1,6 +1,6 @@
 """An exchange on one device that does the work of one worker of several.
 
-A worker that is alone encodes nothing in the product, and its optimizer does not freeze.
+In the product, a worker that is alone encodes nothing and its optimizer never freezes.
 """
 
 from __future__ import annotations
