@@ -92,7 +92,7 @@ def plan_of(sizes: Sizes) -> Plan:
     if sizes.steps is None:
         return plan
     small = {"--model": "nano", "--steps": str(sizes.steps), "--freeze-step": "2"}
-    small |= {"--batch": "8", "--seq": "16", "--dtype": "float32"}
+    small |= {"--workers": "2", "--batch": "8", "--seq": "16", "--dtype": "float32"}
     tasks = {
         name: dataclasses.replace(
             task,
