@@ -1,20 +1,94 @@
 """The examples run, and do what they say."""
 
 import re
+import subprocess
+import sys
 
-from test_readme import ROOT, output_of
+from test_readme import BARE, ROOT
 
 EXAMPLES = ROOT / "docs" / "examples"
+LAUNCHER = ["-m", "onebit_launch", "--processes", "2"]
 
 
-def printed_by(name, folder):
-    return output_of((EXAMPLES / name).read_text(encoding="utf-8"), folder)
+def printed_by(name, *launcher):
+    """The lines that an example prints, alone or under the launcher."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *launcher, EXAMPLES / name],
+        cwd=ROOT,
+        env=BARE,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
-def test_an_nnx_model_with_its_statistics(tmp_path):
-    said = printed_by("nnx_batch_norm.py", tmp_path)
-    accuracy, mean = re.search(
-        r"accuracy ([\d.]+), largest mean ([\d.]+)", said
-    ).groups()
-    assert float(accuracy) > 0.8, "a quarter by chance"
-    assert float(mean) > 0, "the statistics were learnt, too"
+def numbers_in(line):
+    return [float(n.replace(",", "")) for n in re.findall(r"\d[\d,]*(?:\.\d+)?", line)]
+
+
+def last_numbers(lines, pattern):
+    """Those of the one line of process 0, or of a program alone, of a pattern."""
+    (line,) = [x for x in lines if re.match(rf"(\[0\] )?{pattern}", x)]
+    return numbers_in(line.removeprefix("[0] "))
+
+
+def test_a_step_of_your_own():
+    *lines, last = printed_by("plain_jax.py")
+    _, accuracy = numbers_in(last)
+    assert accuracy > 0.9, "a quarter by chance"
+    warmup, compressed = (
+        last_numbers(lines, rf"a worker sends .*\({stage}\)")[0]
+        for stage in ("warmup", "compressed")
+    )
+    assert warmup > 20 * compressed
+
+
+def test_an_nnx_model_with_its_statistics():
+    *_, last = printed_by("nnx_batch_norm.py")
+    _, accuracy, mean = numbers_in(last)
+    assert accuracy > 0.8, "a quarter by chance"
+    assert mean > 0, "the statistics were learnt, too"
+
+
+def test_an_equinox_model():
+    *_, last = printed_by("equinox_model.py")
+    _, accuracy, compressed = numbers_in(last)
+    assert accuracy > 0.85, "a quarter by chance"
+    assert compressed
+
+
+def test_a_checkpoint_of_eight_workers_is_gone_on_with_by_four():
+    before, saved, restored, after = map(numbers_in, printed_by("orbax_resizing.py"))
+    assert saved == restored
+    assert min(saved) > 0.01, "there are errors to be kept"
+    assert before[:2] == [8, 60]
+    assert after[:2] == [4, 120]
+    assert after[2] < before[2] / 10
+
+
+def test_several_processes():
+    lines = printed_by("several_processes.py", *LAUNCHER, "--")
+    processes, workers, loss = last_numbers(lines, "2 processes")
+    assert processes == workers == 2
+    assert loss < 0.1, "from 0.64"
+
+
+def test_two_hosts():
+    devices = ("--devices-per-process", "4")
+    lines = printed_by("two_hosts.py", *LAUNCHER, *devices, "--")
+    hosts, each, loss = last_numbers(lines, "2 hosts")
+    assert (hosts, each) == (2, 4)
+    assert loss < 0.5, "from 2.56"
+    (compressed,) = last_numbers(lines, "compressed: ")
+    (warmup,) = last_numbers(lines, "warmup: ")
+    values = 256 * 64 // 4  # of each device
+    assert values / 8 <= compressed < 1.1 * values / 8
+    assert warmup > 4 * values
+
+
+def test_every_example_is_on_a_page():
+    pages = "".join(p.read_text("utf-8") for p in EXAMPLES.parent.rglob("*.md"))
+    shown = re.findall(r"^```{literalinclude} (?:examples/)?(\w+\.py)$", pages, re.M)
+    assert sorted(shown) == sorted(path.name for path in EXAMPLES.glob("*.py"))

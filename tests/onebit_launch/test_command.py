@@ -1,18 +1,15 @@
 """`onebit-launch`: processes that find each other, and what cannot be used."""
 
-import re
 import subprocess
 import sys
 
 import pytest
 from launching import ROOT
-from test_multi_host import PAGE
 
 from onebit_launch.command import Launch, check, make_parser, split
 from onebit_launch.environment import environments, free_port
 from onebit_launch.errors import UsageError
 
-(FED,) = re.findall(r"^```python\n(# feed.py.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 LAUNCHER = [sys.executable, "-m", "onebit_launch"]
 
 
@@ -31,15 +28,6 @@ def said_by(launcher):
     said, _ = launcher.communicate(timeout=240)
     assert launcher.returncode == 0, said
     return said
-
-
-def test_batches_are_fed_by_two_processes(tmp_path):
-    """The page's own script, which calls `jax.distributed.initialize()` bare."""
-    script = tmp_path / "feed.py"
-    script.write_text(FED, encoding="utf-8")
-    said = said_by(start("--processes", 2, "--", script))
-    (loss,) = re.findall(r"^\[0\] 2 processes, loss ([\d.]+)$", said, re.MULTILINE)
-    assert float(loss) < 0.1, "from 0.64"
 
 
 def test_launchers_of_several_hosts_start_one_cluster(tmp_path):

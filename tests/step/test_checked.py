@@ -93,7 +93,7 @@ def test_auxiliary_values_come_fourth(how):
 
 
 def test_a_batch_of_one_of_several_processes():
-    """`test_multi_host` trains in two; here the mesh is only said to be of two."""
+    """`test_examples` trains in two; here the mesh is only said to be of two."""
     step = Step(lambda p, s, x, stage=None: (p, s, x), processes=2)
     params, state = jnp.zeros(3), jnp.zeros(3)
     for batch in (np.ones(4), jnp.ones(4)):
