@@ -4,6 +4,8 @@
 # make test-aot   the GPU kernels and whole clusters' steps, compiled for H200s without
 #                 one (a download of 700 MB)
 # make docs       the site, in docs/_build: pages and the API reference
+# make wheel      the sdist and the wheel, in dist, and the wheel tried with its
+#                 dependencies alone
 # make drills     workers killed, links cut, disks filled, in real processes
 #
 # PYTHON=python3.12 chooses another interpreter; ARGS="--resume" is passed on.
@@ -12,9 +14,10 @@ PYTHON ?= python3
 ENV := .venv/$(notdir $(PYTHON))
 BIN := $(ENV)/bin
 CUDA := $(ENV)-cuda
+BARE := $(ENV)-bare
 ROOMS := onebit_jax pallas_kernels onebit_launch models train benchmarks tests
 
-.PHONY: pretrain test test-all test-aot docs drills lint clean
+.PHONY: pretrain test test-all test-aot docs wheel drills lint clean
 
 # pip is run from outside the environment, so that Debian's separate python3-venv
 # (which carries ensurepip) is not needed.
@@ -43,11 +46,11 @@ test: lint
 	JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS=$$(XLA_FLAGS=$(PLAIN) $(BIN)/python -c \
 	  "import jax; jax.devices()" 2> /dev/null && echo $(PLAIN)) \
 	  $(BIN)/python -m pytest -n 2 --dist loadfile \
-	  -m 'not slow' --ignore tests/drills $(ARGS)
+	  -m 'not slow' --ignore tests/drills --ignore tests/wheel $(ARGS)
 
 test-all: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --hypothesis-profile thorough --ignore tests/drills \
-	  $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --hypothesis-profile thorough \
+	  --ignore tests/drills --ignore tests/wheel $(ARGS)
 
 drills: $(ENV)/.test
 	$(BIN)/python -m pytest tests/drills $(ARGS)
@@ -73,5 +76,13 @@ $(ENV)/.docs: $(ENV)/.base
 docs: $(ENV)/.docs
 	$(BIN)/python -m sphinx -q -W --keep-going docs docs/_build $(ARGS)
 
+# build makes the wheel from the sdist.
+wheel: $(ENV)/.test
+	rm -rf dist $(BARE)
+	$(BIN)/python -m build
+	$(PYTHON) -m venv --without-pip $(BARE)
+	$(PYTHON) -m pip --python $(BARE)/bin/python install --quiet dist/*.whl
+	$(BIN)/python -m pytest tests/wheel $(ARGS)
+
 clean:
-	rm -rf .venv runs docs/_build
+	rm -rf .venv runs dist docs/_build

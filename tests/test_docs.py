@@ -2,11 +2,13 @@
 
 import pathlib
 import re
+import tomllib
 
 import onebit_jax
 from benchmarks.costs import tables
 
-DOCS = pathlib.Path(__file__).parents[1] / "docs"
+ROOT = pathlib.Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 
 
 def test_the_reference_has_every_public_name():
@@ -20,6 +22,14 @@ def test_the_reference_has_every_public_name():
         )
     ]
     assert sorted(told) == sorted(onebit_jax.__all__)
+
+
+def test_the_version_is_the_changelogs():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    changelog = (DOCS / "changelog.md").read_text("utf-8")
+    newest, rest = re.search(r"^## ([\d.]+)(.*)$", changelog, re.MULTILINE).groups()
+    dev = ".dev0" if rest == ", unreleased" else ""
+    assert project["version"] == newest + dev
 
 
 def test_the_costs_are_those_of_the_code():

@@ -44,14 +44,18 @@ def output_of(block, folder):
     return done.stdout
 
 
+def check_first_program(printed):
+    rows = [line.split() for line in printed.splitlines()]
+    assert all(float(loss) < 0.1 for loss, *_ in rows), "the example must learn"
+    sent = {stage: int(number) for _, stage, number, *_ in rows}
+    assert sent["warmup"] > 30 * sent["compressed"]
+
+
 @pytest.mark.parametrize("place", BLOCKS, ids=str)
 def test_python_block(place, tmp_path):
     printed = output_of(BLOCKS[place], tmp_path)
     if place == ("README.md", 0):
-        rows = [line.split() for line in printed.splitlines()]
-        assert all(float(loss) < 0.1 for loss, *_ in rows), "the example must learn"
-        sent = {stage: int(number) for _, stage, number, *_ in rows}
-        assert sent["warmup"] > 30 * sent["compressed"]
+        check_first_program(printed)
         lines = BLOCKS[place].strip().splitlines()
         assert len(lines) <= 14, "the simplest use is an import and a dozen lines"
 
