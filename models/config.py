@@ -8,13 +8,13 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 Attention = Literal["xla", "cudnn"]
-"""Who computes attention; `models.attention.SelfAttention` compares them."""
+"""Implementations of attention; `models.attention.SelfAttention` compares them."""
 
 Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
 """The names of `SIZES`."""
 
 Remat = Literal["none", "attention", "dots", "layer"]
-"""What the backward pass recomputes, from nothing to all."""
+"""Activations that the backward pass recomputes, from none to all."""
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def compress(
 
     Args:
       value: what is to be sent, or each worker's gradient, any size.
-      error: what earlier calls owe, float32 or bfloat16.
+      error: the error of earlier calls, float32 or bfloat16.
       block_size: values a scale, a power of two of at least 32.
       scale: 'rms' as in the formula, or 'mean_abs' for :math:`\sum |x_i| / |b|`.
       momentum: the momentum that the gradient is added to.
@@ -120,7 +120,7 @@ def average_and_recompress(
     Args:
       words: packed signs of n workers.
       scales: their block scales.
-      error: what earlier calls owe, of b blocks, float32 or bfloat16.
+      error: the error of earlier calls, of b blocks, float32 or bfloat16.
       counts: how many values of each block are not padding; the first ones are
         the values.
       scale: as in `compress`.

@@ -162,7 +162,7 @@ class BlockExchange(Exchange):
         """The collectives that agree on so many blocks, a multiple of the workers."""
 
     def among(self, workers: int) -> BlockExchange:
-        """The exchange among so many workers; alone, one pays itself what it owes."""
+        """The exchange among so many workers: for one, `Alone`."""
         if workers > 1:
             return self
         shared = dataclasses.fields(BlockExchange)

@@ -66,7 +66,7 @@ def onebit_adam(
       refresh: which steps of the warm-up are Adam's; None for all.
       send: 'gradient' or 'momentum'; as of `scale_by_onebit_adam`, with the four
         below. `**onebit_jax.AS_PUBLISHED` leaves all five out.
-      lead: steps by which the momentum is led.
+      lead: steps by which the momentum is extrapolated.
       growth: of the frozen variance.
       floor: of the variance at the freeze.
       bound: of the updates after the freeze.
@@ -164,7 +164,7 @@ def onebit_adamw(
       refresh: which steps of the warm-up are Adam's; None for all.
       send: 'gradient' or 'momentum'; as of `scale_by_onebit_adam`, with the four
         below. `**onebit_jax.AS_PUBLISHED` leaves all five out.
-      lead: steps by which the momentum is led.
+      lead: steps by which the momentum is extrapolated.
       growth: of the frozen variance.
       floor: of the variance at the freeze.
       bound: of the updates after the freeze.

@@ -1,4 +1,4 @@
-"""After a fault, going on with fewer or more workers: what is owed stays owed."""
+"""After a fault, going on with fewer or more workers: the sum of the errors stays."""
 
 import os
 import shutil

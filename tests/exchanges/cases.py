@@ -157,7 +157,7 @@ def by_counts(values, errors, server_error, blocks, kind="mean_abs"):
 
 
 def paid_in_full(values, errors, server_error):
-    """One worker's own values, and what is owed of them."""
+    """One worker's own values plus all errors."""
     paid = values + (errors + server_error)[:, : values.shape[1]]
     return dense.exact_mean(paid, errors, server_error)
 

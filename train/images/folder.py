@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int, UInt8
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".webp")
-"""What the names of image files end in, in small or capital letters."""
+"""Endings of the names of image files, in small or capital letters."""
 
 
 def read_folder(folder: Path, size: int) -> Dataset:

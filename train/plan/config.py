@@ -28,7 +28,7 @@ class PlanConfig:
     rate: float
     """Gbit/s that a host sends to others, all its network cards together."""
     rate_is: Literal["measured", "nominal"] = "nominal"
-    """Whether --rate was measured (iperf between two hosts) or is the nominal one."""
+    """The kind of --rate: measured (iperf between two hosts) or nominal."""
     model: str = "large"
     """A BERT by name (tiny, mini, small, medium, base, large, 7b), or a number of
     parameters, as 1.5e9."""
@@ -37,7 +37,7 @@ class PlanConfig:
     gpus: int = 8
     """GPUs a host."""
     gpu: GpuName = "h200"
-    """What the GPUs are."""
+    """The kind of GPU."""
     inside_rate: float | None = None
     """Gbit/s that a GPU sends to others of its host; default: 80 % of its NVLink's, or
     PCIe's, nominal rate."""
@@ -64,16 +64,16 @@ class PlanConfig:
     """Steps of a run: adds a table of all optimizers, with the bytes and the hours of
     the whole run; takes minutes for hundreds of leaves."""
     warmup_gradients: Literal["float32", "bfloat16"] = "float32"
-    """What 1-bit Adam's warm-up exchanges; train.pretrain's is float32."""
+    """Dtype of the gradients in 1-bit Adam's warm-up; train.pretrain's is float32."""
     compile: bool = False
     """Compile the whole training step for these GPUs, without any, and say what it
     holds and sends."""
     topology: Literal["auto", "flat", "hierarchical"] = "auto"
-    """What is compiled: hierarchical where hosts have several GPUs, else flat."""
+    """To be compiled: hierarchical where hosts have several GPUs, else flat."""
     exchange: CompressedName = "sign_mean"
-    """What is compiled: the exchange of signs or of counts."""
+    """To be compiled: the exchange of signs or of counts."""
     fsdp: bool = False
-    """What is compiled: parameters, moments and errors sharded over the GPUs of a host,
+    """To be compiled: parameters, moments and errors sharded over the GPUs of a host,
     each shard compressed between hosts."""
     json: Path | None = None
     """Where all numbers go."""
