@@ -36,8 +36,9 @@ def last_numbers(lines, pattern):
 
 def test_a_step_of_your_own():
     *lines, last = printed_by("plain_jax.py")
-    _, accuracy = numbers_in(last)
+    _, accuracy, clipped = numbers_in(last)
     assert accuracy > 0.9, "a quarter by chance"
+    assert 0 < clipped < 50
     warmup, compressed = (
         last_numbers(lines, rf"a worker sends .*\({stage}\)")[0]
         for stage in ("warmup", "compressed")

@@ -19,7 +19,7 @@ jax.config.update("jax_num_cpu_devices", 8)  # virtual workers; not on real devi
 
 mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
 tx = optax.chain(
-    onebit_jax.clip_by_worker_norm(1.0, "data"),
+    onebit_jax.clip_by_worker_norm(1.5, "data"),
     onebit_jax.onebit_adamw(
         3e-3, onebit_jax.sign_mean("data"), onebit_jax.freeze_at(50), weight_decay=0.01
     ),
@@ -74,4 +74,5 @@ for step in range(200):
 onebit_jax.assert_replicas_identical(params, mesh)
 x, labels = batch_of(-1)
 accuracy = jnp.mean(jnp.argmax(logits_of(params, x), axis=1) == labels)
-print(f"loss {loss:.3f}, held-out accuracy {accuracy:.3f}")
+clipped = onebit_jax.metrics(state)["clipped_share"]
+print(f"loss {loss:.3f}, held-out accuracy {accuracy:.3f}, {clipped:.1%} clipped")
