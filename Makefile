@@ -1,4 +1,4 @@
-# make pretrain   train a small BERT with 1-bit Adam beside plain Adam
+# make pretrain   train a small language model with 1-bit Adam beside plain Adam
 # make test       what every change must pass (six minutes on two cores)
 # make test-all   the long tests as well
 # make test-aot   the GPU kernels and whole clusters' steps, compiled for H200s without
@@ -31,7 +31,7 @@ $(ENV)/.test: $(ENV)/.base
 	@touch $@
 
 pretrain: $(ENV)/.base
-	$(BIN)/python -m train.pretrain --compare --out runs/pretrain $(ARGS)
+	$(BIN)/python -m train.lm --compare $(ARGS)
 
 lint: $(ENV)/.test
 	$(BIN)/ruff check $(ROOMS) docs/examples
