@@ -248,3 +248,13 @@ def test_the_study_of_a_gpu_is_published_with_its_name(tmp_path):
 
 def test_the_sizes_of_a_gpu_are_those_of_the_study():
     assert learning.plan_of(SIZES) == read_plan(DOCS / "studies" / "on-gpu.toml")
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_memory_is_taken_at_once_and_left_for_pytorch(tmp_path, part):
+    """BERT-Large at 512 tokens is one piece of 36 GB beside arguments of 4."""
+    variables = run.environment(part, tmp_path, tiny=False)
+    assert variables["XLA_PYTHON_CLIENT_PREALLOCATE"] == "true"
+    share = float(variables["XLA_CLIENT_MEM_FRACTION"])
+    beside_torch = part.name in ("fast", "peer")
+    assert 45e9 < share * 80e9 < (80e9 - 30e9 if beside_torch else 76e9)
