@@ -5,16 +5,19 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from benchmarks.convergence.plan import read_plan
 from benchmarks.convergence.runs import Run, Store
 from benchmarks.convergence.study import wanted
-from benchmarks.on_gpu import learning, model, pages, run
+from benchmarks.kernels.report import text as kernels_text
+from benchmarks.on_gpu import fast, learning, model, pages, run
 from benchmarks.on_gpu.command import main
 from benchmarks.on_gpu.parts import PARTS, Part
 from benchmarks.on_gpu.peer import fastest
@@ -258,3 +261,29 @@ def test_memory_is_taken_at_once_and_left_for_pytorch(tmp_path, part):
     share = float(variables["XLA_CLIENT_MEM_FRACTION"])
     beside_torch = part.name in ("fast", "peer")
     assert 45e9 < share * 80e9 < (80e9 - 30e9 if beside_torch else 76e9)
+
+
+def test_an_operation_that_fails_is_told_and_the_others_are_measured(monkeypatch):
+    """XLA's of all sizes are measured before the first of Mosaic's."""
+
+    def broken(value, error, *, implementation, **_):
+        if implementation == TINY.mosaic:
+            raise RuntimeError("illegal address\nand more")
+        return jnp.zeros(2), jnp.zeros(2), value + error
+
+    monkeypatch.setattr("pallas_kernels.compress", broken)
+    with jax.numpy_dtype_promotion("standard"):
+        *_, found = fast.in_order(replace(TINY, kernels=(1024, 2048)))
+    text = kernels_text(found)
+    rows = [(row.operation, row.size, row.implementation) for row in found.rows]
+    assert rows == [
+        (name, size, implementation)
+        for size in (1024, 2048)
+        for name, implementation in (
+            ("Adam's update", "optax"),
+            ("compress with momentum", "xla"),
+        )
+    ]
+    for size in ("1,024", "2,048"):
+        what = f"compress with momentum, donated, {size}, mosaic_interpreted"
+        assert f"- {what}: not measured: illegal address\n" in text + "\n"
