@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
 
 from benchmarks.on_gpu.device import device
 from benchmarks.on_gpu.run import ROOT
@@ -89,13 +93,32 @@ def verdicts(
 
 def measure(sizes: Sizes, record: Record) -> None:
     """Measures the part."""
+    for implementation in (sizes.mosaic, "xla"):
+        run_suite(implementation, sizes, record)
+        record.check()
+        # A kernel that has broken the device would fail the tests of the next.
+        jax.block_until_ready(jnp.zeros(1) + 1)
+    record.write(sanitizer=sanitize(sizes, record))
+
+
+def run_suite(implementation: str, sizes: Sizes, record: Record) -> None:
+    """Runs the tests of an implementation.
+
+    Args:
+      implementation: Its name.
+      sizes: The sizes.
+      record: Takes their outcomes.
+
+    Raises:
+      SystemExit: Pytest has not run them, for another reason than the time.
+    """
     import pytest
 
-    for implementation in (sizes.mosaic, "xla"):
-        tests = Tests(implementation, sizes, record)
-        pytest.main(_arguments(implementation, sizes.tests), plugins=[tests])
-        record.check()
-    record.write(sanitizer=_sanitize(sizes, record))
+    tests = Tests(implementation, sizes, record)
+    status = pytest.main(_arguments(implementation, sizes.tests), plugins=[tests])
+    ran = pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED
+    if status not in ran and record.left > 0:
+        raise SystemExit(f"The tests of {implementation} were not run: {status!r}.")
 
 
 def _arguments(implementation: str, chosen: str) -> list[str]:
@@ -107,22 +130,26 @@ def _arguments(implementation: str, chosen: str) -> list[str]:
         implementation,
         "-k",
         f"{implementation} and ({chosen or implementation})",
-        "--quiet",
+        # The log has the name of a test that hangs.
+        "--verbose",
         "-pno:cacheprovider",
         # A warning of a library is no wrong result.
         "-Wdefault",
     ]
 
 
-def _sanitize(sizes: Sizes, record: Record) -> str:
+def sanitize(sizes: Sizes, record: Record) -> str:
     """The words of compute-sanitizer on one case."""
     if not (command := shutil.which("compute-sanitizer")):
         return "not installed"
-    asked = [command, "--tool", "memcheck", sys.executable, "-m", "pytest"]
-    asked += _arguments(sizes.mosaic, SANITIZED)
+    # JAX tries calls that some drivers do not know: those are no errors of memory.
+    asked = [command, "--tool=memcheck", "--report-api-errors=no"]
+    asked += [sys.executable, "-m", "pytest", *_arguments(sizes.mosaic, SANITIZED)]
     try:
         answer = subprocess.run(
             asked,
+            # Each array by itself: beyond one that is a part of a pool is another.
+            env=os.environ | {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"},
             capture_output=True,
             text=True,
             check=False,
@@ -132,4 +159,5 @@ def _sanitize(sizes: Sizes, record: Record) -> str:
         return "cut: its time was over"
     print(answer.stdout, answer.stderr)
     said = re.findall(r"=+ (ERROR SUMMARY: .*)", answer.stdout + answer.stderr)
-    return said[-1] if said else f"ended with {answer.returncode}; see the log"
+    ended = f"its tests ended with {answer.returncode}"
+    return f"{said[-1]}; {ended}" if said else f"{ended}; see the log"

@@ -17,7 +17,7 @@ from benchmarks.convergence.plan import read_plan
 from benchmarks.convergence.runs import Run, Store
 from benchmarks.convergence.study import wanted
 from benchmarks.kernels.report import text as kernels_text
-from benchmarks.on_gpu import fast, learning, model, pages, run
+from benchmarks.on_gpu import fast, learning, model, pages, right, run
 from benchmarks.on_gpu.command import main
 from benchmarks.on_gpu.parts import PARTS, Part
 from benchmarks.on_gpu.peer import fastest
@@ -133,6 +133,39 @@ def test_a_failed_test_is_of_its_operation():
         "compress": False,
         "average_and_recompress": True,
     }
+
+
+@pytest.mark.parametrize("status", list(pytest.ExitCode))
+def test_a_suite_that_was_not_run_has_failed(tmp_path, monkeypatch, status):
+    """Also where its files cannot be read, which pytest calls an interruption."""
+    monkeypatch.setattr(pytest, "main", lambda *_, **__: status)
+
+    def suite(seconds):
+        right.run_suite("xla", TINY, Record(tmp_path / "right.json", seconds))
+
+    if status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        suite(60)
+    else:
+        with pytest.raises(SystemExit, match="The tests of xla were not run"):
+            suite(60)
+    suite(0)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("print('===== ERROR SUMMARY: 2 errors')", "ERROR SUMMARY: 2 errors; {}0"),
+        ("raise SystemExit(5)", "{}5; see the log"),
+    ],
+)
+def test_the_sanitizer_sees_each_array_by_itself(tmp_path, monkeypatch, code, said):
+    command = tmp_path / "compute-sanitizer"
+    alone = "assert os.environ['XLA_PYTHON_CLIENT_ALLOCATOR'] == 'platform'"
+    command.write_text(f"#!{sys.executable}\nimport os\n{alone}\n{code}\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = right.sanitize(TINY, Record(tmp_path / "right.json", 60))
+    assert found == said.format("its tests ended with ")
 
 
 def rows(**milliseconds):
