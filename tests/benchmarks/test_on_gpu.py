@@ -1,6 +1,5 @@
 """The command for a GPU runs whole on a CPU, cuts what overruns, and says the rest."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -92,15 +91,19 @@ import benchmarks.on_gpu.command
 def test_what_overruns_is_cut_and_the_others_go_on(tmp_path, monkeypatch):
     """By itself where it looks at the time, else by a signal, its children too."""
     folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "run.json").write_text('{"earlier": {"end": "done"}}')
+    leaving = "import subprocess as s; x = s.Popen(['sleep', '60'])\n"
+    leaving += "open('{}', 'w').write(str(x.pid))"
     codes = {
         "hangs": "import subprocess, sys; subprocess.run(['sleep', '60'])",
         "fails": "raise SystemExit('no such thing')",
         "stops": f"import sys; sys.exit({run.CUT})",
-        "works": "pass",
+        "works": leaving.format(tmp_path / "left"),
     }
 
     def command(part, *_):
-        return [sys.executable, "-c", codes[part.name]]
+        return [sys.executable, "-S", "-c", codes[part.name]]
 
     monkeypatch.setattr(run, "command", command)
     begun = time.monotonic()
@@ -115,10 +118,44 @@ def test_what_overruns_is_cut_and_the_others_go_on(tmp_path, monkeypatch):
         "cut",
         "done",
     ]
-    assert ends["fails"]["said"] == "no such thing (fails.log)"
+    assert ends["fails"]["said"] == "no such thing (fails.log, status 1)"
     assert "was killed at the end of its share" in ends["hangs"]["said"]
     assert ends["gone"]["missing"] == ["no_such_package"]
-    assert json.loads((folder / "run.json").read_text()) == ends
+    assert "in wait" in (folder / "hangs.log").read_text()
+    assert read(folder, "run") == {"earlier": {"end": "done"}} | ends
+    assert ends_soon((tmp_path / "left").read_text())
+
+
+def is_running(process):
+    status = Path("/proc", process, "status")
+    return status.exists() and "State:\tZ" not in status.read_text()
+
+
+def ends_soon(process):
+    until = time.monotonic() + 30
+    while is_running(process) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not is_running(process)
+
+
+def test_no_part_outlives_the_command(tmp_path):
+    code = f"""
+from pathlib import Path
+from benchmarks.on_gpu import parts, run
+code = "import os; print(os.getpid()); os.execlp('sleep', 'sleep', '60')"
+run.command = lambda *_: [run.sys.executable, "-uSc", code]
+run.run([parts.Part("a", 1)], Path({str(tmp_path)!r}), 1, tiny=True)
+"""
+    root, log = Path(__file__).parents[2], tmp_path / "a.log"
+    command = subprocess.Popen([sys.executable, "-c", code], cwd=root)
+    until = time.monotonic() + 60
+    while not (log.exists() and log.read_text()) and time.monotonic() < until:
+        time.sleep(0.05)
+    part = log.read_text().strip()
+    assert is_running(part)
+    command.terminate()
+    assert command.wait(60) == 1
+    assert ends_soon(part)
 
 
 def test_a_failed_test_is_of_its_operation():
