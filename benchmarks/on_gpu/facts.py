@@ -39,7 +39,7 @@ DRIVER = "name,driver_version,memory.total,power.limit,clocks.max.sm,clocks.max.
 
 def measure(sizes: Sizes, record: Record) -> None:
     """Measures the part."""
-    found = device(sizes)
+    found = device(sizes, record.file.parent)
     record.write(
         device_kind=found.device_kind,
         platform=found.platform,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def measure(sizes: Sizes, record: Record) -> None:
     """Measures the part."""
-    device(sizes)
+    device(sizes, record.file.parent)
     tests = read(record.file.parent, "right").get("tests", {})
     # Beside the times: those of a wrong kernel are told, and are none.
     record.write(right=tests.get(sizes.mosaic, {}).get("right", {}))

@@ -206,7 +206,7 @@ def build(case: Case, mesh: Mesh, shapes: Any) -> Built:
 
 def measure(sizes: Sizes, record: Record) -> None:
     """Measures the part, whose programs are compiled side by side."""
-    found, mesh = device(sizes), make_mesh(1)
+    found, mesh = device(sizes, record.file.parent), make_mesh(1)
     shapes = parameters(sizes)
     record.write(values=sum(x.size for x in jax.tree.leaves(shapes)))
     with ThreadPoolExecutor() as pool:

@@ -40,7 +40,7 @@ class Tests:
     def pytest_sessionstart(self, session: Any) -> None:
         """Refuses another device; pytest has configured JAX by now."""
         self.session = session
-        device(self.sizes)
+        device(self.sizes, self.record.file.parent)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Keeps an outcome."""

@@ -18,6 +18,7 @@ from benchmarks.convergence.study import wanted
 from benchmarks.kernels.report import text as kernels_text
 from benchmarks.on_gpu import fast, learning, model, pages, right, run
 from benchmarks.on_gpu.command import main
+from benchmarks.on_gpu.device import device
 from benchmarks.on_gpu.parts import PARTS, Part
 from benchmarks.on_gpu.peer import fastest
 from benchmarks.on_gpu.record import OutOfTimeError, Record, read
@@ -233,6 +234,15 @@ def test_the_default_is_earned_by_right_and_fast(right, times, earned):
         "fast": {"right": {"compress": right}, "results": {"rows": rows(**times)}},
     }
     assert pages.default_line(found).endswith(f"'NVIDIA H100': frozenset({earned})")
+
+
+def test_a_folder_is_of_one_kind_of_device(tmp_path):
+    assert device(TINY, tmp_path) == jax.devices()[0]
+    Record(tmp_path / "facts.json", 1).write(device_kind="NVIDIA H100")
+    with pytest.raises(
+        SystemExit, match=r"on NVIDIA H100, and this is cpu: give --out"
+    ):
+        device(TINY, tmp_path)
 
 
 def test_the_peer_is_measured_beside_the_fastest_right_attention(tmp_path):
