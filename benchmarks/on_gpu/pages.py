@@ -64,9 +64,9 @@ def write_pages(folder: Path, docs: Path) -> None:
 def device_of(found: Found) -> str:
     """The device and its software in a line."""
     facts = found["facts"]
-    versions = ", ".join(f"{k} {v}" for k, v in facts["versions"].items())
-    driver = f" ({facts['nvidia_smi']})" if facts["nvidia_smi"] else ""
-    return f"**{facts['device_kind']}**{driver}; {versions}"
+    about = {**facts.get("driver", {}), **facts["versions"]}
+    said = ", ".join(f"{name} {value}" for name, value in about.items())
+    return f"**{facts['device_kind']}**; {said}"
 
 
 def kernels_part(found: Found) -> str:

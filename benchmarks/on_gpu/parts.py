@@ -33,7 +33,8 @@ MODEL = "flax", "tokenizers"
 BESIDE_TORCH = 0.6
 
 PARTS = (
-    Part("facts", 20),
+    # Most of it for starting on a cold machine: what is left goes to the others.
+    Part("facts", 40),
     Part("right", 90, ("pytest", "hypothesis")),
     Part("fast", 80, memory=BESIDE_TORCH),
     Part("optimizer", 90, MODEL),

@@ -16,7 +16,7 @@ from benchmarks.convergence.plan import read_plan
 from benchmarks.convergence.runs import Run, Store
 from benchmarks.convergence.study import wanted
 from benchmarks.kernels.report import text as kernels_text
-from benchmarks.on_gpu import fast, learning, model, pages, right, run
+from benchmarks.on_gpu import facts, fast, learning, model, pages, right, run
 from benchmarks.on_gpu.command import main
 from benchmarks.on_gpu.device import device
 from benchmarks.on_gpu.parts import PARTS, Part
@@ -58,9 +58,9 @@ def test_the_whole_command_on_a_cpu(tmp_path, capsys):
 
 
 def check_found(out):
-    facts = read(out, "facts")
-    assert facts["device_kind"] == "cpu"
-    assert facts["copies"][0]["gb_per_s"] > 0
+    about = read(out, "facts")
+    assert about["device_kind"] == "cpu"
+    assert about["copies"][0]["gb_per_s"] > 0
     tests = read(out, "right")["tests"]
     assert all(all(x["right"].values()) for x in tests.values())
     rows = read(out, "fast")["results"]["rows"]
@@ -236,6 +236,29 @@ def test_the_default_is_earned_by_right_and_fast(right, times, earned):
     assert pages.default_line(found).endswith(f"'NVIDIA H100': frozenset({earned})")
 
 
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        (
+            "print('580.1, 81559 MiB, 700.00 W, 1980 MHz\\n' * 2)",
+            {
+                "driver_version": "580.1",
+                "memory.total": "81559 MiB",
+                "power.limit": "700.00 W",
+                "clocks.max.sm": "1980 MHz",
+            },
+        ),
+        ("raise SystemExit('no driver')", {"nvidia-smi": "ended with 1: no driver"}),
+    ],
+)
+def test_the_driver_tells_the_first_gpu_with_units(tmp_path, monkeypatch, code, found):
+    command = tmp_path / "nvidia-smi"
+    command.write_text(f"#!{sys.executable} -S\n{code}\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert facts.driver() == found
+
+
 def test_a_folder_is_of_one_kind_of_device(tmp_path):
     assert device(TINY, tmp_path) == jax.devices()[0]
     Record(tmp_path / "facts.json", 1).write(device_kind="NVIDIA H100")
@@ -322,11 +345,13 @@ def test_the_study_of_a_gpu_is_published_with_its_name(tmp_path):
     store = Store(folder / learning.RUNS, plan)
     case = wanted(plan, {})[0]
     store.add(Run(case, dict(plan.arms[case.arm]), {600: {"loss": 1.5}}, 0, 1, 0, {}))
-    facts = {"device_kind": "NVIDIA H100", "nvidia_smi": "", "versions": {"jax": "1"}}
-    pages._write_study(folder, file, {"facts": facts})
+    driver = {"driver_version": "580.1", "power.limit": "700.00 W"}
+    about = {"device_kind": "NVIDIA H100", "driver": driver, "versions": {"jax": "1"}}
+    pages._write_study(folder, file, {"facts": about})
     page = file.with_suffix(".md").read_text()
     assert "| Adam | 0.0005 | 0.7 | 1.5000 | 1.5000 |" in page
-    assert page.endswith("Trained on **NVIDIA H100**; jax 1.\n")
+    where = "**NVIDIA H100**; driver_version 580.1, power.limit 700.00 W, jax 1"
+    assert page.endswith(f"Trained on {where}.\n")
 
 
 def test_the_sizes_of_a_gpu_are_those_of_the_study():
