@@ -127,7 +127,7 @@ def _optimizer(found: Found) -> str:
         name = row["name"], row["implementation"] or ""
         if "error" in row:
             return *name, row["error"].replace("|", "/"), *[""] * 4
-        memory, peak = row["memory"], row["peak_bytes"]
+        memory, peak = row["memory_bytes"], row["peak_bytes"]
         return (
             *name,
             f"{row['milliseconds']:.3g}",

@@ -66,7 +66,12 @@ def check_found(out):
     rows = read(out, "fast")["results"]["rows"]
     assert {row["implementation"] for row in rows} >= {"xla", TINY.mosaic}
     steps = read(out, "optimizer")["rows"]
-    assert [row["workers"] for row in steps] == [1, 1, 1, 2]
+    assert [(row["implementation"], row["workers"]) for row in steps] == [
+        (None, 1),
+        ("xla", 1),
+        ("xla", 2),
+        (TINY.mosaic, 1),
+    ]
     assert all(row["finite"] for row in steps), steps
     (step,) = read(out, "model")["steps"]
     assert [row["attention"] for row in step["rows"]] == ["xla"]
