@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.on_gpu.parts import PARTS
-from benchmarks.on_gpu.run import run
+from benchmarks.on_gpu.run import ROOT, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # Draws, which the machine with the GPU need not be able to.
         from benchmarks.on_gpu.pages import write_pages
 
-        write_pages(given.pages, Path("docs"))
+        write_pages(given.pages, ROOT / "docs")
         return
     if given.minutes <= 0:
         parser.error("--minutes must be more than 0")

@@ -46,7 +46,10 @@ def write_pages(folder: Path, docs: Path) -> None:
     """
     found = {part.name: read(folder, part.name) for part in PARTS}
     if not found["facts"]:
-        raise SystemExit(f"{folder} has no facts.json: give the folder of a run.")
+        raise SystemExit(
+            f"{folder} has no facts.json: give the folder of a run whose facts were "
+            "measured, or measure them there with --parts facts."
+        )
     found["run"] = read(folder, "run")
     for name, mark, text in (
         ("kernels.md", "on_gpu", kernels_part(found)),
@@ -101,7 +104,7 @@ def _ends(found: Found) -> str:
         )
         for name, end in found["run"].items()
     ]
-    return table(("part", "", "seconds", "said"), cells)
+    return table(("part", "ended", "seconds", "said"), cells)
 
 
 def _tests(found: Found) -> str:
@@ -126,11 +129,11 @@ def _optimizer(found: Found) -> str:
     def cells(row: Found) -> tuple[str, ...]:
         name = row["name"], row["implementation"] or ""
         if "error" in row:
-            return *name, row["error"].replace("|", "/"), *[""] * 4
+            return *name, row["error"], *[""] * 4
         memory, peak = row["memory_bytes"], row["peak_bytes"]
         return (
             *name,
-            f"{row['milliseconds']:.3g}",
+            f"{row['milliseconds']:.3g}{'' if row['finite'] else ', **not finite**'}",
             f"{row['milliseconds'] / row['workers'] / first:.2f}" if first else "",
             f"{memory['arguments'] / 1e9:.2f}",
             f"{memory['together'] / 1e9:.2f}",

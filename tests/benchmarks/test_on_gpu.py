@@ -16,7 +16,7 @@ from benchmarks.convergence.plan import read_plan
 from benchmarks.convergence.runs import Run, Store
 from benchmarks.convergence.study import wanted
 from benchmarks.kernels.report import text as kernels_text
-from benchmarks.on_gpu import facts, fast, learning, model, pages, right, run
+from benchmarks.on_gpu import command, facts, fast, learning, model, pages, right, run
 from benchmarks.on_gpu.command import main
 from benchmarks.on_gpu.device import device
 from benchmarks.on_gpu.parts import PARTS, Part
@@ -262,6 +262,45 @@ def test_the_driver_tells_the_first_gpu_with_units(tmp_path, monkeypatch, code, 
     command.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert facts.driver() == found
+
+
+def test_the_pages_of_a_run_of_which_little_is_left(tmp_path, monkeypatch):
+    """Parts that failed, were cut, and were left out; from any current folder."""
+    memory = {"arguments": 2e9, "together": 3e9}
+    adam = {"name": "Adam", "implementation": None, "workers": 1, "milliseconds": 2.0}
+    adam |= {"memory_bytes": memory, "peak_bytes": None, "finite": False}
+    broken = {"name": "1-bit Adam", "implementation": "mosaic", "workers": 1}
+    ends = {
+        "facts": {"end": "cut", "seconds": 3.0, "said": "was killed"},
+        "fast": {"end": "failed", "seconds": 1.0, "said": "a | b (fast.log)"},
+        "peer": {"end": "left out", "missing": ["torch"]},
+    }
+    found = {
+        "facts": {"device_kind": "NVIDIA H100", "versions": {"jax": "1"}},
+        "run": ends,
+        "optimizer": {"values": 5e6, "rows": [adam, broken | {"error": "c | d"}]},
+        "model": {"attention": {"error": "no cuDNN"}},
+        "fast": {"right": {}},
+    }
+    for name, values in found.items():
+        Record(tmp_path / f"{name}.json", 1).write(**values)
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    for page in ("kernels.md", "bert.md"):
+        shutil.copyfile(DOCS / page, docs / page)
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    main(["--pages", str(tmp_path)])
+    kernels = (docs / "kernels.md").read_text()
+    for line in (
+        "| facts | cut | 3 | was killed |",
+        r"| fast | failed | 1 | a \| b (fast.log) |",
+        "| peer | left out |  | torch |",
+        "The kernels' suite has not run.",
+        "| Adam |  | 2, **not finite** | 1.00 | 2.00 | 3.00 |  |",
+        r"| 1-bit Adam | mosaic | c \| d |  |  |  |  |",
+    ):
+        assert line in kernels
+    assert "cuDNN's attention failed: no cuDNN." in (docs / "bert.md").read_text()
 
 
 def test_a_folder_is_of_one_kind_of_device(tmp_path):
