@@ -22,7 +22,7 @@ from benchmarks.on_gpu.sizes import SIZES
 from benchmarks.page import fill, table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 TIMED = {
@@ -34,34 +34,43 @@ TIMED = {
 Found = dict[str, Any]
 
 
-def write_pages(folder: Path, docs: Path) -> None:
+def write_pages(folders: Sequence[Path], docs: Path) -> None:
     """Writes `kernels.md`, `bert.md`, the study's page and a JSON of all.
 
     Args:
-      folder: That of a run.
+      folders: Those of runs, one for each GPU; the study is of the first that has one.
       docs: The documentation.
 
     Raises:
-      SystemExit: The folder holds no run, or a page lacks its marks.
+      SystemExit: A folder holds no run, or a page lacks its marks.
     """
+    runs = [_read_run(folder) for folder in folders]
+    for name, mark, part in (
+        ("kernels.md", "on_gpu", kernels_part),
+        ("bert.md", "gpu", bert_part),
+    ):
+        page = (docs / name).read_text(encoding="utf-8")
+        text = "\n\n".join(map(part, runs))
+        (docs / name).write_text(fill(page, mark, text), encoding="utf-8")
+    dump = json.dumps(runs, indent=1, ensure_ascii=False)
+    (docs / "on-gpu.json").write_text(dump + "\n", encoding="utf-8")
+    studies = [
+        each for each in zip(folders, runs, strict=True) if (each[0] / RUNS).exists()
+    ]
+    for folder, found in studies[:1]:
+        _write_study(folder, docs / "studies" / f"{SIZES.study}.toml", found)
+    print(*map(default_line, runs), sep="\n")
+
+
+def _read_run(folder: Path) -> Found:
+    """The results of all parts, and how each has ended."""
     found = {part.name: read(folder, part.name) for part in PARTS}
     if not found["facts"]:
         raise SystemExit(
             f"{folder} has no facts.json: give the folder of a run whose facts were "
             "measured, or measure them there with --parts facts."
         )
-    found["run"] = read(folder, "run")
-    for name, mark, text in (
-        ("kernels.md", "on_gpu", kernels_part(found)),
-        ("bert.md", "gpu", bert_part(found)),
-    ):
-        page = (docs / name).read_text(encoding="utf-8")
-        (docs / name).write_text(fill(page, mark, text), encoding="utf-8")
-    dump = json.dumps(found, indent=1, ensure_ascii=False)
-    (docs / "on-gpu.json").write_text(dump + "\n", encoding="utf-8")
-    if (folder / RUNS).exists():
-        _write_study(folder, docs / "studies" / f"{SIZES.study}.toml", found)
-    print(default_line(found))
+    return found | {"run": read(folder, "run")}
 
 
 def device_of(found: Found) -> str:

@@ -1,5 +1,6 @@
 """The command for a GPU runs whole on a CPU, cuts what overruns, and says the rest."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -44,7 +45,7 @@ def test_the_whole_command_on_a_cpu(tmp_path, capsys):
     for page in ("kernels.md", "bert.md"):
         shutil.copyfile(DOCS / page, docs / page)
     (out / learning.RUNS).unlink()  # of another plan than the published study's
-    pages.write_pages(out, docs)
+    pages.write_pages([out], docs)
     earned = "'cpu': frozenset([])"
     assert earned in capsys.readouterr().out
     kernels = (docs / "kernels.md").read_text()
@@ -303,6 +304,15 @@ def test_the_pages_of_a_run_of_which_little_is_left(tmp_path, monkeypatch):
     ):
         assert line in kernels
     assert "cuDNN's attention failed: no cuDNN." in (docs / "bert.md").read_text()
+    other = tmp_path / "other"
+    about = found["facts"] | {"device_kind": "NVIDIA H200"}
+    other.mkdir()
+    Record(other / "facts.json", 1).write(**about)
+    main(["--pages", str(tmp_path), str(other)])
+    for page in ("kernels.md", "bert.md"):
+        text = (docs / page).read_text()
+        assert text.count("**NVIDIA H100**") == text.count("**NVIDIA H200**") == 1
+    assert len(json.loads((docs / "on-gpu.json").read_text())) == 2
 
 
 def test_a_folder_is_of_one_kind_of_device(tmp_path):
