@@ -13,7 +13,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
     Args:
       heads: Names of the columns.
-      rows: Cells, as many in each row.
+      rows: Cells, as many in each row, of one line; a | in them is text.
 
     Returns:
       Its lines.
@@ -25,7 +25,8 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
       |---|---|
       | 1 | 2 |
     """
-    lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
+    escaped = ([cell.replace("|", r"\|") for cell in cells] for cells in (heads, *rows))
+    lines = [f"| {' | '.join(cells)} |" for cells in escaped]
     return "\n".join([lines[0], "|---" * len(heads) + "|", *lines[1:]])
 
 

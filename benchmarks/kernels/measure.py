@@ -172,7 +172,15 @@ def _measure_size(
     moved = bytes_moved(size, results.block_size)
     for each in chosen:
         rate = copied[each.buffers]
-        results.rows.append(_timing(results, each, size, moved[each.name], rate))
+        try:
+            row = _timing(results, each, size, moved[each.name], rate)
+        # One that does not compile, or does not fit, is told beside the others.
+        except Exception as error:
+            what = f"{each.name}, {each.buffers}, {size:,}, {each.implementation}"
+            said = str(error).strip() or repr(error)
+            _skip(results, f"{what}: not measured: {said.splitlines()[0]}")
+        else:
+            results.rows.append(row)
         yield results
 
 

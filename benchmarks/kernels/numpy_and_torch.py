@@ -40,7 +40,12 @@ def why_no_torch() -> str | None:
         return "not compared with torch: not installed"
     if jax.default_backend() != "gpu":
         return "not compared with torch: no GPU"
-    return None
+    try:
+        torch = importlib.import_module("torch")
+    # Whatever goes wrong there: it is somebody else's code, and is said.
+    except Exception as error:
+        return f"not compared with torch: {error}"
+    return None if torch.cuda.is_available() else "not compared with torch: sees no GPU"
 
 
 def torch_operations(ours: list[Operation], size: int) -> Iterator[Operation]:

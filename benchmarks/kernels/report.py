@@ -55,8 +55,10 @@ def text(results: Results) -> str:
         ),
         "",
         table(HEADS, map(_cells, results.rows)),
+        "",
+        *(f"- {line}" for line in results.skipped),
     ]
-    return "\n".join(lines)
+    return "\n".join(lines).rstrip()
 
 
 def _cells(row: Timing) -> tuple[str, ...]:

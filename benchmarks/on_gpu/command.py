@@ -1,7 +1,7 @@
 """All that waits for a GPU, in one command of some minutes.
 
     python -m benchmarks.on_gpu --out FOLDER --minutes 8
-    python -m benchmarks.on_gpu --pages FOLDER
+    python -m benchmarks.on_gpu --pages FOLDER [FOLDER ...]
 
 The first measures on the GPU at hand, part by part in order of worth, each in a process
 of its own that is ended when its share of the minutes is over; what a part leaves goes
@@ -10,7 +10,8 @@ to those after it. In FOLDER are, from the moment that they are known, `PART.jso
 call with the same FOLDER uses again. `learning` goes on where it stopped. What is not
 installed is said at once, and left out.
 
-The second writes what was found into the documentation, with the name of the GPU.
+The second writes what was found into the documentation, with the name of the GPU; of
+two GPUs both folders are given.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.on_gpu.parts import PARTS
-from benchmarks.on_gpu.run import run
+from benchmarks.on_gpu.run import ROOT, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--out", type=Path, metavar="FOLDER", help="measure, into it")
-    what.add_argument("--pages", type=Path, metavar="FOLDER", help="publish from it")
+    what.add_argument(
+        "--pages", type=Path, nargs="+", metavar="FOLDER", help="publish from them"
+    )
     parser.add_argument("--minutes", type=float, default=8, help="in all (default: 8)")
     names = [part.name for part in PARTS]
     parser.add_argument(
@@ -57,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # Draws, which the machine with the GPU need not be able to.
         from benchmarks.on_gpu.pages import write_pages
 
-        write_pages(given.pages, Path("docs"))
+        write_pages(given.pages, ROOT / "docs")
         return
     if given.minutes <= 0:
         parser.error("--minutes must be more than 0")

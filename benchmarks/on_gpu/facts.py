@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import shutil
 import statistics
@@ -34,22 +35,30 @@ PACKAGES = (
     "transformers",
     "cupy-cuda13x",
 )
-DRIVER = "name,driver_version,memory.total,power.limit,clocks.max.sm,clocks.max.mem"
+DRIVER = "driver_version", "memory.total", "power.limit", "clocks.max.sm"
+"""Names of nvidia-smi, whose values have units."""
+SETTINGS = "JAX_", "XLA_", "NVIDIA_TF32_OVERRIDE"
+"""Beginnings of the environment's variables that change what is measured."""
 
 
 def measure(sizes: Sizes, record: Record) -> None:
     """Measures the part."""
-    found = device(sizes)
+    found = device(sizes, record.file.parent)
     record.write(
         device_kind=found.device_kind,
         platform=found.platform,
         compute_capability=getattr(found, "compute_capability", None),
-        memory=(found.memory_stats() or {}).get("bytes_limit"),
+        memory_bytes=(found.memory_stats() or {}).get("bytes_limit"),
         processor=processor(),
         python=platform.python_version(),
         versions=_versions(),
-        nvidia_smi=_nvidia_smi(),
+        environment={
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith(SETTINGS) and name != "JAX_COMPILATION_CACHE_DIR"
+        },
     )
+    record.write(driver=driver())
     copies: list[dict[str, Any]] = []
     for size in sizes.copies:
         x = jax.random.normal(jax.random.key(0), (size,))
@@ -84,9 +93,14 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _nvidia_smi() -> str | None:
+def driver() -> dict[str, str]:
+    """The driver and what it lets the first GPU do; empty where nothing tells."""
     if not (command := shutil.which("nvidia-smi")):
-        return None
-    asked = [command, f"--query-gpu={DRIVER}", "--format=csv,noheader"]
+        return {}
+    asked = [command, f"--query-gpu={','.join(DRIVER)}", "--format=csv,noheader"]
     answer = subprocess.run(asked, capture_output=True, text=True, check=False)
-    return (answer.stdout or answer.stderr).strip()
+    if answer.returncode:
+        said = (answer.stdout + answer.stderr).strip()
+        return {"nvidia-smi": f"ended with {answer.returncode}: {said}"}
+    first = answer.stdout.partition("\n")[0].split(", ")
+    return dict(zip(DRIVER, first, strict=True))

@@ -72,7 +72,7 @@ class Batches:
 
 def measure(sizes: Sizes, record: Record) -> None:
     """Measures the part."""
-    device(sizes)
+    device(sizes, record.file.parent)
     folder = record.file.parent
     plan = plan_of(sizes)
     store = Store(folder / RUNS, plan)

@@ -38,7 +38,7 @@ def bert_config(sizes: Sizes, lengths: tuple[int, ...], **values: Any) -> Config
 
 def measure(sizes: Sizes, record: Record) -> None:
     """Measures the part."""
-    device(sizes)
+    device(sizes, record.file.parent)
     if "cudnn" in sizes.attentions and sizes.platform == "gpu":
         try:
             record.write(attention=attention_errors(max(sizes.lengths)))

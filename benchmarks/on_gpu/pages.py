@@ -22,7 +22,7 @@ from benchmarks.on_gpu.sizes import SIZES
 from benchmarks.page import fill, table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 TIMED = {
@@ -34,39 +34,51 @@ TIMED = {
 Found = dict[str, Any]
 
 
-def write_pages(folder: Path, docs: Path) -> None:
+def write_pages(folders: Sequence[Path], docs: Path) -> None:
     """Writes `kernels.md`, `bert.md`, the study's page and a JSON of all.
 
     Args:
-      folder: That of a run.
+      folders: Those of runs, one for each GPU; the study is of the first that has one.
       docs: The documentation.
 
     Raises:
-      SystemExit: The folder holds no run, or a page lacks its marks.
+      SystemExit: A folder holds no run, or a page lacks its marks.
     """
-    found = {part.name: read(folder, part.name) for part in PARTS}
-    if not found["facts"]:
-        raise SystemExit(f"{folder} has no facts.json: give the folder of a run.")
-    found["run"] = read(folder, "run")
-    for name, mark, text in (
-        ("kernels.md", "on_gpu", kernels_part(found)),
-        ("bert.md", "gpu", bert_part(found)),
+    runs = [_read_run(folder) for folder in folders]
+    for name, mark, part in (
+        ("kernels.md", "on_gpu", kernels_part),
+        ("bert.md", "gpu", bert_part),
     ):
         page = (docs / name).read_text(encoding="utf-8")
+        text = "\n\n".join(map(part, runs))
         (docs / name).write_text(fill(page, mark, text), encoding="utf-8")
-    dump = json.dumps(found, indent=1, ensure_ascii=False)
+    dump = json.dumps(runs, indent=1, ensure_ascii=False)
     (docs / "on-gpu.json").write_text(dump + "\n", encoding="utf-8")
-    if (folder / RUNS).exists():
+    studies = [
+        each for each in zip(folders, runs, strict=True) if (each[0] / RUNS).exists()
+    ]
+    for folder, found in studies[:1]:
         _write_study(folder, docs / "studies" / f"{SIZES.study}.toml", found)
-    print(default_line(found))
+    print(*map(default_line, runs), sep="\n")
+
+
+def _read_run(folder: Path) -> Found:
+    """The results of all parts, and how each has ended."""
+    found = {part.name: read(folder, part.name) for part in PARTS}
+    if not found["facts"]:
+        raise SystemExit(
+            f"{folder} has no facts.json: give the folder of a run whose facts were "
+            "measured, or measure them there with --parts facts."
+        )
+    return found | {"run": read(folder, "run")}
 
 
 def device_of(found: Found) -> str:
     """The device and its software in a line."""
     facts = found["facts"]
-    versions = ", ".join(f"{k} {v}" for k, v in facts["versions"].items())
-    driver = f" ({facts['nvidia_smi']})" if facts["nvidia_smi"] else ""
-    return f"**{facts['device_kind']}**{driver}; {versions}"
+    about = {**facts.get("driver", {}), **facts["versions"]}
+    said = ", ".join(f"{name} {value}" for name, value in about.items())
+    return f"**{facts['device_kind']}**; {said}"
 
 
 def kernels_part(found: Found) -> str:
@@ -101,7 +113,7 @@ def _ends(found: Found) -> str:
         )
         for name, end in found["run"].items()
     ]
-    return table(("part", "", "seconds", "said"), cells)
+    return table(("part", "ended", "seconds", "said"), cells)
 
 
 def _tests(found: Found) -> str:
@@ -126,11 +138,11 @@ def _optimizer(found: Found) -> str:
     def cells(row: Found) -> tuple[str, ...]:
         name = row["name"], row["implementation"] or ""
         if "error" in row:
-            return *name, row["error"].replace("|", "/"), *[""] * 4
-        memory, peak = row["memory"], row["peak_bytes"]
+            return *name, row["error"], *[""] * 4
+        memory, peak = row["memory_bytes"], row["peak_bytes"]
         return (
             *name,
-            f"{row['milliseconds']:.3g}",
+            f"{row['milliseconds']:.3g}{'' if row['finite'] else ', **not finite**'}",
             f"{row['milliseconds'] / row['workers'] / first:.2f}" if first else "",
             f"{memory['arguments'] / 1e9:.2f}",
             f"{memory['together'] / 1e9:.2f}",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def measure(sizes: Sizes, record: Record) -> None:
     """Measures the part."""
-    device(sizes)
+    device(sizes, record.file.parent)
     attention = fastest(record.file.parent)
     record.write(attention=attention)
     steps: list[Any] = []

@@ -33,10 +33,7 @@ class Record:
     def write(self, **values: Any) -> None:
         """Adds values."""
         self.values |= values
-        new = self.file.with_suffix(".new")
-        text = json.dumps(self.values, indent=1, ensure_ascii=False)
-        new.write_text(text + "\n", encoding="utf-8")
-        new.replace(self.file)
+        write(self.file, self.values)
 
     @property
     def left(self) -> float:
@@ -51,6 +48,14 @@ class Record:
         """
         if self.left <= 0:
             raise OutOfTimeError
+
+
+def write(file: Path, values: dict[str, Any]) -> None:
+    """Writes a JSON, whole or not at all."""
+    new = file.with_suffix(".new")
+    text = json.dumps(values, indent=1, ensure_ascii=False)
+    new.write_text(text + "\n", encoding="utf-8")
+    new.replace(file)
 
 
 def read(folder: Path, part: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -13,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.on_gpu.part import CUT
+from benchmarks.on_gpu.record import read, write
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from benchmarks.on_gpu.parts import Part
 
@@ -36,9 +36,10 @@ def run(
       tiny: Whether on a CPU, with small sizes.
 
     Returns:
-      How each ended, as in `run.json`.
+      How each ended, as in `run.json`, where those of earlier calls are kept.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    earlier = read(folder, "run")
     for part in parts:
         if part.missing:
             _say(f"{part.name}: left out, {' and '.join(part.missing)} not installed")
@@ -51,12 +52,12 @@ def run(
             ends[part.name] = {"end": "left out", "missing": part.missing}
         else:
             share = left * part.seconds / sum(shares)
-            ends[part.name] = _run_part(part, folder.resolve(), share, tiny)
+            with _terminated_by_exit():
+                ends[part.name] = _run_part(part, folder.resolve(), share, tiny)
             about = ends[part.name]
             said = f": {about['said']}" if "said" in about else ""
             _say(f"{part.name}: {about['end']} in {about['seconds']:.0f} s{said}")
-        text = json.dumps(ends, indent=1, ensure_ascii=False)
-        (folder / "run.json").write_text(text + "\n", encoding="utf-8")
+        write(folder / "run.json", earlier | ends)
     return ends
 
 
@@ -76,7 +77,7 @@ def _run_part(part: Part, folder: Path, seconds: float, tiny: bool) -> dict[str,
     with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(
             command(part, folder, seconds - GRACE, tiny),
-            env=os.environ | _environment(folder, tiny),
+            env=os.environ | environment(part, folder, tiny),
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -84,12 +85,14 @@ def _run_part(part: Part, folder: Path, seconds: float, tiny: bool) -> dict[str,
         try:
             status = process.wait(max(1.0, seconds))
         except subprocess.TimeoutExpired:
-            _end(process)
             status = None
-        except BaseException:
+        finally:
+            # What it has started may still be on the GPU.
             _end(process)
-            raise
-    about: dict[str, Any] = {"seconds": time.monotonic() - begun, "share": seconds}
+    about: dict[str, Any] = {
+        "seconds": time.monotonic() - begun,
+        "share_seconds": seconds,
+    }
     if status == 0:
         return {"end": "done", **about}
     if status in (CUT, None):
@@ -97,28 +100,45 @@ def _run_part(part: Part, folder: Path, seconds: float, tiny: bool) -> dict[str,
         said = f"{how} at the end of its share, {seconds:.0f} s"
         return {"end": "cut", **about, "said": said}
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    last = next((line for line in reversed(lines) if line.strip()), "")
-    return {"end": "failed", **about, "said": f"{last.strip()} ({log.name})"}
+    last = next((line for line in reversed(lines) if line.strip()), "nothing said")
+    said = f"{last.strip()} ({log.name}, status {status})"
+    return {"end": "failed", **about, "said": said}
 
 
-def _environment(folder: Path, tiny: bool) -> dict[str, str]:
+def environment(part: Part, folder: Path, tiny: bool) -> dict[str, str]:
+    """The variables of a part's process."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {
+    common = {
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONUNBUFFERED": "1",
-        # PyTorch needs some of the memory, and memory is measured.
-        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        # The log of a part that hangs, or crashes, ends with where it was.
+        "PYTHONFAULTHANDLER": "1",
+        # All at once: memory that JAX takes as it needs it comes in regions of doubled
+        # size, of which it gives none back. The step of 128 tokens, 21 GB, would leave
+        # that of 512, 36 GB in one piece, no room in 80 GB.
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "true",
+        "XLA_CLIENT_MEM_FRACTION": str(part.memory),
         "JAX_COMPILATION_CACHE_DIR": str(folder / "programs"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
     # Compiling is most of what small sizes take.
     small = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    return environment | (small if tiny else {})
+    return common | (small if tiny else {})
+
+
+@contextlib.contextmanager
+def _terminated_by_exit() -> Iterator[None]:
+    """Lets this process end its part, which is in another session, before itself."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit("Terminated."))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process and all that it has started."""
-    for how in (signal.SIGTERM, signal.SIGKILL):
+    """Ends a process, which then says where it was, and all that it has started."""
+    for how in (signal.SIGABRT, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, how)
         # A driver that hangs may hold it: the next part goes on all the same.

@@ -1,21 +1,24 @@
 """The command for a GPU runs whole on a CPU, cuts what overruns, and says the rest."""
 
-import json
 import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from benchmarks.convergence.plan import read_plan
-from benchmarks.convergence.runs import Run, Store
+from benchmarks.convergence.runs import Store
 from benchmarks.convergence.study import wanted
-from benchmarks.on_gpu import learning, model, pages, run
+from benchmarks.kernels.report import text as kernels_text
+from benchmarks.on_gpu import facts, fast, learning, model, pages, right, run
 from benchmarks.on_gpu.command import main
+from benchmarks.on_gpu.device import device
 from benchmarks.on_gpu.parts import PARTS, Part
 from benchmarks.on_gpu.peer import fastest
 from benchmarks.on_gpu.record import OutOfTimeError, Record, read
@@ -41,7 +44,7 @@ def test_the_whole_command_on_a_cpu(tmp_path, capsys):
     for page in ("kernels.md", "bert.md"):
         shutil.copyfile(DOCS / page, docs / page)
     (out / learning.RUNS).unlink()  # of another plan than the published study's
-    pages.write_pages(out, docs)
+    pages.write_pages([out], docs)
     earned = "'cpu': frozenset([])"
     assert earned in capsys.readouterr().out
     kernels = (docs / "kernels.md").read_text()
@@ -55,15 +58,20 @@ def test_the_whole_command_on_a_cpu(tmp_path, capsys):
 
 
 def check_found(out):
-    facts = read(out, "facts")
-    assert facts["device_kind"] == "cpu"
-    assert facts["copies"][0]["gb_per_s"] > 0
+    about = read(out, "facts")
+    assert about["device_kind"] == "cpu"
+    assert about["copies"][0]["gb_per_s"] > 0
     tests = read(out, "right")["tests"]
     assert all(all(x["right"].values()) for x in tests.values())
     rows = read(out, "fast")["results"]["rows"]
     assert {row["implementation"] for row in rows} >= {"xla", TINY.mosaic}
     steps = read(out, "optimizer")["rows"]
-    assert [row["workers"] for row in steps] == [1, 1, 1, 2]
+    assert [(row["implementation"], row["workers"]) for row in steps] == [
+        (None, 1),
+        ("xla", 1),
+        ("xla", 2),
+        (TINY.mosaic, 1),
+    ]
     assert all(row["finite"] for row in steps), steps
     (step,) = read(out, "model")["steps"]
     assert [row["attention"] for row in step["rows"]] == ["xla"]
@@ -89,15 +97,19 @@ import benchmarks.on_gpu.command
 def test_what_overruns_is_cut_and_the_others_go_on(tmp_path, monkeypatch):
     """By itself where it looks at the time, else by a signal, its children too."""
     folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "run.json").write_text('{"earlier": {"end": "done"}}')
+    leaving = "import subprocess as s; x = s.Popen(['sleep', '60'])\n"
+    leaving += "open('{}', 'w').write(str(x.pid))"
     codes = {
         "hangs": "import subprocess, sys; subprocess.run(['sleep', '60'])",
         "fails": "raise SystemExit('no such thing')",
         "stops": f"import sys; sys.exit({run.CUT})",
-        "works": "pass",
+        "works": leaving.format(tmp_path / "left"),
     }
 
     def command(part, *_):
-        return [sys.executable, "-c", codes[part.name]]
+        return [sys.executable, "-S", "-c", codes[part.name]]
 
     monkeypatch.setattr(run, "command", command)
     begun = time.monotonic()
@@ -112,10 +124,44 @@ def test_what_overruns_is_cut_and_the_others_go_on(tmp_path, monkeypatch):
         "cut",
         "done",
     ]
-    assert ends["fails"]["said"] == "no such thing (fails.log)"
+    assert ends["fails"]["said"] == "no such thing (fails.log, status 1)"
     assert "was killed at the end of its share" in ends["hangs"]["said"]
     assert ends["gone"]["missing"] == ["no_such_package"]
-    assert json.loads((folder / "run.json").read_text()) == ends
+    assert "in wait" in (folder / "hangs.log").read_text()
+    assert read(folder, "run") == {"earlier": {"end": "done"}} | ends
+    assert ends_soon((tmp_path / "left").read_text())
+
+
+def is_running(process):
+    status = Path("/proc", process, "status")
+    return status.exists() and "State:\tZ" not in status.read_text()
+
+
+def ends_soon(process):
+    until = time.monotonic() + 30
+    while is_running(process) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not is_running(process)
+
+
+def test_no_part_outlives_the_command(tmp_path):
+    code = f"""
+from pathlib import Path
+from benchmarks.on_gpu import parts, run
+code = "import os; print(os.getpid()); os.execlp('sleep', 'sleep', '60')"
+run.command = lambda *_: [run.sys.executable, "-uSc", code]
+run.run([parts.Part("a", 1)], Path({str(tmp_path)!r}), 1, tiny=True)
+"""
+    root, log = Path(__file__).parents[2], tmp_path / "a.log"
+    command = subprocess.Popen([sys.executable, "-c", code], cwd=root)
+    until = time.monotonic() + 60
+    while not (log.exists() and log.read_text()) and time.monotonic() < until:
+        time.sleep(0.05)
+    part = log.read_text().strip()
+    assert is_running(part)
+    command.terminate()
+    assert command.wait(60) == 1
+    assert ends_soon(part)
 
 
 def test_a_failed_test_is_of_its_operation():
@@ -130,36 +176,73 @@ def test_a_failed_test_is_of_its_operation():
         "compress": False,
         "average_and_recompress": True,
     }
+    outcomes = {"test_the_optimizer_computes_the_same[a]": failed}
+    assert not any(verdicts(outcomes, complete=True).values())
 
 
-def rows(**milliseconds):
-    return [
-        {
-            "operation": operation,
-            "size": 100,
-            "implementation": name,
-            "milliseconds": taken,
-        }
-        for operation in ("compress", "compress with momentum")
-        for name, taken in milliseconds.items()
-    ]
+@pytest.mark.parametrize("status", list(pytest.ExitCode))
+def test_a_suite_that_was_not_run_has_failed(tmp_path, monkeypatch, status):
+    """Also where its files cannot be read, which pytest calls an interruption."""
+    monkeypatch.setattr(pytest, "main", lambda *_, **__: status)
+
+    def suite(seconds):
+        right.run_suite("xla", TINY, Record(tmp_path / "right.json", seconds))
+
+    if status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        suite(60)
+    else:
+        with pytest.raises(SystemExit, match="The tests of xla were not run"):
+            suite(60)
+    suite(0)
 
 
 @pytest.mark.parametrize(
-    ("right", "times", "earned"),
+    ("code", "said"),
     [
-        (True, {"xla": 2.0, "mosaic": 1.0}, "['compress']"),
-        (True, {"xla": 1.0, "mosaic": 2.0}, "[]"),
-        (None, {"xla": 2.0, "mosaic": 1.0}, "[]"),
-        (True, {"xla": 2.0}, "[]"),
+        ("print('===== ERROR SUMMARY: 2 errors')", "ERROR SUMMARY: 2 errors; {}0"),
+        ("raise SystemExit(5)", "{}5; see the log"),
     ],
 )
-def test_the_default_is_earned_by_right_and_fast(right, times, earned):
-    found = {
-        "facts": {"device_kind": "NVIDIA H100"},
-        "fast": {"right": {"compress": right}, "results": {"rows": rows(**times)}},
-    }
-    assert pages.default_line(found).endswith(f"'NVIDIA H100': frozenset({earned})")
+def test_the_sanitizer_sees_each_array_by_itself(tmp_path, monkeypatch, code, said):
+    command = tmp_path / "compute-sanitizer"
+    alone = "assert os.environ['XLA_PYTHON_CLIENT_ALLOCATOR'] == 'platform'"
+    command.write_text(f"#!{sys.executable}\nimport os\n{alone}\n{code}\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = right.sanitize(TINY, Record(tmp_path / "right.json", 60))
+    assert found == said.format("its tests ended with ")
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        (
+            "print('580.1, 81559 MiB, 700.00 W, 1980 MHz\\n' * 2)",
+            {
+                "driver_version": "580.1",
+                "memory.total": "81559 MiB",
+                "power.limit": "700.00 W",
+                "clocks.max.sm": "1980 MHz",
+            },
+        ),
+        ("raise SystemExit('no driver')", {"nvidia-smi": "ended with 1: no driver"}),
+    ],
+)
+def test_the_driver_tells_the_first_gpu_with_units(tmp_path, monkeypatch, code, found):
+    command = tmp_path / "nvidia-smi"
+    command.write_text(f"#!{sys.executable} -S\n{code}\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert facts.driver() == found
+
+
+def test_a_folder_is_of_one_kind_of_device(tmp_path):
+    assert device(TINY, tmp_path) == jax.devices()[0]
+    Record(tmp_path / "facts.json", 1).write(device_kind="NVIDIA H100")
+    with pytest.raises(
+        SystemExit, match=r"on NVIDIA H100, and this is cpu: give --out"
+    ):
+        device(TINY, tmp_path)
 
 
 def test_the_peer_is_measured_beside_the_fastest_right_attention(tmp_path):
@@ -231,20 +314,41 @@ def test_batches_are_epochs_of_all_windows():
     assert (epoch != following).any()
 
 
-def test_the_study_of_a_gpu_is_published_with_its_name(tmp_path):
-    file = tmp_path / "on-gpu.toml"
-    shutil.copyfile(DOCS / "studies" / file.name, file)
-    plan, folder = read_plan(file), tmp_path / "run"
-    folder.mkdir()
-    store = Store(folder / learning.RUNS, plan)
-    case = wanted(plan, {})[0]
-    store.add(Run(case, dict(plan.arms[case.arm]), {600: {"loss": 1.5}}, 0, 1, 0, {}))
-    facts = {"device_kind": "NVIDIA H100", "nvidia_smi": "", "versions": {"jax": "1"}}
-    pages._write_study(folder, file, {"facts": facts})
-    page = file.with_suffix(".md").read_text()
-    assert "| Adam | 0.0005 | 0.7 | 1.5000 | 1.5000 |" in page
-    assert page.endswith("Trained on **NVIDIA H100**; jax 1.\n")
-
-
 def test_the_sizes_of_a_gpu_are_those_of_the_study():
     assert learning.plan_of(SIZES) == read_plan(DOCS / "studies" / "on-gpu.toml")
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_memory_is_taken_at_once_and_left_for_pytorch(tmp_path, part):
+    """BERT-Large at 512 tokens is one piece of 36 GB beside arguments of 4."""
+    variables = run.environment(part, tmp_path, tiny=False)
+    assert variables["XLA_PYTHON_CLIENT_PREALLOCATE"] == "true"
+    share = float(variables["XLA_CLIENT_MEM_FRACTION"])
+    beside_torch = part.name in ("fast", "peer")
+    assert 45e9 < share * 80e9 < (80e9 - 30e9 if beside_torch else 76e9)
+
+
+def test_an_operation_that_fails_is_told_and_the_others_are_measured(monkeypatch):
+    """XLA's of all sizes are measured before the first of Mosaic's."""
+
+    def broken(value, error, *, implementation, **_):
+        if implementation == TINY.mosaic:
+            raise RuntimeError("illegal address\nand more")
+        return jnp.zeros(2), jnp.zeros(2), value + error
+
+    monkeypatch.setattr("pallas_kernels.compress", broken)
+    with jax.numpy_dtype_promotion("standard"):
+        *_, found = fast.in_order(replace(TINY, kernels=(1024, 2048)))
+    text = kernels_text(found)
+    rows = [(row.operation, row.size, row.implementation) for row in found.rows]
+    assert rows == [
+        (name, size, implementation)
+        for size in (1024, 2048)
+        for name, implementation in (
+            ("Adam's update", "optax"),
+            ("compress with momentum", "xla"),
+        )
+    ]
+    for size in ("1,024", "2,048"):
+        what = f"compress with momentum, donated, {size}, mosaic_interpreted"
+        assert f"- {what}: not measured: illegal address\n" in text + "\n"
