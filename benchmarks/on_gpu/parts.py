@@ -36,9 +36,9 @@ PARTS = (
     # Most of it for starting on a cold machine: what is left goes to the others.
     Part("facts", 40),
     Part("right", 90, ("pytest", "hypothesis")),
-    Part("fast", 80, memory=BESIDE_TORCH),
-    Part("optimizer", 90, MODEL),
+    Part("fast", 70, memory=BESIDE_TORCH),
+    Part("optimizer", 120, MODEL),
     Part("model", 90, MODEL),
     Part("peer", 60, (*MODEL, "torch", "transformers"), BESIDE_TORCH),
-    Part("learning", 50, MODEL),
+    Part("learning", 30, MODEL),
 )
