@@ -329,6 +329,7 @@ def test_simulated_workers_are_evaluated_where_local_steps_have_taken_them():
     assert len(set(losses)) == 4, "agreed parameters stay in a local step"
 
 
+@pytest.mark.slow
 def test_simulated_workers_train_as_real_ones_do(small):
     plan, options = read_plan(small), {"optimizer": "onebit_adam", "warmup_bits": 4}
     case, folder = Case("text", "signs", 1e-3, 0.9, 0), small.parent

@@ -165,6 +165,7 @@ class Killed(BaseException):
     """What nothing expects."""
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_exactly(files, tmp_path, monkeypatch):
     run(files)
     expected = huggingface.read_tensors(files.out / "model" / "model.safetensors")
