@@ -1,27 +1,16 @@
 """The examples run, and do what they say."""
 
 import re
-import subprocess
-import sys
 
-from test_readme import BARE, ROOT
+from test_readme import ROOT, printed_by
 
 EXAMPLES = ROOT / "docs" / "examples"
 LAUNCHER = ["-m", "onebit_launch", "--processes", "2"]
 
 
-def printed_by(name, *launcher):
+def lines_of(name, *launcher):
     """The lines that an example prints, alone or under the launcher."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", *launcher, EXAMPLES / name],
-        cwd=ROOT,
-        env=BARE,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return printed_by(*launcher, EXAMPLES / name).splitlines()
 
 
 def numbers_in(line):
@@ -35,7 +24,7 @@ def last_numbers(lines, pattern):
 
 
 def test_a_step_of_your_own():
-    *lines, last = printed_by("plain_jax.py")
+    *lines, last = lines_of("plain_jax.py")
     _, accuracy, clipped = numbers_in(last)
     assert accuracy > 0.9, "a quarter by chance"
     assert 0 < clipped < 50
@@ -47,21 +36,21 @@ def test_a_step_of_your_own():
 
 
 def test_an_nnx_model_with_its_statistics():
-    *_, last = printed_by("nnx_batch_norm.py")
+    *_, last = lines_of("nnx_batch_norm.py")
     _, accuracy, mean = numbers_in(last)
     assert accuracy > 0.8, "a quarter by chance"
     assert mean > 0, "the statistics were learnt, too"
 
 
 def test_an_equinox_model():
-    *_, last = printed_by("equinox_model.py")
+    *_, last = lines_of("equinox_model.py")
     _, accuracy, compressed = numbers_in(last)
     assert accuracy > 0.85, "a quarter by chance"
     assert compressed
 
 
 def test_a_checkpoint_of_eight_workers_is_gone_on_with_by_four():
-    before, saved, restored, after = map(numbers_in, printed_by("orbax_resizing.py"))
+    before, saved, restored, after = map(numbers_in, lines_of("orbax_resizing.py"))
     assert saved == restored
     assert min(saved) > 0.01, "there are errors to be kept"
     assert before[:2] == [8, 60]
@@ -70,7 +59,7 @@ def test_a_checkpoint_of_eight_workers_is_gone_on_with_by_four():
 
 
 def test_several_processes():
-    lines = printed_by("several_processes.py", *LAUNCHER, "--")
+    lines = lines_of("several_processes.py", *LAUNCHER, "--")
     processes, workers, loss = last_numbers(lines, "2 processes")
     assert processes == workers == 2
     assert loss < 0.1, "from 0.64"
@@ -78,7 +67,7 @@ def test_several_processes():
 
 def test_two_hosts():
     devices = ("--devices-per-process", "4")
-    lines = printed_by("two_hosts.py", *LAUNCHER, *devices, "--")
+    lines = lines_of("two_hosts.py", *LAUNCHER, *devices, "--")
     hosts, each, loss = last_numbers(lines, "2 hosts")
     assert (hosts, each) == (2, 4)
     assert loss < 0.5, "from 2.56"

@@ -28,12 +28,10 @@ BARE = {"PYTHONPATH": str(ROOT), "PATH": ""} | {
 TARGETS = set(re.findall(r"^make ([\w-]+)", README, re.MULTILINE))
 
 
-def output_of(block, folder):
-    """The output of a block, run by itself."""
-    script = folder / "block.py"
-    script.write_text(block, encoding="utf-8")
+def printed_by(*arguments):
+    """The output of a program, run by itself with warnings as errors."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", script],
+        [sys.executable, "-W", "error", *arguments],
         cwd=ROOT,
         env=BARE,
         capture_output=True,
@@ -42,6 +40,13 @@ def output_of(block, folder):
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def output_of(block, folder):
+    """The output of a block of a page."""
+    script = folder / "block.py"
+    script.write_text(block, encoding="utf-8")
+    return printed_by(script)
 
 
 def check_first_program(printed):

@@ -69,7 +69,6 @@ def _together(before: Results | None, results: Results) -> Results:
         return results
     return dataclasses.replace(
         before,
-        copies=before.copies + results.copies,
         rows=before.rows + results.rows,
         skipped=list(dict.fromkeys(before.skipped + results.skipped)),
     )

@@ -481,7 +481,7 @@ CASES = {
 
 
 def kind_of(exchange):
-    """What an exchange is made of: classes, whether it is fused, what is inside."""
+    """The classes that an exchange is made of, and if it is fused."""
     inside = getattr(exchange, "exchange", None)
     return (
         type(exchange),

@@ -14,7 +14,7 @@ def levels(key, shape):
 
 
 def replayed(values, count, back="mean", seed=0):
-    """What is agreed on of flat values, (workers, size), in the so-manieth call."""
+    """The agreement on flat values, (workers, size), in the so-manieth call."""
     workers, size = values.shape
     width = -(-size // (32 * workers))
     shape = (workers, 32, width)

@@ -108,7 +108,7 @@ def history(name):
 
 
 def check_step(case, step):
-    """Whether a step is what the simulation makes of the errors before it."""
+    """Holds a step to the simulation of the errors before it."""
     own = {leaf: flat(step.values[leaf]) for leaf in SHAPES}
     for leaf, expected in case.simulate(own, step.before).items():
         values = own[leaf]

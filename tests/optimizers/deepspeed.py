@@ -62,7 +62,7 @@ def errors_before(golden, t, suffix=""):
 
 
 def undecided_signs(x, roundings):
-    """How many values lie as near to zero as so many calls' roundings carry them."""
+    """The number of values that are within so many calls' roundings of zero."""
     near = max(8, 2 * roundings) * ULP * scale_of(x)
     # The padding's zeros are exact and count as positive on both sides.
     return int(np.sum((np.abs(x) < near) & (x != 0)))

@@ -37,7 +37,7 @@ IN_THE_WARMUP = ("lamb_coeff_freeze", "last_factor")
 
 
 class Calls:
-    """What DeepSpeed's own numbers say of its calls, in float64."""
+    """DeepSpeed's calls as its own numbers tell them, in float64."""
 
     def __init__(self, golden, config, options):
         self.golden, self.workers = golden, config["workers"]
@@ -83,7 +83,7 @@ class Calls:
         return deepspeed.signed_values(np.concatenate(values, axis=1), *before)
 
     def factor_error(self, t):
-        """How far a rounding of the momenta carries a factor, relatively.
+        """The relative change of a factor by a rounding of the momenta.
 
         A restored gradient is a difference of momenta, g + δ: the root of a variance
         w moves by δ √(1 - b2) at most, whatever g is.

@@ -45,7 +45,7 @@ LAUNCHED = environments(4, 1, "127.0.0.1:1234")[3]
 
 @pytest.fixture
 def initialized(monkeypatch):
-    """What `jax.distributed.initialize` is called with."""
+    """The arguments of the calls of `jax.distributed.initialize`."""
     calls = []
 
     def initialize(*arguments, **options):

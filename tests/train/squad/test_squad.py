@@ -162,7 +162,7 @@ def test_questions_without_answers_are_scored_at_the_best_threshold_too(
 
 
 class Killed(BaseException):
-    """What nothing expects."""
+    """An error that no code handles."""
 
 
 @pytest.mark.slow
