@@ -103,7 +103,14 @@ def plan_of(sizes: Sizes) -> Plan:
         for name, task in plan.tasks.items()
     }
     rounds = tuple(dataclasses.replace(x, seeds=x.seeds[:1]) for x in plan.rounds)
-    return dataclasses.replace(plan, tasks=tasks, rounds=rounds)
+    # The published form is compiled in half the time.
+    arms = {
+        name: options
+        if options["optimizer"] == "adam"
+        else {**options, "lead": 0, "growth": "none", "bounded": False}
+        for name, options in plan.arms.items()
+    }
+    return dataclasses.replace(plan, tasks=tasks, rounds=rounds, arms=arms)
 
 
 def _pairs(task: TaskPlan) -> dict[str, str]:
