@@ -28,6 +28,8 @@ from train.core.mesh import AXIS, make_mesh
 from train.plan.gpu_program import needed_memory
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from jax.sharding import Mesh
 
     from benchmarks.on_gpu.record import Record
@@ -67,26 +69,24 @@ def cases(sizes: Sizes) -> list[Case]:
             LEARNING_RATE, exchange, onebit_jax.freeze_at(1), **parts
         )
 
-    published: dict[str, Any] = {
-        "lead": None,
-        "growth": None,
-        "floor": None,
-        "bound": None,
+    forms: dict[str, tuple[str, Mapping[str, Any]]] = {
+        "default": ("1-bit Adam", {}),
+        "published": ("1-bit Adam, as published", onebit_jax.AS_PUBLISHED),
     }
-    workers = f"1-bit Adam, as published, {sizes.workers} workers on it"
-
-    def alone(name: str) -> list[Case]:
-        return [
-            Case(f"1-bit Adam{form}", onebit(name, **parts), name)
-            for form, parts in (("", {}), (", as published", published))
-            if form not in sizes.without
+    by = {
+        implementation: [
+            Case(name, onebit(implementation, **parts), implementation)
+            for name, parts in map(forms.__getitem__, sizes.forms)
         ]
-
+        for implementation in ("xla", sizes.mosaic)
+    }
+    name, parts = forms["published"]
+    several = f"{name}, {sizes.workers} workers on it"
     return [
         Case("Adam", optax.adam(LEARNING_RATE)),
-        *alone("xla"),
-        *alone(sizes.mosaic),
-        Case(workers, onebit("xla", **published), "xla", sizes.workers),
+        *by["xla"],
+        *by[sizes.mosaic],
+        Case(several, onebit("xla", **parts), "xla", sizes.workers),
     ]
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from models.config import Attention
 
+Form = Literal["default", "published"]
+
 BLOCK_SIZE = 1024
 STEPS = "step, one jit", "step and parameters, one jit"
 
@@ -32,7 +34,7 @@ class Sizes:
       attentions: Its attentions.
       peers: Forms of PyTorch that it is compared with.
       leaves: Shapes of the optimizer's parameters; None for those of that model.
-      without: Forms of the optimizer that are left out.
+      forms: Forms of the optimizer: the default, and as published.
       workers: Workers that one device simulates for the optimizer.
       study: Plan of the study in `docs/studies`.
       steps: Steps of its runs; None for the plan's.
@@ -63,7 +65,7 @@ class Sizes:
     attentions: tuple[Attention, ...] = ("xla", "cudnn")
     peers: tuple[Literal["eager", "compiled"], ...] = ("compiled",)
     leaves: tuple[tuple[int, ...], ...] | None = None
-    without: tuple[str, ...] = ()
+    forms: tuple[Form, ...] = ("default", "published")
     workers: int = 4
     study: str = "on-gpu"
     steps: int | None = None
@@ -88,7 +90,7 @@ TINY = Sizes(
     attentions=("xla", "cudnn"),
     peers=("eager",),
     leaves=((32, 128), (32,)),
-    without=(", as published",),
+    forms=("published",),
     workers=2,
     steps=4,
     corpus=("convergence.md", "multi-host.md", "bert.md", "plan.md"),
