@@ -126,6 +126,9 @@ def test_a_state_with_empty_leaves_is_placed_as_the_abstract_one():
         params, state, _ = jax.block_until_ready(
             compiled(params, state, jnp.ones((2, 3)))
         )
+    assert state[0].frozen_at == 1
+    assert params["e"].shape == (4, 0)
+    np.testing.assert_array_less(params["w"], 0)
 
 
 def test_a_saved_state_is_divided_over_the_devices_that_are_there():
