@@ -38,7 +38,7 @@ def write_picture(file: Path, plan: Plan, done: Mapping[Case, Run]) -> None:
 
 
 def drawn_study(plan: Plan, done: Mapping[Case, Run]) -> Figure | None:
-    """Draws the arms of the last round that has runs, each task by itself.
+    """Draws the arms of the last seeds that have runs, each task by itself.
 
     Args:
       plan: The study.
@@ -48,29 +48,48 @@ def drawn_study(plan: Plan, done: Mapping[Case, Run]) -> Figure | None:
       The picture; None without runs.
     """
     drawn: dict[str, dict[str, list[Run]]] = {}
+    seeds = ()
     for each in plan.rounds:
         found = {task: runs_of(plan, each, task, done) for task in each.tasks}
-        drawn = {task: runs for task, runs in found.items() if runs} or drawn
+        found = {task: runs for task, runs in found.items() if runs}
+        if found and each.seeds != seeds:
+            drawn, seeds = {}, each.seeds
+        for task, runs in found.items():
+            drawn[task] = drawn.get(task, {}) | runs
     if not drawn:
         return None
     figure = Figure(figsize=(7 * len(drawn), 5), layout="constrained")
     subplots = figure.subplots(1, len(drawn), squeeze=False)[0]
+    arms = dict.fromkeys(arm for runs in drawn.values() for arm in runs)
+    colours = {arm: f"C{i}" for i, arm in enumerate(arms)}
     for axes, (task, runs) in zip(subplots, drawn.items(), strict=True):
         axes.set(
             title=f"{task}: mean, and band from best to worst seed",
             ylabel="held-out loss (nats)",
         )
         if plan.picture == "bytes":
-            _draw(axes, runs, _megabytes)
+            _draw(axes, runs, _megabytes, colours)
             axes.set(xlabel="MB that a worker has sent", xscale="log")
         else:
-            _draw(axes, runs, _steps)
+            _draw(axes, runs, _steps, colours)
             axes.set(xlabel="step")
             freeze = schedule_of(read_flags(plan.tasks[task])).freeze
             if isinstance(freeze, int):
                 axes.axvline(freeze, color="grey", linestyle=":", label="freeze")
         axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
+    # Beside ten lines there is no room for it in the picture itself.
+    lines = {
+        label: line
+        for axes in subplots
+        for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        [*lines.values()],
+        [*lines],
+        loc="outside lower center",
+        ncols=5,
+        fontsize="small",
+    )
     return figure
 
 
@@ -78,6 +97,7 @@ def _draw(
     axes: Axes,
     runs: Mapping[str, Sequence[Run]],
     places: Callable[[Run], Mapping[int, float]],
+    colours: Mapping[str, str],
 ) -> None:
     """The losses of some arms, at the place of the step of each evaluation."""
     for arm, own in list(runs.items())[:MOST_ARMS]:
@@ -87,8 +107,9 @@ def _draw(
             [[run.evaluations[step]["loss"] for step in steps] for run in own], float
         )
         x = [place[step] for step in steps]
-        axes.plot(x, curves.mean(0), label=arm)
-        axes.fill_between(x, curves.min(0), curves.max(0), alpha=0.2)
+        colour = colours[arm]
+        axes.plot(x, curves.mean(0), color=colour, label=arm)
+        axes.fill_between(x, curves.min(0), curves.max(0), color=colour, alpha=0.2)
 
 
 def _steps(run: Run) -> dict[int, float]:

@@ -137,6 +137,23 @@ def test_all_arms_of_a_seed_come_before_the_next_seed(plan):
     assert seeds == sorted(seeds)
 
 
+def test_the_picture_has_all_arms_of_the_last_seeds(plan):
+    fails = replace(plan.rounds[1], name="fails", arms=("Adam", "slow"), best=None)
+    plan = replace(plan, rounds=(*plan.rounds, fails))
+    done = {case: run_of(case, loss_of(case)) for case in studied(plan)}
+    figure = drawn_study(plan, done)
+    text, digits = [
+        {line.get_label(): line.get_color() for line in axes.lines}
+        for axes in figure.axes
+    ]
+    best = sorted(["own", *PRODUCT], key=lambda arm: loss_of(Case("", arm, 0, 0, 7)))
+    assert {"Adam", "slow", "freeze"} < set(text)
+    assert len(text) == 5, f"the two best as well, of {best}"
+    assert text["slow"] == digits["slow"]
+    (legend,) = figure.legends
+    assert [each.get_text() for each in legend.get_texts()] == list(text | digits)
+
+
 def test_the_best_arms_of_a_complete_round_go_on(plan):
     order = studied(plan)
     last = [case for case in order if case.seed == 7 and case.arm != "Adam"]
