@@ -110,7 +110,7 @@ class GrowthByMeanSquares:
         float32 = jax.tree.map(
             lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), params
         )
-        shapes = jax.eval_shape(self._squares, float32)
+        shapes = jax.eval_shape(self._means, float32)
         # Each anew: a buffer that is in a state twice cannot be donated.
         now, frozen = (
             jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
@@ -126,7 +126,7 @@ class GrowthByMeanSquares:
     def follow_mean(
         self, mean: optax.Updates, state: GrowthState, decay: ArrayLike
     ) -> GrowthState:
-        r"""Adds a mean gradient that all workers have, as in the warm-up.
+        r"""Adds a mean gradient that all workers have.
 
         Args:
           mean: the exact mean of the workers' gradients, float32.
@@ -136,8 +136,24 @@ class GrowthByMeanSquares:
         Returns:
           The new state.
         """
-        now = optax.tree.update_moment(self._squares(mean), state.now, decay, 1)
+        squares = self._means(jax.tree.map(jnp.square, mean))
+        now = optax.tree.update_moment(squares, state.now, decay, 1)
         return state._replace(now=now)
+
+    def take(self, nu: optax.Params, state: GrowthState) -> GrowthState:
+        """The state with the means of a variance that is not frozen.
+
+        They are the running means that `follow_mean` would have reached, also where the
+        variance was another optimizer's.
+
+        Args:
+          nu: the variances, without bias correction.
+          state: so far.
+
+        Returns:
+          The new state.
+        """
+        return state._replace(now=self._means(nu))
 
     def follow(
         self,
@@ -226,8 +242,8 @@ class GrowthByMeanSquares:
     def _by_lines(self, x: Array) -> bool:
         return x.ndim > 1 and min(x.shape[-2:]) >= self.least and x.size > 0
 
-    def _squares(self, tree: optax.Updates) -> optax.Params:
-        return jax.tree.map(lambda x: _mean_squares(x, self._by_lines(x)), tree)
+    def _means(self, squares: optax.Params) -> optax.Params:
+        return jax.tree.map(lambda x: _mean_squares(x, self._by_lines(x)), squares)
 
     def _sums(self, x: Array, key: Key[Array, ""]) -> MeanSquares:
         return _random_sums(x, key, self._by_lines(x))
@@ -237,10 +253,9 @@ def _nodes(tree: optax.Params) -> list[MeanSquares]:
     return jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, MeanSquares))
 
 
-def _mean_squares(x: Float[Array, ...], by_lines: bool) -> MeanSquares:
-    squares = jnp.square(x.astype(jnp.float32))
+def _mean_squares(squares: Float32[Array, ...], by_lines: bool) -> MeanSquares:
     if not by_lines:
-        return MeanSquares(jnp.sum(squares) / float(max(x.size, 1)))
+        return MeanSquares(jnp.sum(squares) / float(max(squares.size, 1)))
     rows = whole(jnp.mean(squares, axis=-1, keepdims=True))
     columns = whole(jnp.mean(squares, axis=-2, keepdims=True))
     return MeanSquares(jnp.mean(rows, axis=-2, keepdims=True), rows, columns)

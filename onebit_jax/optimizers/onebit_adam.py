@@ -304,7 +304,11 @@ class _OnebitAdam:
         now = fires & ~frozen
         growth = state.growth
         if self.growth is not None and growth is not None:
-            growth = self.growth.follow_mean(mean, growth, decay)
+            growth = optax.tree.where(
+                frozen,
+                self.growth.follow_mean(mean, growth, decay),
+                self.growth.take(nu, growth),
+            )
         raised, floored = nu, 0.0
         if self.floor is not None:
             raised, floored = self.floor.apply(nu)

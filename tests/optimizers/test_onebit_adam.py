@@ -46,6 +46,27 @@ def schedule(count):
     return 0.01 / (1.0 + jnp.asarray(count, jnp.float32) / 50)
 
 
+def test_it_goes_on_from_adams_state():
+    """Moments and count are all that the warm-up knows."""
+    freeze, steps, params = 10, 16, params_of()
+    tx = onebit_adam(schedule, sign_mean("data"), freeze_at(freeze))
+    expected = trained(tx, steps)
+    adam, growth = optax.scale_by_adam(), expected.state[0].growth
+    state, run = adam.init(params), Workers(tx, params, mesh_of(4))
+    for step in range(freeze - 2):
+        mean = jax.tree.map(lambda g: jnp.mean(g, axis=0), gradients_of(step))
+        with jax.numpy_dtype_promotion("standard"):
+            _, state = adam.update(mean, state)
+    run.state = optax.tree.set(run.state, **state._asdict())
+    for step in range(freeze - 2, steps):
+        run.update(gradients_of(step), params)
+    assert growth.measured == 1
+    found = run.state[0]
+    chex.assert_trees_all_close(found.growth.frozen, growth.frozen, rtol=1e-5)
+    chex.assert_trees_all_close(found.growth.now, growth.now, rtol=1e-5)
+    chex.assert_trees_all_close(found.nu, expected.state[0].nu, rtol=1e-5)
+
+
 def test_it_freezes_when_its_own_variance_is_stable():
     """The rule sees the 1-norm of the bias-corrected variance of all leaves."""
     interval, b2 = 4, 0.9
