@@ -49,6 +49,15 @@ def test_an_equinox_model():
     assert compressed
 
 
+def test_float16_with_a_loss_scale():
+    first, warmup, _, compressed = map(numbers_in, lines_of("loss_scaling.py"))
+    loss, skipped, scale = first
+    assert loss < 0.5, "1.4 by chance"
+    assert 0 < skipped < 20, "the scale was too large at first, and no longer"
+    assert scale < 2**24
+    assert warmup[0] > 20 * compressed[0]
+
+
 def test_a_checkpoint_of_eight_workers_is_gone_on_with_by_four():
     before, saved, restored, after = map(numbers_in, lines_of("orbax_resizing.py"))
     assert saved == restored

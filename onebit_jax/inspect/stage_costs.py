@@ -31,7 +31,10 @@ _SEND_NOTHING = {"axis_index", "pcast", "pvary"}
 
 
 def stage_costs(
-    tx: optax.GradientTransformation, params: Any, axis_sizes: Mapping[str, int]
+    tx: optax.GradientTransformation,
+    params: Any,
+    axis_sizes: Mapping[str, int],
+    **extra: Any,
 ) -> dict[str, tuple[Transfer, ...]]:
     """The collectives of a step of each of an optimizer's stages.
 
@@ -44,6 +47,8 @@ def stage_costs(
       params: parameters, or their shapes and dtypes.
       axis_sizes: sizes of the mesh axes, all of them the workers', such as
         `mesh.shape`.
+      **extra: what `update` needs by name besides, as `run.step` of `data_parallel`
+        is given it.
 
     Returns:
       For each stage, in the optimizer's order, its collectives, which `sent_bytes` adds
@@ -71,11 +76,13 @@ def stage_costs(
     # A dictionary that a traced function returns has lost its order.
     jax.eval_shape(lambda state: stages.extend(steps_by_stage(state)), state)
     if not stages:
-        return {"every": _merged(t for _, t in _traced(tx, params, state, mesh))}
+        return {
+            "every": _merged(t for _, t in _traced(tx, params, state, mesh, **extra))
+        }
     whole = [name for name in stages if "/" not in name]
     costs = {}
     for name in whole:
-        found = list(_traced(tx, params, state, mesh, stage=name))
+        found = list(_traced(tx, params, state, mesh, **extra, stage=name))
         # What has no scope is done in every step; what is inside another, in some.
         inside = {s for s, _ in found if s is not None and s.startswith(f"{name}/")}
         for stage in (*inside, name):
@@ -84,7 +91,7 @@ def stage_costs(
 
 
 def _traced(
-    tx: Any, params: Any, state: Any, mesh: AbstractMesh, **extra: str
+    tx: Any, params: Any, state: Any, mesh: AbstractMesh, **extra: Any
 ) -> Iterator[tuple[str | None, Transfer]]:
     workers = PartitionSpec(mesh.axis_names)
     specs = state_specs(state)
