@@ -52,9 +52,11 @@ def onebit_lamb(
 def zero_one_adam(
     params: Mapping[str, Any], learning_rate: LearningRate | None = None
 ) -> optax.GradientTransformation:
-    """`"type": "ZeroOneAdam"`."""
+    """`"type": "ZeroOneAdam"`, of a new state `counted`."""
+    rate = params["lr"] if learning_rate is None else learning_rate
     return onebit_jax.zero_one_adam(
-        params["lr"] if learning_rate is None else learning_rate,
+        # The dropped call is counted, and DeepSpeed's schedules begin after it.
+        (lambda count: rate(count - 1)) if callable(rate) else rate,
         onebit_jax.deepspeed_sign_mean("data"),
         onebit_jax.freeze_at(params["var_freeze_step"] + 1),
         *params.get("betas", (0.9, 0.999)),
@@ -73,18 +75,39 @@ def zero_one_adam(
     )
 
 
-def warmup_decay(params: Mapping[str, Any]) -> optax.Schedule:
-    """`"type": "WarmupDecayLR"`: a rise by logarithms or in a line, then to zero."""
+def counted(state: Any) -> Any:
+    """A new state that holds 0/1 Adam's, with DeepSpeed's first call counted."""
+    return optax.tree.set(
+        state,
+        lambda path, _: getattr(path[-1], "tuple_name", "") == "ZeroOneAdamState",
+        count=jnp.int32(1),
+    )
+
+
+def warmup(params: Mapping[str, Any]) -> optax.Schedule:
+    """`"type": "WarmupLR"`: a rise by logarithms or in a line, then level."""
     low, high = params.get("warmup_min_lr", 0.0), params.get("warmup_max_lr", 1e-3)
-    warmup = max(2, params.get("warmup_num_steps", 1000))
-    total = params["total_num_steps"]
+    steps = max(2, params.get("warmup_num_steps", 1000))
 
     def schedule(count):
         step = jnp.asarray(count, jnp.float32)
-        rise = step / warmup
+        rise = step / steps
         if params.get("warmup_type", "log") == "log":
-            rise = jnp.log1p(step) / math.log(warmup)
-        fall = jnp.maximum(0.0, (total - step) / max(1, total - warmup))
-        return low + (high - low) * jnp.where(step < warmup, rise, fall)
+            rise = jnp.log1p(step) / math.log(steps)
+        return low + (high - low) * jnp.minimum(rise, 1.0)
+
+    return schedule
+
+
+def warmup_decay(params: Mapping[str, Any]) -> optax.Schedule:
+    """`"type": "WarmupDecayLR"`: the same rise, then in a line to zero."""
+    low, high = params.get("warmup_min_lr", 0.0), params.get("warmup_max_lr", 1e-3)
+    steps = max(2, params.get("warmup_num_steps", 1000))
+    total, rise = params["total_num_steps"], warmup(params)
+
+    def schedule(count):
+        step = jnp.asarray(count, jnp.float32)
+        fall = jnp.maximum(0.0, (total - step) / max(1, total - steps))
+        return jnp.where(step < steps, rise(step), low + (high - low) * fall)
 
     return schedule

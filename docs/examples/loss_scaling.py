@@ -15,8 +15,7 @@ import onebit_jax
 
 jax.config.update("jax_num_cpu_devices", 4)  # virtual workers; not on real devices
 
-# DeepSpeed's initial_scale_power (its 16 would overflow nowhere here), loss_scale_window
-# and min_loss_scale.
+# As DeepSpeed's settings of these names; its power of 16 would overflow nowhere here.
 INITIAL_SCALE_POWER, LOSS_SCALE_WINDOW, MIN_LOSS_SCALE = 24, 50, 1.0
 
 

@@ -7,6 +7,7 @@ import from_deepspeed
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AxisType
 from optimizers import deepspeed
@@ -111,6 +112,22 @@ def test_padding_is_deepspeeds(workers, size):
     assert state.server_error.value.shape == (workers, padded // workers)
 
 
+@pytest.mark.filterwarnings("ignore:The variance may be frozen")
+@pytest.mark.parametrize("name", ["onebit_adam", "onebit_lamb", "zero_one_adam"])
+def test_its_schedules_begin_after_the_call_that_is_dropped(name):
+    params = {"lr": 1e-3, "freeze_step": 10, "var_freeze_step": 10}
+    gradients = jnp.tile(jnp.linspace(0.1, 1, 60), (2, 1))
+    steps = []
+    for rate in (None, lambda count: 1e-3 * (1 + jnp.asarray(count, jnp.float32))):
+        tx = optax.chain(getattr(from_deepspeed, name)(params, rate))
+        run = Workers(tx, jnp.ones(60), mesh_of(2))
+        if name == "zero_one_adam":
+            run.state = from_deepspeed.counted(run.state)
+        steps.append(run.update(gradients, jnp.ones(60)))
+    np.testing.assert_array_equal(*steps)
+    assert np.abs(steps[0]).min() > 0
+
+
 @pytest.mark.parametrize("warmup_type", ["log", "linear"])
 def test_its_schedule_is_deepspeeds(warmup_type):
     params = {"warmup_max_lr": 4e-4, "warmup_num_steps": 10, "total_num_steps": 50}
@@ -120,3 +137,6 @@ def test_its_schedule_is_deepspeeds(warmup_type):
     for step, share in {0: 0, 7: rise, 10: 1, 20: 0.75, 50: 0, 60: 0}.items():
         expected = 1e-4 + 3e-4 * share
         np.testing.assert_allclose(schedule(step), expected, rtol=1e-5)
+        level = 1e-4 + 3e-4 * (share if step < 10 else 1)
+        warmup = from_deepspeed.warmup(params)(step)
+        np.testing.assert_allclose(warmup, level, rtol=1e-5)

@@ -21,8 +21,7 @@ class Trajectory(deepspeed.Trajectory):
             from_deepspeed.zero_one_adam(config["options"]), golden, config
         )
         self.config = config
-        # DeepSpeed's first call is counted, and does nothing else.
-        self.state = self.state._replace(count=self.state.count + 1)
+        self.state = from_deepspeed.counted(self.state)
 
     def step(self, t):
         gradients = [self.gradient(t, i) for i in self.leaves]
