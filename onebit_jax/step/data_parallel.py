@@ -307,9 +307,9 @@ def check_made_for(state: Any, made: Any) -> None:
         if given.get(path) != needed.get(path):
             there, here = (x.get(path, "missing") for x in (given, needed))
             raise ValueError(
-                f"the optimizer's state was made for other parameters: its {path} is "
-                f"{there} and would be {here} with these; make the state anew with "
-                "run.init(params)."
+                "the state was made by another optimizer or for other parameters: its "
+                f"{path} is {there} and would be {here} with these; make the state "
+                "anew with run.init(params)."
             )
 
 

@@ -77,8 +77,9 @@ def not_bound(axes: tuple[str, ...]) -> ValueError:
     known = ", ".join(map(repr, jax.sharding.get_abstract_mesh().shape)) or "none"
     return ValueError(
         f"worker axis {axes} is not bound (axes in context: {known}): check its "
-        "spelling, call update inside jax.shard_map over that axis, and make "
-        "the state with onebit_jax.init(tx, params, mesh)."
+        "spelling, call update inside jax.shard_map over that axis, as "
+        "onebit_jax.data_parallel does, and make the state with "
+        "onebit_jax.init(tx, params, mesh)."
     )
 
 
