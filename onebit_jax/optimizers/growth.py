@@ -140,7 +140,7 @@ class GrowthByMeanSquares:
         now = optax.tree.update_moment(squares, state.now, decay, 1)
         return state._replace(now=now)
 
-    def take(self, nu: optax.Params, state: GrowthState) -> GrowthState:
+    def from_variance(self, nu: optax.Params, state: GrowthState) -> GrowthState:
         """The state with the means of a variance that is not frozen.
 
         They are the running means that `follow_mean` would have reached, also where the

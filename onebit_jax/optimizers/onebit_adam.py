@@ -307,7 +307,7 @@ class _OnebitAdam:
             growth = optax.tree.where(
                 frozen,
                 self.growth.follow_mean(mean, growth, decay),
-                self.growth.take(nu, growth),
+                self.growth.from_variance(nu, growth),
             )
         raised, floored = nu, 0.0
         if self.floor is not None:
