@@ -87,6 +87,7 @@ def scale_by_binsgdm(
             f"{exchange!r}."
         )
     axes = exchange.axes
+    beta, least = as_float32(decay), as_float32(eps)
 
     def init_fn(params: optax.Params) -> Any:
         # Each anew: a buffer that is in a state twice cannot be donated.
@@ -100,7 +101,6 @@ def scale_by_binsgdm(
         **extra_args: object,
     ) -> tuple[optax.Updates, Any]:
         del params, extra_args
-        beta = as_float32(decay)
         mu, magnitude = (
             own_moments(node, updates, axes, _NAME)
             for node in (state.mu, state.magnitude)
@@ -109,7 +109,6 @@ def scale_by_binsgdm(
         mu = optax.tree.update_moment(gradients, mu, beta, 1)
         magnitudes = jax.tree.map(jnp.abs, gradients)
         magnitude = optax.tree.update_moment(magnitudes, magnitude, beta, 1)
-        least = as_float32(eps)
         ratios = jax.tree.map(lambda m, b: m / (b + least), mu, magnitude)
         agreed, exchanged = exchange.update(ratios, state.exchange)
         agreed = jax.tree.map(lambda u, g: u.astype(g.dtype), agreed, updates)

@@ -92,6 +92,7 @@ def scale_by_distributed_lion(
             f"{_NAME} needs an exchange, such as vote_mean('data'), got {exchange!r}."
         )
     axes = exchange.axes
+    share, decay = as_float32(b1), as_float32(b2)
 
     def init_fn(params: optax.Params) -> Any:
         mu = zero_moments(params, axes, _NAME)
@@ -112,8 +113,8 @@ def scale_by_distributed_lion(
         del params, extra_args
         mu = own_moments(state.mu, updates, axes, _NAME)
         gradients = optax.tree.cast(updates, jnp.float32)
-        sent = optax.tree.update_moment(gradients, mu, as_float32(b1), 1)
-        mu = optax.tree.update_moment(gradients, mu, as_float32(b2), 1)
+        sent = optax.tree.update_moment(gradients, mu, share, 1)
+        mu = optax.tree.update_moment(gradients, mu, decay, 1)
         sent = jax.tree.map(lambda c: _turn(c, state.count), sent)
         agreed, exchanged = exchange.update(sent, state.exchange)
         agreed = jax.tree.map(

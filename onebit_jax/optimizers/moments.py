@@ -19,8 +19,19 @@ def as_float32(x: ArrayLike) -> float | Float32[Array, ""]:
 
     Python numbers stay weakly typed: Optax's arithmetic to the last bit. Others, such
     as inject_hyperparams' arrays in the parameters' dtype, are promoted.
+
+    Raises:
+      ValueError: if it is more than one number, such as a pair of decays.
     """
-    return x if isinstance(x, (int, float)) else jnp.asarray(x, jnp.float32)
+    if isinstance(x, (int, float)):
+        return x
+    number = jnp.asarray(x, jnp.float32)
+    if number.shape:
+        raise ValueError(
+            f"b1, b2, eps and the like are one number each, got {x!r}: give a pair of "
+            "decays as b1 and b2."
+        )
+    return number
 
 
 def weight(decay: ArrayLike, steps: Int32[Array, ""]) -> Array:

@@ -189,9 +189,9 @@ def scale_by_onebit_adam(
         exchange=exchange,
         warm=warm,
         freeze=freeze,
-        b1=b1,
-        b2=b2,
-        eps=eps,
+        b1=as_float32(b1),
+        b2=as_float32(b2),
+        eps=as_float32(eps),
         bias_correction=bias_correction,
         refresh=refresh,
         send=send,
@@ -249,17 +249,13 @@ class _OnebitAdam:
     ) -> tuple[optax.Updates, Any]:
         del params, extra_args
         bound_workers(self.exchange.axes)
-        adam = dataclasses.replace(
-            self,
-            **{name: as_float32(getattr(self, name)) for name in ("b1", "b2", "eps")},
-        )
         count = jnp.asarray(optax.safe_increment(state.count))
         frozen = state.frozen_at > 0
         index = frozen.astype(jnp.int32)
         stages = {
-            "warmup": lambda: adam.warmup(updates, state, count, stage == "warmup"),
-            "between": lambda: adam.between(updates, state, count),
-            "compressed": lambda: adam.compressed(updates, state, count),
+            "warmup": lambda: self.warmup(updates, state, count, stage == "warmup"),
+            "between": lambda: self.between(updates, state, count),
+            "compressed": lambda: self.compressed(updates, state, count),
         }
         if self.refresh is None or state.refresh is None:
             del stages["between"]

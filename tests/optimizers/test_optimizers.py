@@ -358,3 +358,10 @@ def test_no_buffer_is_twice_in_a_new_state(name):
     with jax.set_mesh(mesh_of(1)):
         leaves = [x for x in jax.tree.leaves(tx.init(tree_of(0))) if x.size]
     assert len({x.unsafe_buffer_pointer() for x in leaves}) == len(leaves)
+
+
+@each_case
+def test_refuses_a_pair_of_decays(name):
+    case, decay = CASES[name], "decay" if name == "BinSGDM" else "b1"
+    with pytest.raises(ValueError, match="give a pair of decays as b1 and b2"):
+        case.make(1e-3, case.exchange(), freeze(1), **{decay: (0.9, 0.999)})

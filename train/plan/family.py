@@ -208,10 +208,10 @@ def family_table(runs: list[WholeRun], parameters: int) -> str:
         rows.append(
             (
                 run.name,
-                f"{run.gpu_bytes / 1e9:,.1f}",
-                f"{run.host_bytes / 1e9:,.1f}",
+                _two_digits(run.gpu_bytes / 1e9, 1),
+                _two_digits(run.host_bytes / 1e9, 1),
                 f"{adams / sent:.1f}" if sent else "",
-                f"{run.seconds / 3600:,.2f}",
+                _two_digits(run.seconds / 3600, 2),
                 f"{adam.seconds / run.seconds:.2f}",
                 f"{run.state_bytes / parameters:.1f}",
             )
@@ -222,3 +222,10 @@ def family_table(runs: list[WholeRun], parameters: int) -> str:
         if len(run.steps) > 1
     ]
     return "\n".join([aligned(rows), "", "Steps of each stage:", *steps])
+
+
+def _two_digits(number: float, decimals: int) -> str:
+    """A number with so many decimals, or more where they are not two digits."""
+    if number >= 10 ** (1 - decimals):
+        return f"{number:,.{decimals}f}"
+    return f"{number:.2g}"

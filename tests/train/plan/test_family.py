@@ -58,9 +58,9 @@ def test_a_run_adds_up_the_steps_that_the_table_above_it_has(hosts, gpus):
     assert more == pytest.approx(exact * 7 / 8, rel=0.02)
     lines = family_table(found, MODEL.parameters).splitlines()
     assert lines[2].split() == [
-        "adam", f"{runs['adam'].gpu_bytes / 1e9:.1f}",
-        f"{runs['adam'].host_bytes / 1e9:.1f}", "1.0",
-        f"{runs['adam'].seconds / 3600:.2f}", "1.00", "8.0",
+        "adam", f"{runs['adam'].gpu_bytes / 1e9:.2g}",
+        f"{runs['adam'].host_bytes / 1e9:.2g}", "1.0",
+        f"{runs['adam'].seconds / 3600:.2g}", "1.00", "8.0",
     ]  # fmt: skip
 
 
