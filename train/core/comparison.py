@@ -71,19 +71,29 @@ def closing(run: Ended, beside: Ended) -> str:
     """
     rows = [("", "held-out loss", "MB sent", "fewer", "seconds")]
     for each in (run, beside):
-        fewer = f"{beside.sent / each.sent:.1f}x"
+        fewer = f"{beside.sent / each.sent:.1f}x" if each.sent else "-"
         cells = f"{each.loss:.4f}", f"{each.sent / 1e6:,.1f}", fewer
         rows.append((each.name, *cells, f"{each.seconds:,.0f}"))
     width = max(len(name) for name, *_ in rows)
     share = run.loss / beside.loss - 1
     where = f"{abs(share):.1%} {'below' if share < 0 else 'above'}".replace("%", " %")
+    table = (
+        f"{name:{width}}{loss:>15}{sent:>12}{fewer:>8}{time:>9}"
+        for name, loss, sent, fewer, time in rows
+    )
+    if not run.sent:
+        return "\n".join(
+            [
+                *table,
+                f"{run.name} ends {where} {beside.name}, and one worker has nobody to "
+                "send to:",
+                "give more --workers to see what compression saves.",
+            ]
+        )
     seconds, others = (f"{each.sent / LINK:,.0f}" for each in (run, beside))
     return "\n".join(
         [
-            *(
-                f"{name:{width}}{loss:>15}{sent:>12}{fewer:>8}{time:>9}"
-                for name, loss, sent, fewer, time in rows
-            ),
+            *table,
             f"{run.name} ends {where} {beside.name}, and each worker has sent "
             f"{beside.sent / run.sent:.1f} times fewer bytes:",
             f"over a link of 100 Mbit/s they take {seconds} seconds, not {others}.",

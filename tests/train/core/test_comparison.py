@@ -2,7 +2,7 @@
 
 import pytest
 
-from train.core.comparison import Ended, ended
+from train.core.comparison import Ended, closing, ended
 
 
 def line(step, rate, sent=0):
@@ -22,3 +22,11 @@ def test_seconds_are_those_of_each_stretch_of_steps():
 )
 def test_a_run_without_a_loss_has_no_end(lines):
     assert ended("adam", lines, 8) is None
+
+
+def test_one_worker_that_sends_nothing_is_compared_by_its_loss_alone():
+    table = closing(Ended("onebit_adam", 2.02, 0, 9.0), Ended("adam", 2.0, 0, 8.0))
+    _, *rows, sentence, advice = table.splitlines()
+    assert [row.split()[2:4] for row in rows] == [["0.0", "-"]] * 2
+    assert sentence.startswith("onebit_adam ends 1.0 % above adam, and one worker has")
+    assert advice.startswith("give more --workers")
