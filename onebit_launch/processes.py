@@ -199,11 +199,15 @@ def _is_alive(process: subprocess.Popen[bytes]) -> bool:
 
 @contextlib.contextmanager
 def _noted_signals() -> Iterator[list[int]]:
-    """A list that notes signals that ask to end, instead of ending."""
+    """A list that notes signals that ask to end, instead of ending.
+
+    What is ignored from the start stays so, as after `nohup` or a shell's `&`.
+    """
     noted: list[int] = []
     before = {
         number: signal.signal(number, lambda number, _: noted.append(number))
         for number in _ENDING
+        if signal.getsignal(number) != signal.SIG_IGN
     }
     try:
         yield noted

@@ -1,5 +1,6 @@
 """`onebit-launch`: processes that find each other, and what cannot be used."""
 
+import signal
 import subprocess
 import sys
 
@@ -13,9 +14,9 @@ from onebit_launch.errors import UsageError
 LAUNCHER = [sys.executable, "-m", "onebit_launch"]
 
 
-def start(*arguments):
+def start(*arguments, before=()):
     return subprocess.Popen(
-        [*LAUNCHER, *map(str, arguments)],
+        [*before, *LAUNCHER, *map(str, arguments)],
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
         stdout=subprocess.PIPE,
@@ -44,6 +45,23 @@ def test_launchers_of_several_hosts_start_one_cluster(tmp_path):
         for i in range(2)
     ]
     assert [said_by(x) for x in launchers] == ["[0] 0 2 4\n", "[1] 1 2 4\n"]
+
+
+def test_a_signal_that_is_ignored_from_the_start_ends_nothing(tmp_path):
+    """As after `nohup`, or after `&` in a shell's script."""
+    go, script = tmp_path / "go", tmp_path / "waits.py"
+    script.write_text(
+        "import pathlib, time\n"
+        "print('started')\n"
+        f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.05)\n"
+    )
+    ignoring = ("/bin/sh", "-c", 'trap "" HUP INT; exec "$@"', "sh")
+    launcher = start("--processes", 1, "--", script, before=ignoring)
+    assert launcher.stdout.readline() == "[0] started\n"
+    launcher.send_signal(signal.SIGHUP)
+    launcher.send_signal(signal.SIGINT)
+    go.touch()
+    assert said_by(launcher) == ""
 
 
 def test_the_launcher_needs_python_alone():
