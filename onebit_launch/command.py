@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from onebit_launch.environment import environments, free_port
 from onebit_launch.errors import UsageError
+from onebit_launch.output import say
 from onebit_launch.processes import Failure, run_together
 
 if TYPE_CHECKING:
@@ -172,11 +173,6 @@ def run(
         log_dir=flags.log_dir,
         append=append,
     )
-
-
-def say(text: str) -> None:
-    """Prints a line of the launcher's own."""
-    print(f"[launch] {text}", file=sys.stderr, flush=True)
 
 
 def main() -> None:

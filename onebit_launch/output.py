@@ -84,9 +84,38 @@ class Relay(threading.Thread):
                     self._write(f"{self._prefix}{line}{end}".encode(*code))
 
     def _write(self, line: bytes) -> None:
-        try:
-            self._sink.write(line)
-            self._sink.flush()
-        except BrokenPipeError:
-            # Those who read along have gone; the training has not.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._sink.fileno())
+        error = _write_or_drop(self._sink, line)
+        # A broken pipe is of readers who have gone, as they know.
+        if error is not None and not isinstance(error, BrokenPipeError):
+            say(
+                f"{self._sink.name} cannot be written to ({error.strerror}); the "
+                "processes go on, and what it should have held from here on is lost."
+            )
+
+
+def say(text: str) -> None:
+    """Prints a line of the launcher's own to standard error."""
+    line = f"[launch] {text}\n".encode(errors="surrogateescape")
+    _write_or_drop(sys.stderr.buffer, line)
+
+
+def _write_or_drop(sink: IO[bytes], line: bytes) -> OSError | None:
+    """Writes a line; if that fails, drops it and all that is written there later.
+
+    A full disk, or a reader who has gone, must not end the training.
+
+    Args:
+      sink: The file.
+      line: The line.
+
+    Returns:
+      Why it failed; None if it did not, or had failed before.
+    """
+    try:
+        sink.write(line)
+        sink.flush()
+    except OSError as error:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), sink.fileno())
+        return error
+    return None

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onebit_launch import command as launcher
-from onebit_launch.command import Launch, say
+from onebit_launch.command import Launch
 from onebit_launch.errors import UsageError
+from onebit_launch.output import say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,6 +16,10 @@ from train.launch.command import check_restarts, run_folder_of
 NEEDS_PROC = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="reads /proc"
 )
+NEEDS_FULL_DISK = pytest.mark.skipif(
+    not os.path.exists("/dev/full"), reason="writes to a disk that is full"
+)
+MUCH = "for i in range(2000): print('x' * 100)"
 
 
 @pytest.fixture
@@ -215,7 +219,7 @@ def test_a_mistake_that_was_named_is_not_tried_again(script, tmp_path):
 
 def test_training_goes_on_when_nobody_reads_along(script, tmp_path):
     done = tmp_path / "done"
-    text = "for i in range(2000): print('x' * 100)\npathlib.Path(sys.argv[1]).touch()"
+    text = f"{MUCH}\npathlib.Path(sys.argv[1]).touch()"
     flags = [sys.executable, "-m", "train.launch", "--processes", "1", "--"]
     launcher = subprocess.Popen(
         [*flags, *map(str, script(text, done))], cwd=ROOT, stdout=subprocess.PIPE
@@ -224,6 +228,31 @@ def test_training_goes_on_when_nobody_reads_along(script, tmp_path):
     launcher.stdout.close()
     assert launcher.wait(30) == 0
     assert done.exists()
+
+
+@NEEDS_FULL_DISK
+def test_training_goes_on_when_the_disk_is_full(script, tmp_path):
+    (tmp_path / "0.log").symlink_to("/dev/full")
+    done = tmp_path / "done"
+    command = script(f"{MUCH}\npathlib.Path(sys.argv[1]).touch()", done)
+    status, said = run("--log-dir", tmp_path, command=command, processes=1)
+    assert status == 0, said
+    assert done.exists()
+    assert said == (
+        f"[launch] {tmp_path}/0.log cannot be written to (No space left on device); "
+        "the processes go on, and what it should have held from here on is lost."
+    )
+
+
+@NEEDS_FULL_DISK
+def test_the_exit_status_is_told_where_nothing_can_be_said(script):
+    flags = [sys.executable, "-m", "train.launch", "--processes", "1", "--"]
+    command = [*flags, *map(str, script(f"{MUCH}\nsys.exit(3)"))]
+    with open("/dev/full", "wb") as full:
+        launcher = subprocess.run(
+            command, cwd=ROOT, stdout=full, stderr=full, timeout=60
+        )
+    assert launcher.returncode == 3
 
 
 def test_logs_that_cannot_be_kept_are_refused(tmp_path):
