@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -159,12 +159,13 @@ def run(
     Raises:
       UsageError: The files of output cannot be made.
     """
-    return run_together(
+    port = free_port()
+    failure = run_together(
         [sys.executable, *command],
         environments(
             flags.processes,
             flags.devices_per_process,
-            flags.coordinator or f"127.0.0.1:{free_port()}",
+            flags.coordinator or f"127.0.0.1:{port}",
             hosts=flags.hosts,
             host=flags.host,
         ),
@@ -173,6 +174,14 @@ def run(
         log_dir=flags.log_dir,
         append=append,
     )
+    if (
+        failure
+        and not flags.coordinator
+        and f"listen on port {port} " in failure.reason
+    ):
+        # Another program was faster; the next attempt takes another port.
+        return replace(failure, is_final=False)
+    return failure
 
 
 def main() -> None:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _LONGEST = 400
 """Characters that are kept of a last line."""
+_FRAME = "│ \t\r\n"
+"""What stands around the words of a line, as in the boxes that tyro draws."""
 
 
 @contextlib.contextmanager
@@ -62,7 +64,7 @@ class Relay(threading.Thread):
       prefix: Text before each line.
 
     Attributes:
-      last_line: The last line that was not empty, cut to a length that can be read.
+      last_line: The last line with a letter, cut to a length that can be read.
     """
 
     def __init__(self, pipe: IO[bytes], sink: IO[bytes], prefix: str):
@@ -77,7 +79,9 @@ class Relay(threading.Thread):
         code = ("utf-8", "surrogateescape")
         with io.TextIOWrapper(self._pipe, *code, newline="") as lines:
             for line in lines:
-                self.last_line = line[:_LONGEST].strip() or self.last_line
+                words = line[:_LONGEST].strip(_FRAME)
+                if any(map(str.isalpha, words)):
+                    self.last_line = words
                 # A bar that is drawn again and again is for those who watch.
                 if not line.endswith("\r") or self._sink.isatty():
                     end = "" if line.endswith(("\n", "\r")) else "\n"

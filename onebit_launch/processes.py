@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from onebit_launch.errors import LOST_EXIT
+from onebit_launch.errors import LOST_EXIT, USAGE_EXIT
 from onebit_launch.output import Relay, open_sinks
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Failure:
       reason: A sentence without its full stop.
       status: The exit status that a shell would tell.
       is_final: True where another attempt would end the same: after a signal to end,
-        or a mistake that a sentence was said about.
+        a command line that cannot be used, or a mistake that a sentence was said about.
     """
 
     reason: str
@@ -153,7 +153,7 @@ def _failure(first: int, status: int, said: str, running: Sequence[int]) -> Fail
     Args:
       first: Its number.
       status: Its exit status, or a signal's number less than nothing.
-      said: The last line of its standard error.
+      said: The last line with a letter of its standard error.
       running: Numbers of the processes that ran on.
     """
     if status < 0:
@@ -168,7 +168,9 @@ def _failure(first: int, status: int, said: str, running: Sequence[int]) -> Fail
             reason += f": {said.rstrip('.')}"
     if running:
         reason += f"; still running then: process {', '.join(map(str, running))}"
-    is_mistake = status != LOST_EXIT and said.startswith("error: ")
+    is_mistake = status == USAGE_EXIT or (
+        status != LOST_EXIT and said.startswith("error: ")
+    )
     return Failure(reason, 128 - status if status < 0 else status, is_mistake)
 
 

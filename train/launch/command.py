@@ -32,8 +32,9 @@ def launch(flags: Launch, restarts: int, command: Sequence[str]) -> int:
 
     Args:
       flags: The launcher's flags.
-      restarts: Times to start all again after a failure, but for one that says in a
-        sentence what to mend.
+      restarts: Times to start all again after a failure, but for one that another
+        attempt would repeat: a mistake on the command line, or one that the command
+        says in a sentence how to mend.
       command: Arguments of Python: `-m module` or a script, and its flags.
 
     Returns:

@@ -8,7 +8,7 @@ import sys
 import pytest
 from launching import ROOT, Launched, is_running
 
-from onebit_launch.environment import environments
+from onebit_launch.environment import environments, free_port
 from onebit_launch.errors import UsageError
 from onebit_launch.output import open_sinks
 from train.launch.command import check_restarts, run_folder_of
@@ -215,6 +215,38 @@ def test_a_mistake_that_was_named_is_not_tried_again(script, tmp_path):
     status, said = run("--restarts", "2", command=script(text, "--out", tmp_path))
     assert status == 1
     assert "restart" not in said
+
+
+def test_a_mistake_on_the_command_line_is_not_tried_again(script, tmp_path):
+    text = "import tyro\ndef main(out: str): ...\ntyro.cli(main, prog='this')"
+    command = script(text, "--out", tmp_path, "--stops", "3")
+    status, said = run("--restarts", "2", command=command, processes=1)
+    assert status == 2
+    assert "Unrecognized options: --stops" in said
+    assert said.splitlines()[-1] == (
+        "[launch] process 0 failed first, with exit status 2: For full helptext, run "
+        "this --help."
+    )
+
+
+@pytest.mark.parametrize("is_chosen", [True, False])
+def test_a_port_that_was_lost_to_another_is_chosen_again(script, tmp_path, is_chosen):
+    text = (
+        "import socket\n"
+        "from train.core.command import one_sentence\n"
+        "from train.core.processes.distributed import Cluster, initialize\n"
+        "address, port = os.environ['JAX_COORDINATOR_ADDRESS'].split(':')\n"
+        "with one_sentence(), socket.create_server(('', int(port))):\n"
+        "    initialize(Cluster(coordinator=f'{address}:{port}'))"
+    )
+    own = () if is_chosen else ("--coordinator", f"127.0.0.1:{free_port()}")
+    status, said = run(
+        *("--restarts", "1", *own),
+        command=script(f"if process: time.sleep(60)\n{text}", "--out", tmp_path),
+    )
+    assert status == 1
+    assert said.count("[0] error: process 0 cannot listen on port") == 1 + is_chosen
+    assert ("restart 1 of 1" in said) == is_chosen
 
 
 def test_training_goes_on_when_nobody_reads_along(script, tmp_path):
