@@ -9,7 +9,7 @@ from typing import Any, Literal
 from models import SIZES
 from models.config import Size
 from train.bert.phases import Phase
-from train.core.commands.flags import FREEZE, FromScratchFlags, check_from_scratch
+from train.core.commands.flags import FromScratchFlags, check_from_scratch
 from train.core.errors import InputError
 from train.core.flags import (
     Changeable,
@@ -21,7 +21,7 @@ from train.core.flags import (
     TransformerFlags,
     spelling,
 )
-from train.core.optimizer import warmup_and_freeze
+from train.core.optimizer import FREEZE, warmup_and_freeze
 from train.data.flags import CorpusFlags
 
 Preset = Literal["bert-base", "bert-large"]

@@ -18,7 +18,13 @@ from typing import (
 from models.config import Attention, Remat, TransformerConfig
 from train.core.errors import InputError
 from train.core.exchange import ExchangeName
-from train.core.optimizer import OPTIMIZERS, OptimizerName
+from train.core.optimizer import (
+    FREEZE,
+    OPTIMIZERS,
+    OptimizerName,
+    Plan,
+    warmup_and_freeze,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -96,7 +102,7 @@ class TrainingFlags:
     count_mean, counts of them in one all-reduce."""
     freeze_step: Freeze | None = None
     """Steps before 1-bit Adam, LAMB or 0/1 Adam freezes its variance; auto: once it is
-    stable."""
+    stable; default: a fifth of the steps, not before the warm-up ends."""
     warmup_bits: Literal[2, 4, 8] | None = None
     """Bits a value that 1-bit Adam's gradients are exchanged by before the freeze, an
     eighth of the bytes by 4; default: exactly."""
@@ -140,6 +146,23 @@ class TrainingFlags:
         """
         del earlier
         return self
+
+    def planned(self, steps: int, share: float = FREEZE) -> Plan:
+        """Schedule and freeze of the optimizer, all defaults put in.
+
+        Args:
+          steps: Steps in all.
+          share: The part of them before the freeze, where no other is asked for.
+
+        Returns:
+          The plan.
+        """
+        warmup, freeze = warmup_and_freeze(
+            steps, self.warmup_steps, self.freeze_step, share
+        )
+        return Plan(
+            steps=steps, learning_rate=self.learning_rate, warmup=warmup, freeze=freeze
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from train.core.flags import TrainingFlags
     from train.core.mesh import Topology
 
+FREEZE = 0.2
+"""Share of the steps after which a variance is frozen by default."""
+
 FLOOR = 0.1
 """Share of the peak that the learning rate falls to, and stays at."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from dataclasses import dataclass, replace
@@ -9,15 +10,21 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import jax
 
-from train.core import checkpoint, metrics_log
+from train.core import checkpoint, lock, metrics_log
 from train.core.checkpoint import latest_step
 from train.core.command import is_main_process
 from train.core.errors import InputError, writable
-from train.core.flags import TrainingFlags, differing, from_json, to_json
+from train.core.flags import (
+    TrainingFlags,
+    check_resumable,
+    differing,
+    from_json,
+    to_json,
+)
 from train.core.processes.distributed import check_agreed, check_shared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from train.core.processes.watchdog import Watchdog
@@ -97,6 +104,33 @@ def check_contents(run: Run, what: str, name: str, advice: str = "restore it") -
         )
 
 
+def run_of(
+    config: Flags, command: str, contents: Mapping[str, str], until: int
+) -> Run[Flags]:
+    """The run that begins in a free folder, or goes on to the steps it was made for.
+
+    Args:
+      config: The flags.
+      command: The module that Python runs.
+      contents: The names of the data by their contents, by what they are.
+      until: Steps to have trained at the end of a new run.
+
+    Returns:
+      The run.
+
+    Raises:
+      InputError: The folder is taken, or does not hold this run.
+    """
+    if not config.resume:
+        check_free(config.out)
+        return Run(command, config, contents, until)
+    run = read(config.out, command, type(config))
+    check_resumable(run.flags, config)
+    for what, name in contents.items():
+        check_contents(run, what, name)
+    return run
+
+
 def check_same(run: Run, fixed: set[str]) -> None:
     """Refuses a folder in which another run has trained.
 
@@ -118,13 +152,14 @@ def check_same(run: Run, fixed: set[str]) -> None:
         )
 
 
-def agree(
+@contextlib.contextmanager
+def begun(
     runs: Sequence[Run],
     given: TrainingFlags,
     write_files: Callable[[Path], None],
     watchdog: Watchdog,
-) -> None:
-    """Makes the folder of runs, once all processes have seen it as it was.
+) -> Iterator[None]:
+    """Holds the folder of runs; makes it once all processes have seen it as it was.
 
     Args:
       runs: The runs that are to begin or to go on; the first's folder is that of all.
@@ -133,29 +168,34 @@ def agree(
       watchdog: Told of the wait for the other processes.
 
     Raises:
-      InputError: Processes differ in what they are asked for, or do not share the
-        folder.
+      InputError: Another run uses the folder, or has begun in it meanwhile; or
+        processes differ in what they are asked for, or do not share the folder.
     """
     first, folder = runs[0], runs[0].flags.out
-    watchdog.expect("the start of all processes")
-    newest = [latest_step(run.flags.out) for run in runs]
-    check_agreed(
-        {
-            **first.contents,
-            "set of flags": json.dumps(to_json(given)),
-            "newest checkpoint in --out": str(newest),
-            "JAX": jax.__version__,
-        }
-    )
-    if is_main_process():
-        with writable(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            write_files(folder)
-    for run in runs:
-        # A folder with a checkpoint in it must say whose it is.
-        if not exists(run.flags.out):
-            write(run)
-    check_shared(folder / FILE)
+    with lock.held(folder):
+        if not given.resume:
+            # Reading the data can take so long that another run has come and gone.
+            for run in runs:
+                check_free(run.flags.out)
+        watchdog.expect("the start of all processes")
+        newest = [latest_step(run.flags.out) for run in runs]
+        check_agreed(
+            {
+                **first.contents,
+                "set of flags": json.dumps(to_json(given)),
+                "newest checkpoint in --out": str(newest),
+                "JAX": jax.__version__,
+            }
+        )
+        if is_main_process():
+            with writable(folder):
+                write_files(folder)
+        for run in runs:
+            # A folder with a checkpoint in it must say whose it is.
+            if not exists(run.flags.out):
+                write(run)
+        check_shared(folder / FILE)
+        yield
 
 
 def write(run: Run) -> None:

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING
 from train.core import metrics_log, run_folder
 from train.core.command import say, watched
 from train.core.commands.line import Command, parse_flags, run_command
-from train.core.flags import check_resumable
 from train.core.loop import train
 from train.core.mesh import check_divisible, make_mesh
 from train.core.processes.distributed import Cluster
-from train.core.run_folder import Run
 from train.images.config import ImagesConfig, check
 from train.images.task import make_task, read
 
@@ -46,20 +44,16 @@ def train_images(config: ImagesConfig, timeout: float = Cluster.timeout) -> None
     check_divisible(config.batch, mesh)
     data = read(config)
     contents = {"set of images": data.contents}
-    run = Run(MODULE, config, contents, config.steps)
-    if config.resume:
-        run = run_folder.read(config.out, MODULE, ImagesConfig)
-        check_resumable(run.flags, config)
-        run_folder.check_contents(run, "set of images", data.contents)
-    else:
-        run_folder.check_free(config.out)
+    run = run_folder.run_of(config, MODULE, contents, config.steps)
     say(
         f"{config.out}: {config.model}, {len(data.training):,} images of "
         f"{data.num_classes} classes, {len(data.held_out):,} held out, {mesh.size} "
         f"workers ({mesh.devices.flat[0].platform})"
     )
-    with watched(timeout) as watchdog:
-        run_folder.agree([run], config, lambda folder: None, watchdog)
+    with (
+        watched(timeout) as watchdog,
+        run_folder.begun([run], config, lambda folder: None, watchdog),
+    ):
         train(make_task(config, data, mesh), config, config.steps, mesh, watchdog)
     last = [x for x in metrics_log.read(config.out) if "eval_loss" in x][-1]
     say(

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from models.convolutional import Architecture
 from train.core.errors import InputError
 from train.core.flags import (
     Changeable,
     Count,
-    Freeze,
     NotNegative,
     Positive,
     Seed,
     TrainingFlags,
     check_flags,
 )
-from train.core.optimizer import Plan, warmup_and_freeze
+
+if TYPE_CHECKING:
+    from train.core.optimizer import Plan
 
 DataName = Literal["digits", "mnist-5k", "cifar-10", "folder"]
 
 SHIPPED = ("digits", "mnist-5k")
 """Data that a Python package ships: grey digits, which are not augmented by default."""
-
-
-FREEZE = 0.2
-"""Share of the steps after which a variance is frozen by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +48,6 @@ class ImagesConfig(TrainingFlags):
     resnet50 for about 224."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the convolutions; parameters, moments and statistics are float32."""
-    freeze_step: Freeze | None = None
-    """Steps before 1-bit Adam, LAMB or 0/1 Adam freezes its variance; auto: once it is
-    stable; default: a fifth of the steps, not before the warm-up ends."""
     steps: Count = 200
     """Training steps."""
     batch: Count = 128
@@ -82,15 +76,7 @@ class ImagesConfig(TrainingFlags):
     @property
     def plan(self) -> Plan:
         """Schedule and freeze of the optimizer, all defaults put in."""
-        warmup, freeze = warmup_and_freeze(
-            self.steps, self.warmup_steps, self.freeze_step, FREEZE
-        )
-        return Plan(
-            steps=self.steps,
-            learning_rate=self.learning_rate,
-            warmup=warmup,
-            freeze=freeze,
-        )
+        return self.planned(self.steps)
 
 
 def check(config: ImagesConfig) -> None:

@@ -9,8 +9,7 @@ import grain
 
 from models.convolutional import ConvolutionalConfig
 from train.core.batches import batches
-from train.core.optimizer import freeze_advice, planned_optimizer
-from train.core.task import Phase, Task
+from train.core.task import Task, planned_phase
 from train.images.cifar import read_cifar
 from train.images.examples import examples
 from train.images.folder import read_folder
@@ -64,8 +63,7 @@ def make_task(config: ImagesConfig, data: Dataset, mesh: Mesh) -> Task:
         dtype=config.dtype,
     )
     held_out = grain.MapDataset.source(data.held_out)[: config.eval_images]
-    network, plan = Network(model), config.plan
-    tx, schedule = planned_optimizer(config, plan, mesh, "flat")
+    network = Network(model)
     ordered = examples(data.training, config.seed, augment=config.augments)
     training = batches(ordered, config.batch)
     return Task(
@@ -73,13 +71,15 @@ def make_task(config: ImagesConfig, data: Dataset, mesh: Mesh) -> Task:
         model={**asdict(model), "optimizer": config.optimizer},
         init=lambda: init_params(model, config.seed),
         phases=[
-            Phase(
+            planned_phase(
+                config,
+                config.plan,
+                config.steps,
+                mesh,
+                "flat",
                 loss=training_loss(network),
                 batches=training,
                 batch=config.batch,
-                tx=tx,
-                schedule=schedule,
-                last=config.steps,
                 evaluation=evaluation(
                     network,
                     training,
@@ -89,9 +89,6 @@ def make_task(config: ImagesConfig, data: Dataset, mesh: Mesh) -> Task:
                     mesh,
                 ),
                 eval_every=config.eval_every,
-                advice=freeze_advice(
-                    config, plan.freeze, config.steps, "--freeze-step"
-                ),
             )
         ],
     )

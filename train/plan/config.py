@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-from train.core.commands.flags import FREEZE
 from train.core.errors import InputError
+from train.core.optimizer import FREEZE
 from train.plan import gpu_compiler
 from train.plan.sizes import SIZES
 from train.plan.targets import GPUS

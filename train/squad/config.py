@@ -21,7 +21,6 @@ from train.core.flags import (
     TransformerFlags,
     check_flags,
 )
-from train.core.optimizer import Plan, warmup_and_freeze
 from train.squad.predict import MAX_ANSWER, NUM_BEST
 from train.squad.windows import STRIDE
 
@@ -93,15 +92,6 @@ class SquadConfig(TransformerFlags, TrainingFlags):
                 f"--epochs {epochs} make more than {MAX_COUNT:,} steps; give fewer."
             )
         return max(1, round(steps))
-
-    def plan(self, steps: int) -> Plan:
-        """Schedule and freeze of the optimizer, all defaults put in."""
-        warmup, freeze = warmup_and_freeze(
-            steps, self.warmup_steps, self.freeze_step, FREEZE
-        )
-        return Plan(
-            steps=steps, learning_rate=self.learning_rate, warmup=warmup, freeze=freeze
-        )
 
 
 def check(config: SquadConfig) -> Path:

@@ -12,21 +12,20 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
-from train.core import lock, run_folder
+from train.core import run_folder
 from train.core.batches import batches
 from train.core.command import say, say_if_unknown, watched
 from train.core.commands.line import Command, parse_flags, run_command
 from train.core.errors import InputError
-from train.core.flags import check_resumable
 from train.core.loop import train
 from train.core.mesh import check_attention, check_divisible, make_mesh
 from train.core.processes.distributed import Cluster
-from train.core.run_folder import Run, contents_name
+from train.core.run_folder import contents_name
 from train.core.task import Task, planned_phase
 from train.data.pieces import special_pieces
 from train.data.vocabulary import UNK, tokenizer_of
 from train.squad.answer import Questions, answer, score, write_weights
-from train.squad.config import SquadConfig, check
+from train.squad.config import FREEZE, SquadConfig, check
 from train.squad.dataset import read_squad
 from train.squad.initial_weights import read_resumed, read_weights, write_tokenizer
 from train.squad.objective import examples, init_params, training_loss
@@ -92,9 +91,13 @@ def fine_tune(
         "training file": contents_name(file.read_bytes()),
         "vocabulary": contents_name(*pieces),
     }
-    run = _opened(config, contents, steps)
+    run = run_folder.run_of(config, MODULE, contents, steps)
+    keep_tokenizer = partial(_keep_tokenizer, config, weights)
     scores: dict[str, Score] = {}
-    with watched(timeout) as watchdog, lock.held(config.out):
+    with (
+        watched(timeout) as watchdog,
+        run_folder.begun([run], config, keep_tokenizer, watchdog),
+    ):
 
         def finish(params: Params) -> None:
             predictions = answer(
@@ -105,8 +108,6 @@ def fine_tune(
 
         model = config.model_of(weights.config)
         task = _task(config, model, weights, learnt, questions, steps, mesh, finish)
-        keep_tokenizer = partial(_keep_tokenizer, config, weights)
-        run_folder.agree([run], config, keep_tokenizer, watchdog)
         train(task, config, steps, mesh, watchdog)
     return scores
 
@@ -132,20 +133,6 @@ def _read(
     return learnt, Questions(dev, asked, special_pieces(weights.vocabulary))
 
 
-def _opened(
-    config: SquadConfig, contents: dict[str, str], steps: int
-) -> Run[SquadConfig]:
-    """The run that begins or goes on."""
-    if not config.resume:
-        run_folder.check_free(config.out)
-        return Run(MODULE, config, contents, steps)
-    run = run_folder.read(config.out, MODULE, SquadConfig)
-    check_resumable(run.flags, config)
-    for what, name in contents.items():
-        run_folder.check_contents(run, what, name)
-    return run
-
-
 def _keep_tokenizer(config: SquadConfig, weights: InitialWeights, folder: Path) -> None:
     if not config.resume:
         write_tokenizer(folder, weights)
@@ -169,7 +156,7 @@ def _task(
         phases=[
             planned_phase(
                 config,
-                config.plan(steps),
+                config.planned(steps, FREEZE),
                 steps,
                 mesh,
                 "flat",

@@ -6,18 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from train.core import run_folder
+from train.core import lock, run_folder
 from train.core.errors import InputError
 from train.core.flags import Changeable, TrainingFlags
 from train.core.processes.watchdog import Watchdog
 from train.core.run_folder import (
     Run,
-    agree,
+    begun,
     check_contents,
     check_free,
     check_same,
     contents_name,
     read,
+    run_of,
     write,
 )
 
@@ -122,8 +123,9 @@ def test_processes_that_are_given_other_flags_are_refused(run, monkeypatch):
     monkeypatch.setattr(run_folder, "check_agreed", compared.append)
     with Watchdog(60) as watchdog:
         for every in (7, 8):
-            given = replace(run.flags, checkpoint_every=every)
-            agree([run], given, lambda _: None, watchdog)
+            given = replace(run.flags, checkpoint_every=every, resume=True)
+            with begun([run], given, lambda _: None, watchdog):
+                pass
     names = [name for name in compared[0] if compared[0][name] != compared[1][name]]
     assert names == ["set of flags"]
     assert compared[0].keys() > run.contents.keys()
@@ -133,9 +135,32 @@ def test_a_run_that_begins_says_whose_its_folder_is(run):
     written = []
     inner = replace(run, flags=replace(run.flags, out=run.flags.out / "adam"))
     with Watchdog(60) as watchdog:
-        agree([run, inner], run.flags, written.append, watchdog)
-        assert written == [run.flags.out]
-        assert run_folder.exists(inner.flags.out)
+        with begun([run, inner], run.flags, written.append, watchdog):
+            assert written == [run.flags.out]
+            assert run_folder.exists(inner.flags.out)
         # What is there stays until the run has really gone on.
-        agree([replace(run, until=10)], run.flags, written.append, watchdog)
+        resumed = replace(run.flags, resume=True)
+        with begun([replace(run, until=10)], resumed, written.append, watchdog):
+            pass
     assert read(run.flags.out, "train.task", Flags).until == 8
+
+
+def test_a_folder_is_a_runs_own_from_its_beginning_to_its_end(run):
+    def begin(flags):
+        with Watchdog(60) as watchdog, begun([run], flags, lambda _: None, watchdog):
+            return (run.flags.out / lock.FILE).exists()
+
+    found_free = run_of(run.flags, run.command, run.contents, run.until)
+    assert found_free == run
+    assert begin(run.flags)
+    assert not (run.flags.out / lock.FILE).exists()
+    # Another has come and gone while its data were read.
+    with pytest.raises(InputError, match="already holds a run"):
+        begin(found_free.flags)
+    resumed = replace(run.flags, resume=True)
+    assert begin(resumed)
+    assert run_of(resumed, run.command, run.contents, 9) == run
+    with pytest.raises(InputError, match="the corpus is not the one that"):
+        run_of(resumed, run.command, {**run.contents, "corpus": "c"}, 9)
+    with pytest.raises(InputError, match="was started with --seed 0, not 1"):
+        run_of(replace(resumed, seed=1), run.command, run.contents, 9)

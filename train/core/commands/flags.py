@@ -6,25 +6,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from train.core.errors import InputError
-from train.core.flags import Changeable, Count, Freeze, TrainingFlags, check_flags
+from train.core.flags import Changeable, Count, TrainingFlags, check_flags
 from train.core.mesh import Topology
-from train.core.optimizer import Plan, warmup_and_freeze
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Self
 
-FREEZE = 0.2
-"""Share of the steps after which a variance is frozen by default."""
+    from train.core.optimizer import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
 class FromScratchFlags(TrainingFlags):
     """Flags of every task that trains a model from scratch."""
 
-    freeze_step: Freeze | None = None
-    """Steps before 1-bit Adam, LAMB or 0/1 Adam freezes its variance; auto: once it is
-    stable; default: a fifth of the steps, not before the warm-up ends."""
     steps: Changeable[Count] = 500
     """Training steps."""
     accumulate: Count = 1
@@ -45,16 +40,7 @@ class FromScratchFlags(TrainingFlags):
     @property
     def phases(self) -> Sequence[Plan]:
         """The stretches of steps with an optimizer each, all defaults put in."""
-        warmup, freeze = warmup_and_freeze(
-            self.steps, self.warmup_steps, self.freeze_step, FREEZE
-        )
-        plan = Plan(
-            steps=self.steps,
-            learning_rate=self.learning_rate,
-            warmup=warmup,
-            freeze=freeze,
-        )
-        return (plan,)
+        return (self.planned(self.steps),)
 
     @property
     def total_steps(self) -> int:

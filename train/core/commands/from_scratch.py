@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from train.core import lock, metrics_log, picture, run_folder
+from train.core import metrics_log, picture, run_folder
 from train.core.checkpoint import latest_step
 from train.core.command import is_main_process, say
 from train.core.commands.flags import FromScratchFlags
@@ -99,39 +99,26 @@ def train_run(
       InputError: Another run uses the folder, processes differ in what they are asked
         for, or a checkpoint cannot be gone on from.
     """
-    with lock.held(config.out):
-        _train_run(run, config, mesh, watchdog, about, make_task, keep_files)
-
-
-def _train_run(
-    run: Run[Flags],
-    config: Flags,
-    mesh: Mesh,
-    watchdog: Watchdog,
-    about: str,
-    make_task: Callable[[Flags], Task],
-    keep_files: Callable[[Path], None],
-) -> None:
     folder = config.out
     runs = [replace(run, flags=arm) for arm in _arms(run.flags)]
-    run_folder.agree(runs, config, keep_files, watchdog)
-    say(
-        f"{folder}: {about}, {mesh.size} workers "
-        f"({mesh.devices.flat[0].platform}), to step {run.until:,}"
-    )
     # The run's own number of steps is what its schedules were made for.
     arms = _arms(replace(config, **run.flags.lengths))
-    for arm, of_arm in zip(arms, runs, strict=True):
-        if latest_step(arm.out) < run.until:
-            begin = partial(run_folder.write, of_arm)
-            train(make_task(arm), arm, run.until, mesh, watchdog, begin)
-    if is_main_process():
-        lines = {arm.optimizer: metrics_log.read(arm.out) for arm in arms}
-        picture.draw(folder / picture.FILE, lines)
-        say(f"{folder / picture.FILE}: loss and bytes sent")
-        found = [ended(name, x, config.batch) for name, x in lines.items()]
-        if len(both := [each for each in found if each]) == 2:
-            say(closing(*both))
+    with run_folder.begun(runs, config, keep_files, watchdog):
+        say(
+            f"{folder}: {about}, {mesh.size} workers "
+            f"({mesh.devices.flat[0].platform}), to step {run.until:,}"
+        )
+        for arm, of_arm in zip(arms, runs, strict=True):
+            if latest_step(arm.out) < run.until:
+                begin = partial(run_folder.write, of_arm)
+                train(make_task(arm), arm, run.until, mesh, watchdog, begin)
+        if is_main_process():
+            lines = {arm.optimizer: metrics_log.read(arm.out) for arm in arms}
+            picture.draw(folder / picture.FILE, lines)
+            say(f"{folder / picture.FILE}: loss and bytes sent")
+            found = [ended(name, x, config.batch) for name, x in lines.items()]
+            if len(both := [each for each in found if each]) == 2:
+                say(closing(*both))
 
 
 def _arms(config: Flags) -> list[Flags]:
