@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from train.core.processes.watchdog import Watchdog
     from train.core.task import Evaluation, Params, Phase, Task
 
-ALONE = "one worker has nobody to send signs to; give more --workers to compress"
+ALONE = (
+    "one worker has nobody to send signs to; give more --workers, or more hosts where "
+    "each host is a worker, to compress"
+)
 """The reason why a run of one worker never leaves its first stage."""
 
 AHEAD = 2
@@ -151,7 +154,9 @@ class _Loop:
             program = self._compile(phase, run, begun)
             self._reached = self._steps(phase, program, begun, batches, last)
         later = list(self.totals.by_stage.items())[1:]
-        advice = ALONE if self.mesh.size == 1 else phase.advice
+        # Of the axes the first is that of the hosts, or the only one.
+        compressing = self.mesh.devices.shape[0]
+        advice = ALONE if compressing == 1 else phase.advice
         if advice and later and not any(steps for _, steps in later):
             say(
                 f"no step up to {self.totals.steps:,} ran in the stage {later[-1][0]}: "

@@ -17,6 +17,7 @@ from train.core import metrics_log
 from train.core.batches import batches
 from train.core.checkpoint import latest_step
 from train.core.errors import InputError
+from train.core.exchange import make_exchange
 from train.core.flags import TrainingFlags
 from train.core.loop import train
 from train.core.mesh import make_mesh
@@ -51,10 +52,17 @@ class Run:
         folder.mkdir(exist_ok=True)
 
     def train(
-        self, *, until=STEPS, workers=WORKERS, second=0, eval_every=3, **settings
+        self,
+        *,
+        until=STEPS,
+        workers=WORKERS,
+        topology="flat",
+        second=0,
+        eval_every=3,
+        **settings,
     ):
         self.eval_every = eval_every
-        mesh = make_mesh(workers, "flat")
+        mesh = make_mesh(workers, topology)
         phases = [self.phase(mesh, 0, STEPS)]
         if second:
             phases.append(self.phase(mesh, STEPS, STEPS + second))
@@ -85,7 +93,7 @@ class Run:
             self.optimizer,
             schedule,
             freeze_rule(self.freeze, RISE, last - earlier),
-            onebit_jax.sign_mean(mesh.axis_names),
+            make_exchange(mesh),
             weight_decay=0.0,
             clip=0.0,
         )
@@ -298,8 +306,14 @@ def test_metrics_without_a_checkpoint_are_refused(tmp_path):
         run.train()
 
 
-def test_one_worker_is_told_that_it_does_not_compress(tmp_path, capsys):
-    Run(tmp_path).train(workers=1)
+@pytest.mark.parametrize(
+    ("workers", "topology"), [(1, "flat"), (WORKERS, "hierarchical")]
+)
+def test_one_worker_is_told_that_it_does_not_compress(
+    tmp_path, capsys, workers, topology
+):
+    """A worker is a device, or all devices of a host."""
+    Run(tmp_path).train(workers=workers, topology=topology)
     said = capsys.readouterr().out
     assert "ran in the stage compressed: one worker has nobody to send signs to" in said
     assert {line["stage"] for line in steps_of(tmp_path)} == {"warmup"}

@@ -54,10 +54,16 @@ def open_run(
 
     Raises:
       InputError: The folder is taken, or does not hold this run, or the run cannot go
-        on to the steps that are asked for.
+        on to the steps that are asked for; or a new one would never compress.
     """
     topology = "hierarchical" if HOST in mesh.axis_names else "flat"
+    is_one_host = mesh.shape.get(HOST) == 1
     if not config.resume:
+        if is_one_host:
+            raise InputError(
+                "--topology hierarchical compresses between hosts, and there is one "
+                "process; start one on each of several hosts, or leave --topology out."
+            )
         for arm in _arms(config):
             run_folder.check_free(arm.out)
         contents, data = load(config, None)
@@ -67,6 +73,11 @@ def open_run(
     for arm in _arms(run.flags):
         # The schedules are made for a number of steps.
         run_folder.check_same(replace(run, flags=arm), set(arm.lengths))
+    if is_one_host:
+        say(
+            f"{config.out} compresses between hosts, and there is one: its warm-up "
+            "does not end until it goes on in several processes."
+        )
     # It goes on elsewhere with what it has decided.
     moved = replace(run.flags, **places(config), topology=topology)
     run = replace(run, flags=moved)
