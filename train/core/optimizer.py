@@ -9,7 +9,7 @@ import jax
 import optax
 
 import onebit_jax
-from train.core.command import say
+from train.core.errors import InputError
 from train.core.exchange import make_exchange, make_warmup_exchange
 
 if TYPE_CHECKING:
@@ -83,6 +83,23 @@ def warmup_and_freeze(
     warmup = round(0.1 * steps) if warmup_steps is None else warmup_steps
     default = max(warmup, round(share * steps), 1)
     return warmup, default if freeze_step is None else freeze_step
+
+
+def check_plan(plan: Plan) -> None:
+    """Refuses a schedule whose learning rate rises to the end.
+
+    Args:
+      plan: The schedule.
+
+    Raises:
+      InputError: No step is left after the rise.
+    """
+    if plan.warmup >= plan.steps:
+        flag = f"{plan.flags}warmup-steps"
+        raise InputError(
+            f"{flag} {plan.warmup} leaves none of the {plan.steps} steps after the "
+            f"learning rate's rise; give fewer {flag}, or more {plan.flags}steps."
+        )
 
 
 def learning_rate_schedule(
@@ -272,7 +289,7 @@ def planned_optimizer(
 def freeze_advice(
     config: TrainingFlags, freeze: int | Literal["auto"], steps: int, flag: str
 ) -> str:
-    """Advice for a run that never compresses; a freeze too late is told of at once.
+    """Why a run may never reach its freeze, and what to do.
 
     Args:
       config: The flags.
@@ -281,17 +298,16 @@ def freeze_advice(
       flag: What the freeze step is given by.
 
     Returns:
-      For `train.core.task.Phase.advice`; empty for an optimizer that freezes nothing.
+      For `train.core.task.Phase.advice`; empty where a freeze comes for certain, or
+      the optimizer has none.
     """
     if "freeze_step" not in OPTIMIZERS[config.optimizer].flags:
         return ""
-    if isinstance(freeze, int):
-        if freeze >= steps:
-            say(
-                f"no step will be compressed: {flag} is {freeze:,} of {steps:,} "
-                "steps; give fewer, or a longer run."
-            )
+    if freeze == "auto":
+        return (
+            "the variance was not stable; give a new run more steps, or a number as "
+            f"{flag}"
+        )
+    if freeze < steps:
         return ""
-    return (
-        f"the variance was not stable; give a new run more steps, or a number as {flag}"
-    )
+    return f"{flag} is {freeze:,} of {steps:,} steps; give fewer, or a longer run"

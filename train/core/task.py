@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from train.core.command import say
 from train.core.optimizer import freeze_advice, planned_optimizer
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def planned_phase(
     topology: Topology,
     **values: Any,
 ) -> Phase:
-    """A phase with the optimizer that the flags ask for.
+    """A phase with the optimizer that the flags ask for; says if it freezes too late.
 
     Args:
       config: The flags.
@@ -105,11 +106,14 @@ def planned_phase(
     """
     tx, schedule = planned_optimizer(config, plan, mesh, topology)
     steps, flag = last - plan.earlier_steps, f"{plan.flags}freeze-step"
+    advice = freeze_advice(config, plan.freeze, steps, flag)
+    if advice and plan.freeze != "auto":  # known before the first step
+        say(f"no step will come after the freeze: {advice}.")
     return Phase(
         tx=tx,
         schedule=schedule,
         earlier_steps=plan.earlier_steps,
         last=last,
-        advice=freeze_advice(config, plan.freeze, steps, flag),
+        advice=advice,
         **values,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from models.convolutional import Architecture
 from train.core.errors import InputError
@@ -17,9 +17,7 @@ from train.core.flags import (
     TrainingFlags,
     check_flags,
 )
-
-if TYPE_CHECKING:
-    from train.core.optimizer import Plan
+from train.core.optimizer import Plan, check_plan
 
 DataName = Literal["digits", "mnist-5k", "cifar-10", "folder"]
 
@@ -90,6 +88,7 @@ def check(config: ImagesConfig) -> None:
         missing.
     """
     check_flags(config)
+    check_plan(config.plan)
     if config.data in SHIPPED and config.path:
         raise InputError(
             f"--path is of images on the disk, and --data is {config.data}; drop it, "

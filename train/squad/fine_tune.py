@@ -19,6 +19,7 @@ from train.core.commands.line import Command, parse_flags, run_command
 from train.core.errors import InputError
 from train.core.loop import train
 from train.core.mesh import check_attention, check_divisible, make_mesh
+from train.core.optimizer import check_plan
 from train.core.processes.distributed import Cluster
 from train.core.run_folder import contents_name
 from train.core.task import Task, planned_phase
@@ -86,6 +87,7 @@ def fine_tune(
         )
     learnt, questions = _read(config, file, weights)
     steps = config.num_steps(len(learnt))
+    check_plan(config.planned(steps, FREEZE))
     pieces = (*weights.vocabulary, str(weights.cased))
     contents = {
         "training file": contents_name(file.read_bytes()),

@@ -1,6 +1,7 @@
 """The optimizers of the command line, and their learning rate."""
 
 import functools
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -10,11 +11,13 @@ import pytest
 import onebit_jax
 from models import SIZES
 from train.bert.objective import abstract_params
+from train.core.errors import InputError
 from train.core.flags import TrainingFlags
 from train.core.mesh import make_mesh
 from train.core.optimizer import (
     OPTIMIZERS,
     Plan,
+    check_plan,
     decays,
     freeze_advice,
     freeze_rule,
@@ -23,6 +26,7 @@ from train.core.optimizer import (
     planned_optimizer,
     warmup_and_freeze,
 )
+from train.core.task import planned_phase
 
 
 def test_freezing_before_the_warm_up_ends_is_warned_of():
@@ -46,16 +50,37 @@ def test_the_freeze_follows_the_warm_up_and_the_steps_by_default():
     assert warmup_and_freeze(1, None, None, 0.2) == (0, 1)
 
 
+@pytest.mark.parametrize("flags", ["--", "--long-"])
+def test_a_learning_rate_that_rises_to_the_end_is_refused_by_its_flag(flags):
+    plan = Plan(steps=50, learning_rate=1e-3, warmup=50, freeze=50, flags=flags)
+    with pytest.raises(InputError, match=f"^{flags}warmup-steps 50 leaves none of the"):
+        check_plan(plan)
+    check_plan(replace(plan, warmup=49))
+    check_plan(replace(plan, steps=1, warmup=0))
+
+
 def test_a_freeze_that_comes_too_late_is_told_at_once(capsys):
     onebit, adam = (TrainingFlags(optimizer=name) for name in ("onebit_adam", "adam"))
     assert not freeze_advice(onebit, 7, 8, "--freeze-step")
     assert not freeze_advice(adam, "auto", 8, "--freeze-step")
-    assert not capsys.readouterr().out
-    assert not freeze_advice(onebit, 8, 8, "--long-freeze-step")
-    said = capsys.readouterr().out
-    assert said.startswith("no step will be compressed: --long-freeze-step is 8 of 8 ")
     advice = freeze_advice(onebit, "auto", 8, "--long-freeze-step")
     assert advice.endswith("a number as --long-freeze-step")
+    late = freeze_advice(onebit, 8, 8, "--long-freeze-step")
+    assert late.startswith("--long-freeze-step is 8 of 8 steps; give fewer")
+    plan = Plan(
+        steps=8,
+        earlier_steps=1,
+        learning_rate=1e-3,
+        warmup=1,
+        freeze=8,
+        flags="--long-",
+    )
+    data = {"loss": None, "batches": None, "batch": 8}
+    for last, advice in (9, late), (10, ""):
+        phase = planned_phase(onebit, plan, last, make_mesh(1), "flat", **data)
+        assert phase.advice == advice
+        said = capsys.readouterr().out
+        assert said == (f"no step will come after the freeze: {late}.\n" * bool(advice))
 
 
 def test_an_exponential_fall_follows_the_warm_up():

@@ -220,6 +220,7 @@ def by_path_name(path):
         ({"batch": 6, "workers": 4}, "--batch 6 cannot be shared equally by 4 workers"),
         ({"dropout": 1.0}, "--dropout must be less than 1, not 1.0"),
         ({"seq": 0}, "--seq must be at least 1, not 0"),
+        ({"warmup_steps": STEPS}, "--warmup-steps 6 leaves none of the 6 steps after"),
         ({"attention": "cudnn"}, "computes in bfloat16 or float16, not float32"),
         (
             {"optimizer": "adam", "freeze_step": None, "compare": True},

@@ -331,6 +331,8 @@ def test_what_cannot_be_used_is_refused(files, tmp_path):
         run(files, resume=True)
     with pytest.raises(InputError, match=r"--epochs 1e\+308 make more than 2,147,483"):
         run(files, **TOO_MANY)
+    with pytest.raises(InputError, match="--warmup-steps 6 leaves none of the 6 step"):
+        run(files, warmup_steps=6)
     with pytest.raises(InputError, match="--null-threshold is of questions that may"):
         run(files, null_threshold=1.0)
     assert not files.out.exists()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from train.core.errors import InputError
 from train.core.flags import Changeable, Count, TrainingFlags, check_flags
 from train.core.mesh import Topology
+from train.core.optimizer import check_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,3 +72,5 @@ def check_from_scratch(config: FromScratchFlags) -> None:
     check_flags(config)
     if config.compare and config.optimizer == "adam":
         raise InputError("--compare trains plain Adam beside; drop --optimizer adam.")
+    for plan in config.phases:
+        check_plan(plan)
