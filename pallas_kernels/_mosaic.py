@@ -138,7 +138,7 @@ def _average_kernel(tile: Tile, scale: Scale, workers: int, *refs: Any) -> None:
     def count(block: int | Array) -> Array:
         return counts_ref[tile.block(block)].astype(jnp.float32)
 
-    # Exact: a block has fewer than 2**24 values.
+    # Exact: a block has at most 2**24 values.
     counts = tile.per_block(owner, count)
 
     def is_value(row: int, part: int | Array) -> Array:

@@ -60,7 +60,7 @@ def compress(
     Args:
       value: what is to be sent, or each worker's gradient, any size.
       error: the error of earlier calls, float32 or bfloat16.
-      block_size: values a scale, a power of two of at least 32.
+      block_size: values a scale, a power of two from 32 to 2**24.
       scale: 'rms' as in the formula, or 'mean_abs' for :math:`\sum |x_i| / |b|`.
       momentum: the momentum that the gradient is added to.
       decay: :math:`\beta`, given with the momentum.

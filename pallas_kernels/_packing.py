@@ -13,14 +13,24 @@ if TYPE_CHECKING:
 
 ROWS = 32  # bits of a word
 MIN_BLOCK_SIZE = ROWS
+MAX_BLOCK_SIZE = 2**24
+"""Up to it float32 holds every count of a block's values, and every place in one."""
 
 
 def check_block_size(block_size: int) -> None:
-    """Refuses a block that is not a whole number of words, halved to the last."""
-    if block_size < MIN_BLOCK_SIZE or block_size & (block_size - 1):
+    """Refuses a block size that the operations cannot work with.
+
+    Args:
+      block_size: values a scale.
+
+    Raises:
+      ValueError: if it is no power of two, less than 32, or more than 2**24.
+    """
+    is_in_range = MIN_BLOCK_SIZE <= block_size <= MAX_BLOCK_SIZE
+    if not is_in_range or block_size & (block_size - 1):
         raise ValueError(
-            f"block_size must be a power of two of at least {MIN_BLOCK_SIZE}, got "
-            f"{block_size}."
+            f"block_size must be a power of two of at least {MIN_BLOCK_SIZE} and at "
+            f"most {MAX_BLOCK_SIZE}, got {block_size}."
         )
 
 

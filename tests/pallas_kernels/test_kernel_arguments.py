@@ -52,6 +52,15 @@ def test_shapes_that_do_not_belong_together():
             call()
 
 
+def test_the_largest_block():
+    """Its mask of padding compares places with counts in float32."""
+    pk.check_block_size(2**24)
+    assert np.float32(2**24 - 1) < np.float32(2**24)
+    one = jnp.ones(32)
+    with pytest.raises(ValueError, match="at most 16777216, got 33554432"):
+        pk.compress(one, one, block_size=2**25)
+
+
 @pytest.mark.parametrize("size", [32_769, 65_535])
 def test_a_buffer_that_does_not_fill_its_only_block(size):
     x = jax.random.normal(jax.random.key(size), (size,))
