@@ -118,7 +118,7 @@ def average_and_recompress(
       error' = y - s \, \mathrm{sign}(y)
 
     Args:
-      words: packed signs of n workers.
+      words: packed signs of n workers, w words for each block of 32 w values.
       scales: their block scales.
       error: the error of earlier calls, of b blocks, float32 or bfloat16.
       counts: how many values of each block are not padding; the first ones are
@@ -132,8 +132,8 @@ def average_and_recompress(
       The words, the block scales, and the new error, which is zero on padding.
 
     Raises:
-      ValueError: if the shapes do not belong together, or the implementation is not
-        one that runs here.
+      ValueError: if the shapes do not belong together, 32 w is no block size that
+        `compress` takes, or the implementation is not one that runs here.
 
     Example:
       >>> import jax.numpy as jnp
@@ -150,6 +150,7 @@ def average_and_recompress(
     """
     _check_scale(scale)
     workers, blocks, width = words.shape
+    check_block_size(ROWS * width)
     _check_shape("scales", scales, (workers, blocks))
     _check_shape("error", error, (blocks * ROWS * width,))
     _check_shape("counts", counts, (blocks,))
@@ -174,7 +175,7 @@ def decompress(
     Elementwise, so that XLA fuses it with what is done to the values.
 
     Args:
-      words: packed signs.
+      words: packed signs, w words for each block of 32 w values.
       scales: the scale of each block.
       size: how many values the blocks hold; the rest is padding.
       dtype: of the result.
@@ -186,8 +187,9 @@ def decompress(
       The values.
 
     Raises:
-      ValueError: if there are fewer values than `size`, `into` is of another type, or
-        the implementation is not one that runs here.
+      ValueError: if there are fewer values than `size`, 32 w is no block size that
+        `compress` takes, `into` is of another type, or the implementation is not one
+        that runs here.
 
     Example:
       >>> import jax.numpy as jnp
@@ -199,6 +201,7 @@ def decompress(
             f"into must be of shape {(size,)} and dtype {jnp.dtype(dtype)}, got "
             f"{into.shape} and {into.dtype}."
         )
+    check_block_size(ROWS * words.shape[1])
     _check_shape("scales", scales, words.shape[:1])
     if not 0 <= size <= ROWS * words.size:
         raise ValueError(f"the words hold {ROWS * words.size} values, not {size}.")

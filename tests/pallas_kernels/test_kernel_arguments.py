@@ -52,6 +52,16 @@ def test_shapes_that_do_not_belong_together():
             call()
 
 
+@pytest.mark.parametrize("width", [0, 3])
+def test_words_of_no_block_that_can_be_compressed(width):
+    words, scales = jnp.ones((2, 1, width), jnp.uint32), jnp.ones((2, 1))
+    error, counts = jnp.ones(32 * width), jnp.full(1, 32 * width, jnp.int32)
+    with pytest.raises(ValueError, match=f"power of two .* got {32 * width}"):
+        pk.average_and_recompress(words, scales, error, counts)
+    with pytest.raises(ValueError, match=f"power of two .* got {32 * width}"):
+        pk.decompress(words[0], scales[0], 32 * width)
+
+
 def test_the_largest_block():
     """Its mask of padding compares places with counts in float32."""
     pk.check_block_size(2**24)
