@@ -78,6 +78,9 @@ def _taken(folder: Path) -> IO[str]:
         # The system's lock may not reach the machine that wrote this.
         say(f"{folder}: waiting {DEAD:.0f} s for a sign of life of {owner}")
         is_held = _lives(path)
+        if not is_held and _changed(path) is None:  # its run has ended meanwhile
+            file.close()
+            return _taken(folder)
     if not is_held:
         return file
     file.close()
@@ -88,14 +91,23 @@ def _taken(folder: Path) -> IO[str]:
 
 
 def _lives(path: Path) -> bool:
-    """True once the file's time changes, or it is gone; False if neither happens."""
-    # Not by opening it: closing it again would end this process's lock.
-    first, deadline = path.stat().st_mtime_ns, time.monotonic() + DEAD
-    while time.monotonic() < deadline:
+    """True once the file's time changes; False if it does not, or the file is gone."""
+    first, deadline = _changed(path), time.monotonic() + DEAD
+    while first is not None and time.monotonic() < deadline:
         time.sleep(_POLL)
-        if not path.exists() or path.stat().st_mtime_ns != first:
-            return True
+        now = _changed(path)
+        if now != first:
+            return now is not None
     return False
+
+
+def _changed(path: Path) -> int | None:
+    """The time at which a file was changed; None for one that is not there."""
+    # Not by opening it: closing it again would end this process's lock.
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
 
 
 def _opened(path: Path) -> tuple[IO[str], bool | None]:
@@ -120,7 +132,10 @@ def _opened(path: Path) -> tuple[IO[str], bool | None]:
 
 def _beat(file: IO[str], ended: threading.Event) -> None:
     while not ended.wait(BEAT):
-        os.utime(file.fileno())
+        # A network's file system fails now and then, and a thread that ended by it
+        # would leave the folder to another machine.
+        with contextlib.suppress(OSError):
+            os.utime(file.fileno())
 
 
 def _machine() -> str:

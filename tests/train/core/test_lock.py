@@ -107,7 +107,32 @@ def test_signs_of_life_do_where_there_are_no_locks(
         pass
 
 
-def test_a_run_gives_signs_of_life(tmp_path, monkeypatch):
+def test_a_run_that_ends_while_it_is_looked_at_leaves_its_folder(
+    tmp_path, soon, monkeypatch
+):
+    file = tmp_path / lock.FILE
+    file.write_text(ELSEWHERE)
+    monkeypatch.setattr(lock, "DEAD", 20.0)
+    ended = threading.Timer(0.1, file.unlink)
+    ended.start()
+    with lock.held(tmp_path):
+        # Not a file that others do not see.
+        assert f"process {os.getpid()}" in file.read_text()
+    ended.join()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_gives_signs_of_life(tmp_path, monkeypatch, fails):
+    """Also after one that the file system did not take."""
+    calls, utime = [], os.utime
+
+    def fail_first(file):
+        calls.append(file)
+        if fails and len(calls) == 1:
+            raise OSError(errno.ESTALE, "stale")
+        utime(file)
+
+    monkeypatch.setattr(lock.os, "utime", fail_first)
     monkeypatch.setattr(lock, "BEAT", 0.02)
     with lock.held(tmp_path):
         first = (tmp_path / lock.FILE).stat().st_mtime_ns
