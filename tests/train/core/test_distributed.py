@@ -74,6 +74,7 @@ def set_all(monkeypatch, environment):
         OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
         {"KUBERNETES_SERVICE_HOST": "10.0.0.1"},
         environments(1, 1, "127.0.0.1:1234")[0],
+        {"JAX_NUM_PROCESSES": "1"},
     ],
 )
 def test_a_process_that_is_alone_starts_nothing(initialized, monkeypatch, environment):
@@ -114,6 +115,19 @@ def test_a_process_that_is_alone_starts_nothing(initialized, monkeypatch, enviro
         # Open MPI 5 does not tell an address, but the rest.
         (OPEN_MPI, Cluster("host:1"), ("host:1", 4, 3), {}),
         (KUBERNETES, Cluster(), (None, None, None), {}),
+        # The flags and the environment complete each other.
+        (
+            {"JAX_COORDINATOR_ADDRESS": "host:1"},
+            Cluster(processes=2, process=1),
+            ("host:1", 2, 1),
+            {},
+        ),
+        (
+            {"JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"},
+            Cluster("host:1"),
+            ("host:1", 4, 3),
+            {},
+        ),
         (
             {},
             Cluster("host:61001", 2, 0, start_timeout=5, heartbeat_timeout=7),
@@ -137,8 +151,8 @@ def test_jax_is_told_what_is_known_and_no_more(
 @pytest.mark.parametrize(
     ("cluster", "message"),
     [
-        (Cluster(processes=2), "--processes and --process belong together"),
-        (Cluster(processes=2, process=0), "needs --coordinator HOST:PORT"),
+        (Cluster(processes=2), r"--processes .+ and --process .+ belong together"),
+        (Cluster(processes=2, process=0), r"\) needs --coordinator HOST:PORT"),
         (Cluster("host:1", 2, 2), "--process 2 must be from 0 to 1"),
         (Cluster("host", 2, 1), "--coordinator host is not an address"),
         (Cluster(":80", 2, 1), "--coordinator :80 is not an address"),
@@ -150,6 +164,27 @@ def test_jax_is_told_what_is_known_and_no_more(
 def test_contradictions_about_the_processes_are_refused(initialized, cluster, message):
     with pytest.raises(InputError, match=message):
         initialize(cluster)
+    assert not initialized
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"JAX_NUM_PROCESSES": "4"}, r"JAX_NUM_PROCESSES.*belong together; give both"),
+        (
+            {"JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "1"},
+            r"needs --coordinator HOST:PORT \(or JAX_COORDINATOR_ADDRESS\)",
+        ),
+        (LAUNCHED | {"JAX_PROCESS_ID": "4"}, "--process 4 must be from 0 to 3"),
+        (LAUNCHED | {"JAX_NUM_PROCESSES": "x"}, "JAX_NUM_PROCESSES=x .* not a number"),
+    ],
+)
+def test_an_environment_that_says_half_is_refused(
+    initialized, monkeypatch, environment, message
+):
+    set_all(monkeypatch, environment)
+    with pytest.raises(InputError, match=message):
+        initialize(Cluster())
     assert not initialized
 
 

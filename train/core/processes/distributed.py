@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import jax
@@ -91,11 +91,16 @@ def initialize(cluster: Cluster) -> int | None:
     Raises:
       InputError: The flags contradict each other, or the others cannot be reached.
     """
+    cluster = replace(
+        cluster,
+        coordinator=cluster.coordinator or os.environ.get(ADDRESS),
+        processes=_first(cluster.processes, _number(PROCESSES)),
+        process=_first(cluster.process, _number(PROCESS)),
+    )
     _check(cluster)
-    coordinator = cluster.coordinator or os.environ.get(ADDRESS)
-    detected = detect(os.environ)
-    processes = _first(cluster.processes, _number(PROCESSES), detected.processes)
-    process = _first(cluster.process, _number(PROCESS), detected.process)
+    coordinator, detected = cluster.coordinator, detect(os.environ)
+    processes = _first(cluster.processes, detected.processes)
+    process = _first(cluster.process, detected.process)
     if processes == 1 or (coordinator is None and not detected.name):
         if devices := os.environ.get(DEVICES):
             jax.config.update("jax_cuda_visible_devices", devices)
@@ -257,14 +262,19 @@ def loss_in(error: BaseException) -> str | None:
 
 
 def _check(cluster: Cluster) -> None:
+    """Refuses what the flags and the environment, together, leave open."""
     processes, process = cluster.processes, cluster.process
     if processes is None or process is None:
-        if processes != process:
-            raise InputError("--processes and --process belong together; give both.")
+        if processes not in (process, 1):
+            raise InputError(
+                f"--processes (or {PROCESSES}) and --process (or {PROCESS}) belong "
+                "together; give both."
+            )
     elif cluster.coordinator is None and processes != 1:
         raise InputError(
-            "--processes needs --coordinator HOST:PORT, an address of process 0; on "
-            "one machine python -m train.launch sets them."
+            f"--processes (or {PROCESSES}) needs --coordinator HOST:PORT (or "
+            f"{ADDRESS}), an address of process 0; on one machine python -m "
+            "train.launch sets them."
         )
     elif not 0 <= process < processes:
         raise InputError(
