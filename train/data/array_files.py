@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
-from pathlib import Path
+import uuid
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +14,7 @@ from train.core.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from numpy.typing import ArrayLike, DTypeLike
 
@@ -97,7 +97,8 @@ def make_folder(path: Path, fill: Callable[[Path], None]) -> None:
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = Path(tempfile.mkdtemp(".new", f"{path.name}.", path.parent))
+    new = path.with_name(f"{path.name}.{uuid.uuid4().hex}.new")
+    new.mkdir()  # not by `tempfile`, whose folders nobody else may read
     try:
         fill(new)
         new.rename(path)
