@@ -153,7 +153,7 @@ def read_config(path: pathlib.Path) -> BertConfig:
         raise WeightsError(f"{path} is not JSON ({error}); get it anew.") from error
     if not isinstance(values, dict):
         raise WeightsError(f"{path} holds no settings of a model; get it anew.")
-    return config_of(values)
+    return config_of(values, str(path))
 
 
 def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:

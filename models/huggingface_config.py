@@ -38,12 +38,13 @@ _FIXED = {
 }
 
 
-def config_of(values: Mapping[str, Any]) -> BertConfig:
+def config_of(values: Mapping[str, Any], file: str = "config.json") -> BertConfig:
     """Reads the contents of a `config.json`.
 
     Args:
       values: Its keys and values; what it lacks has BERT-Base's value, as in Hugging
         Face's library. The dropout of attention probabilities is not looked at.
+      file: What messages call it.
 
     Returns:
       The model's sizes.
@@ -60,29 +61,30 @@ def config_of(values: Mapping[str, Any]) -> BertConfig:
         given = values.get(key, value)
         if given != value:
             raise WeightsError(
-                f"config.json has {key} {given!r} and this BERT has {value!r}; give "
+                f"{file} has {key} {given!r} and this BERT has {value!r}; give "
                 "weights of a BERT of that kind."
             )
     given: dict[str, Any] = {}
     for key, field in _SIZES.items():
         if key in values:
-            given[field] = _number(key, values[key], int, 1)
+            given[field] = _number(f"{file} has {key}", values[key], int, 1)
     for key, field in _NUMBERS.items():
         if key in values:
-            given[field] = float(_number(key, values[key], (int, float), 0))
+            number = _number(f"{file} has {key}", values[key], (int, float), 0)
+            given[field] = float(number)
     try:
         return BertConfig(**given)
     except ValueError as error:
-        raise WeightsError(f"config.json describes no BERT: {error}") from error
+        raise WeightsError(f"{file} describes no BERT: {error}") from error
 
 
-def _number(key: str, value: Any, kind: Any, least: int) -> Any:
+def _number(what: str, value: Any, kind: Any, least: int) -> Any:
     # A NaN fails both comparisons; True is an int to Python.
     is_number = isinstance(value, kind) and not isinstance(value, bool)
     if not is_number or not least <= value < math.inf:
-        what = "a whole number" if kind is int else "a number"
+        number = "a whole number" if kind is int else "a number"
         raise WeightsError(
-            f"config.json has {key} {value!r}; it must be {what} of at least {least}."
+            f"{what} {value!r}; it must be {number} of at least {least}."
         )
     return value
 

@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import os
+import re
 import struct
 
 import jax
@@ -226,6 +227,14 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
     (tmp_path / "config.json").write_text("[]")
     with refused("holds no settings"):
         huggingface.read(tmp_path, "BertModel")
+    for text, message in (
+        ('{"is_decoder": true}', "has is_decoder True"),
+        ('{"vocab_size": 0}', "has vocab_size 0"),
+        ('{"num_attention_heads": 7}', "describes no BERT"),
+    ):
+        (tmp_path / "config.json").write_text(text)
+        with refused(re.escape(str(tmp_path / "config.json")) + f" {message}"):
+            huggingface.read(tmp_path, "BertModel")
     (tmp_path / "config.json").write_text("{}")
     with refused("model.safetensors cannot be read"):
         huggingface.read(tmp_path, "BertModel")
