@@ -104,6 +104,7 @@ def attend(
 
     Raises:
       ValueError: cuDNN is asked for and not there.
+      NotImplementedError: cuDNN has no code for these shapes or this dtype.
     """
     # Lengths rather than a mask: cuDNN would take a mask for a bias of N · T² numbers.
     # Strict promotion would bar jax.nn's own mixing of bfloat16 and float32.
@@ -118,6 +119,7 @@ def attend(
                 implementation=implementation,
             )
         except NotImplementedError:
+            # It is a RuntimeError, of another reason than a cuDNN that is not there.
             raise
         except RuntimeError as error:
             if implementation != "cudnn":
