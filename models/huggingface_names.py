@@ -35,8 +35,8 @@ Architecture = Literal[
 """Hugging Face's names of the models that there are here."""
 
 Known = Architecture | Literal["Encoder"]
-"""An `Encoder` is a `BertModel` without its pooler, which all but the head of
-question answering have."""
+"""Those models, and `Encoder`: a `BertModel` without its pooler. Question answering
+needs no pooler; the other models have one."""
 
 Path = tuple[str | int, ...]
 Names = tuple[str, ...]

@@ -12,12 +12,13 @@ def stack_layers(params: Any) -> Any:
     """Parameters for `BertConfig(scan=True)` from those of a layer each.
 
     Args:
-      params: Nested dictionaries, in one of which `layers` holds a tree for each
-        number from 0 on; all that is alike by parameter is, gradients and moments too.
+      params: Nested dictionaries. One has the key `layers`, under which each layer's
+        number, from 0 on, is the key of that layer's parameters. Gradients and moments
+        of the same form are stacked likewise.
 
     Returns:
-      The same with one tree of `layers`, whose leaves have the layers' number as their
-      first axis.
+      The same dictionaries, but under `layers` one tree for all layers together: each
+      leaf has a new first axis, along which the layers are counted.
 
     Example:
       >>> import jax.numpy as jnp

@@ -54,12 +54,13 @@ def train(
 
     Args:
       task: What to train.
-      flags: Where the training goes on, and how often it writes.
-      until: Steps to have trained at the end; where they are more than those of all
-        phases, the last goes on.
+      flags: The folder of the run, and how often metrics and checkpoints are written.
+      until: Steps to have trained at the end, of all phases together; the last phase
+        takes what the others leave.
       mesh: The workers.
       watchdog: Told of each wait for the other processes.
-      begin: Called once the newest checkpoint, if there is one, has been read whole.
+      begin: Called before the first step, once it is certain that the newest
+        checkpoint, if there is one, can be read.
 
     Returns:
       Steps and bytes at the end.
@@ -145,7 +146,7 @@ class _Loop:
                 metrics_log.truncate(folder, self.totals.steps)
 
     def train(self, phase: Phase, last: int) -> None:
-        """Trains a phase to a step, where there is a checkpoint."""
+        """Trains a phase up to the step `last`; there is a checkpoint at that step."""
         if phase.title:
             say(phase.title)
         run = onebit_jax.data_parallel(phase.loss, phase.tx, self.mesh)

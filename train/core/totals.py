@@ -68,8 +68,8 @@ class Totals:
         """The totals some steps later.
 
         Args:
-          new: Steps run since, by stage; of the stages that were gone on with, the last
-            is that of the last step.
+          new: Steps run since, by stage, in the stages' order; the last stage with any
+            is taken for that of the last step.
           taken: Steps of this phase taken by now, by stage.
           skipped: Steps of this phase skipped by now.
           rates: Bytes that a worker sends in a step of each stage.

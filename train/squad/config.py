@@ -73,12 +73,19 @@ class SquadConfig(TransformerFlags, TrainingFlags):
     max_answer: Changeable[Count] = MAX_ANSWER
     """Word pieces of the longest answer."""
     null_threshold: Changeable[float] = 0.0
-    """Score by which no answer must be better than the best to be given, in v2.0."""
+    """In v2.0, no answer is given where its score is higher than that of the best
+    answer by more than this."""
     out: Changeable[Path] = Path("runs/squad")
     """Folder for checkpoints, metrics, predictions and the model."""
 
     def num_steps(self, windows: int) -> int:
-        """The steps to train, of so many windows.
+        """The steps to train: --steps, or those that --epochs are.
+
+        Args:
+          windows: How many there are to learn from.
+
+        Returns:
+          The number of steps.
 
         Raises:
           InputError: They are more than can be counted.
