@@ -16,9 +16,9 @@ Implementation = Literal["xla", "mosaic", "mosaic_interpreted"]
 _HOPPER = 9
 
 _MOSAIC: dict[str, frozenset[str]] = {}
-"""The default by measurement: from the kind of a GPU, as JAX names it, to the
-operations of which `benchmarks.on_gpu` has found Mosaic's form right there and at least
-as fast as XLA's. XLA's form is the default of all others, and everywhere else."""
+"""What None takes Mosaic's form for: from the kind of a GPU, as JAX names it, to the
+operations of which `benchmarks.on_gpu` has found that form right there and at least as
+fast as XLA's. No GPU has been measured: today None takes XLA's form everywhere."""
 
 
 def check_name(implementation: str | None) -> None:
@@ -37,7 +37,8 @@ def mosaic(
     """The Mosaic kernels, if they are to compute on an array.
 
     Args:
-      implementation: the implementation asked for; None for the default there.
+      implementation: the implementation asked for; None for what `_MOSAIC` says,
+        today XLA for every operation on every device.
       operation: the function of `pallas_kernels` that asks.
       x: an array of the program, whose type tells what it is compiled for.
 
@@ -48,7 +49,8 @@ def mosaic(
       ValueError: if there is no such implementation, or it cannot run there.
     """
     check_name(implementation)
-    if implementation is None and operation in _MOSAIC.get(_kind(x), ()):
+    # An empty table needs no device: to ask for one may start JAX's backend.
+    if implementation is None and _MOSAIC and operation in _MOSAIC.get(_kind(x), ()):
         implementation = "mosaic"
     if implementation == "mosaic":
         _check_hopper(x)

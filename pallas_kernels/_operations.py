@@ -65,8 +65,8 @@ def compress(
       momentum: the momentum that the gradient is added to.
       decay: :math:`\beta`, given with the momentum.
       implementation: 'xla', 'mosaic' (a kernel for NVIDIA GPUs from Hopper on) or
-        'mosaic_interpreted' (the same, slow, on a CPU); None for what was measured
-        to be faster on the device, 'xla' where nothing was.
+        'mosaic_interpreted' (the same, slow, on a CPU); None for 'xla', and for
+        'mosaic' on GPUs where that was measured to be faster: none yet.
 
     Returns:
       The words, the block scales, and the new error in the dtype of `error`.
@@ -125,8 +125,8 @@ def average_and_recompress(
         the values.
       scale: as in `compress`.
       implementation: 'xla', 'mosaic' (a kernel for NVIDIA GPUs from Hopper on) or
-        'mosaic_interpreted' (the same, slow, on a CPU); None for what was measured
-        to be faster on the device, 'xla' where nothing was.
+        'mosaic_interpreted' (the same, slow, on a CPU); None for 'xla', and for
+        'mosaic' on GPUs where that was measured to be faster: none yet.
 
     Returns:
       The words, the block scales, and the new error, which is zero on padding.
