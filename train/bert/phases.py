@@ -18,10 +18,8 @@ class Phase(Plan):
 
     Attributes:
       seq: Tokens a sequence.
-      batch: Sequences a step, of all workers together.
       accumulate: Micro-batches that a worker's share of them is computed in.
     """
 
     seq: int
-    batch: int
     accumulate: int

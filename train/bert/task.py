@@ -73,7 +73,6 @@ def _phase(
         config.topology,
         loss=training_loss(model, config.seed, mesh.axis_names, phase.accumulate),
         batches=data.training,
-        batch=phase.batch,
         evaluation=evaluation(model, data, mesh, config.eval_sequences),
         eval_every=config.eval_every,
         title=f"sequences of {phase.seq} tokens to step {last:,}" if several else "",

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from train.core.optimizer import Plan
+
 LINK = 100e6 / 8
 """Bytes a second of the link that the sentence speaks of."""
 
@@ -27,13 +29,15 @@ class Ended(NamedTuple):
     seconds: float
 
 
-def ended(name: str, lines: Sequence[dict[str, Any]], batch: int) -> Ended | None:
+def ended(
+    name: str, lines: Sequence[dict[str, Any]], phases: Sequence[Plan]
+) -> Ended | None:
     """A run at its end.
 
     Args:
       name: The optimizer's.
       lines: Those of its `metrics.jsonl`.
-      batch: Examples a step.
+      phases: Its stretches of steps, the last of which may have gone on.
 
     Returns:
       The run; None without a finite loss.
@@ -44,8 +48,10 @@ def ended(name: str, lines: Sequence[dict[str, Any]], batch: int) -> Ended | Non
         return None
     seconds, earlier = 0.0, 0
     for line in steps:
-        seconds += batch * (line["step"] - earlier) / line["examples_per_second"]
-        earlier = line["step"]
+        step = line["step"]
+        phase = next((phase for phase in phases if step <= phase.last), phases[-1])
+        seconds += phase.batch * (step - earlier) / line["examples_per_second"]
+        earlier = step
     return Ended(name, losses[-1], steps[-1]["total_sent_bytes"], seconds)
 
 

@@ -161,7 +161,11 @@ class TrainingFlags:
             steps, self.warmup_steps, self.freeze_step, share
         )
         return Plan(
-            steps=steps, learning_rate=self.learning_rate, warmup=warmup, freeze=freeze
+            steps=steps,
+            batch=self.batch,
+            learning_rate=self.learning_rate,
+            warmup=warmup,
+            freeze=freeze,
         )
 
 

@@ -35,6 +35,7 @@ class Plan:
       flags: What its flags begin with.
       earlier_steps: Steps of the run before its first.
       steps: Steps that the schedule is made for.
+      batch: Examples a step, of all workers together.
       learning_rate: Peak of the learning rate.
       warmup: Steps in which it rises.
       freeze: Steps before a variance is frozen, for an optimizer that does.
@@ -43,6 +44,7 @@ class Plan:
     """
 
     steps: int
+    batch: int
     learning_rate: float
     warmup: int
     freeze: int | Literal["auto"]

@@ -110,6 +110,7 @@ def planned_phase(
     if advice and plan.freeze != "auto":  # known before the first step
         say(f"no step will come after the freeze: {advice}.")
     return Phase(
+        batch=plan.batch,
         tx=tx,
         schedule=schedule,
         earlier_steps=plan.earlier_steps,

@@ -79,7 +79,6 @@ def make_task(config: ImagesConfig, data: Dataset, mesh: Mesh) -> Task:
                 "flat",
                 loss=training_loss(network),
                 batches=training,
-                batch=config.batch,
                 evaluation=evaluation(
                     network,
                     training,

@@ -107,7 +107,6 @@ def make_task(
         config.topology,
         loss=training_loss(model, config.seed, mesh.axis_names, config.accumulate),
         batches=data.training,
-        batch=config.batch,
         evaluation=objective.mean_over(
             evaluation_loss(model), data.held_out, data.evaluated, mesh
         ),

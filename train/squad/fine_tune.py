@@ -164,7 +164,6 @@ def _task(
                 "flat",
                 loss=training_loss(model, config.seed),
                 batches=batches(ordered, config.batch),
-                batch=config.batch,
             )
         ],
         finish=finish,

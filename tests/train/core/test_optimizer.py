@@ -52,7 +52,9 @@ def test_the_freeze_follows_the_warm_up_and_the_steps_by_default():
 
 @pytest.mark.parametrize("flags", ["--", "--long-"])
 def test_a_learning_rate_that_rises_to_the_end_is_refused_by_its_flag(flags):
-    plan = Plan(steps=50, learning_rate=1e-3, warmup=50, freeze=50, flags=flags)
+    plan = Plan(
+        steps=50, batch=8, learning_rate=1e-3, warmup=50, freeze=50, flags=flags
+    )
     with pytest.raises(InputError, match=f"^{flags}warmup-steps 50 leaves none of the"):
         check_plan(plan)
     check_plan(replace(plan, warmup=49))
@@ -69,13 +71,14 @@ def test_a_freeze_that_comes_too_late_is_told_at_once(capsys):
     assert late.startswith("--long-freeze-step is 8 of 8 steps; give fewer")
     plan = Plan(
         steps=8,
+        batch=8,
         earlier_steps=1,
         learning_rate=1e-3,
         warmup=1,
         freeze=8,
         flags="--long-",
     )
-    data = {"loss": None, "batches": None, "batch": 8}
+    data = {"loss": None, "batches": None}
     for last, advice in (9, late), (10, ""):
         phase = planned_phase(onebit, plan, last, make_mesh(1), "flat", **data)
         assert phase.advice == advice
@@ -115,7 +118,7 @@ def test_an_optimizer_has_the_exchange_of_the_flag_or_its_own(
 
     monkeypatch.setitem(OPTIMIZERS, name, OPTIMIZERS[name]._replace(make=make))
     config = TrainingFlags(optimizer=name, **flags)
-    plan = Plan(steps=9, learning_rate=1e-3, warmup=1, freeze=2)
+    plan = Plan(steps=9, batch=8, learning_rate=1e-3, warmup=1, freeze=2)
     for topology in ("flat", "hierarchical"):
         planned_optimizer(config, plan, make_mesh(4, topology))
     expected = (

@@ -127,7 +127,7 @@ def train_run(
             lines = {arm.optimizer: metrics_log.read(arm.out) for arm in arms}
             picture.draw(folder / picture.FILE, lines)
             say(f"{folder / picture.FILE}: loss and bytes sent")
-            found = [ended(name, x, config.batch) for name, x in lines.items()]
+            found = [ended(name, x, run.flags.phases) for name, x in lines.items()]
             if len(both := [each for each in found if each]) == 2:
                 say(closing(*both))
 
