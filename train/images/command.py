@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from train.core import metrics_log, run_folder
-from train.core.command import say, watched
+from train.core.command import is_main_process, say, watched
 from train.core.commands.line import Command, parse_flags, run_command
 from train.core.loop import train
 from train.core.mesh import check_divisible, make_mesh
@@ -19,6 +19,7 @@ from train.images.task import make_task, read
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
 MODULE = "train.images"
 
@@ -55,10 +56,22 @@ def train_images(config: ImagesConfig, timeout: float = Cluster.timeout) -> None
         run_folder.begun([run], config, lambda folder: None, watchdog),
     ):
         train(make_task(config, data, mesh), config, config.steps, mesh, watchdog)
-    last = [x for x in metrics_log.read(config.out) if "eval_loss" in x][-1]
-    say(
-        f"held-out accuracy {last['eval_accuracy']:.2%}, loss {last['eval_loss']:.4f}, "
-        f"after {last['step']:,} steps"
+    if is_main_process():  # which has written them
+        last = [x for x in metrics_log.read(config.out) if "eval_loss" in x][-1]
+        say(_spelled(last))
+
+
+def _spelled(evaluation: dict[str, Any]) -> str:
+    """An evaluation's line of `metrics.jsonl` as a sentence."""
+    after = f"after {evaluation['step']:,} steps"
+    if evaluation["eval_loss"] is None:
+        return (
+            f"the held-out loss is not finite {after}; start a new run with a smaller "
+            "--learning-rate."
+        )
+    return (
+        f"held-out accuracy {evaluation['eval_accuracy']:.2%}, loss "
+        f"{evaluation['eval_loss']:.4f}, {after}"
     )
 
 

@@ -232,6 +232,35 @@ def test_digits_are_learnt(tmp_path):
     assert last["eval_accuracy"] > 0.95
 
 
+@pytest.mark.parametrize("process", [0, 1])
+@pytest.mark.parametrize("loss", [0.5, None])
+def test_process_0_tells_how_a_run_has_ended(
+    tmp_path, monkeypatch, capsys, process, loss
+):
+    """Also of one that diverged, whose loss is no number of JSON's."""
+    config = config_of(tmp_path / "run")
+    images = random_images(8)
+    data = Dataset(training=images, held_out=images, num_classes=4, contents="")
+
+    def train(*_):
+        if process == 0:  # others may not see yet what it has written
+            mean = np.nan if loss is None else loss
+            means = {"loss": mean, "accuracy": 0.25}
+            metrics_log.append(config.out, metrics_log.EvalMetrics(6, means))
+        monkeypatch.setattr(jax, "process_index", lambda: process)
+
+    monkeypatch.setattr(command, "read", lambda _: data)
+    monkeypatch.setattr(command, "train", train)
+    run(config)
+    said = capsys.readouterr().out
+    assert ("accuracy 25.00%, loss 0.5000, after 6" in said) == (
+        (process, loss) == (0, 0.5)
+    )
+    assert ("not finite after 6 steps; start a new run with a smaller" in said) == (
+        (process, loss) == (0, None)
+    )
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
