@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from train.core.errors import InputError
+from train.core.text_file import replace_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,7 +108,4 @@ def truncate(folder: Path, step: int) -> None:
     """Drops the lines after a step, which will be trained again."""
     lines = [line for line in read(folder) if line["step"] <= step]
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    # Replaced whole, so that a process killed meanwhile loses nothing.
-    new = folder / (FILE + ".new")
-    new.write_text(text, encoding="utf-8")
-    new.replace(folder / FILE)
+    replace_text(folder / FILE, text)

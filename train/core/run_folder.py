@@ -22,6 +22,7 @@ from train.core.flags import (
     to_json,
 )
 from train.core.processes.distributed import check_agreed, check_shared
+from train.core.text_file import replace_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -201,8 +202,6 @@ def begun(
 def write(run: Run) -> None:
     """Remembers a run, on one process of many.
 
-    It is written all at once, so that a killed process leaves the one before.
-
     Args:
       run: The run, whose folder is its `out`.
 
@@ -220,9 +219,7 @@ def write(run: Run) -> None:
     }
     with writable(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        new = folder / (FILE + ".new")
-        new.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-        new.replace(folder / FILE)
+        replace_text(folder / FILE, json.dumps(values, indent=2) + "\n")
 
 
 def read(folder: Path, command: str, kind: type[Flags]) -> Run[Flags]:

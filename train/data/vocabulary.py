@@ -13,6 +13,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.trainers import WordPieceTrainer
 
 from train.core.errors import InputError
+from train.core.text_file import replace_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -125,7 +126,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
 
 def write_vocabulary(path: Path, vocabulary: Vocabulary) -> None:
     """Writes what `read_vocabulary` reads."""
-    path.write_text("".join(f"{piece}\n" for piece in vocabulary), encoding="utf-8")
+    replace_text(path, "".join(f"{piece}\n" for piece in vocabulary))
 
 
 def is_cased(vocabulary: Sequence[str]) -> bool:

@@ -62,7 +62,7 @@ def train_lm(
             watchdog,
             about=f"decoder {config.model}, {data.coding.vocab_size:,} tokens",
             make_task=lambda arm: make_task(arm, data, mesh, run.until, size),
-            keep_files=partial(keep_tokenizer, data.coding),
+            keep_files=partial(keep_tokenizer, data.coding, goes_on=config.resume),
         )
 
 

@@ -9,6 +9,7 @@ import grain
 from train.core.batches import batches
 from train.core.errors import InputError, writable
 from train.core.run_folder import check_contents, contents_name
+from train.core.text_file import replace_text
 from train.data.array_files import make_folder
 from train.data.corpus import read_corpus, survey
 from train.data.tokenized import EVALUATION, TRAINING, held_out_documents
@@ -110,8 +111,8 @@ def endless(windows: Windows, seed: int) -> grain.MapDataset:
     return grain.MapDataset.source(windows).seed(seed).shuffle().repeat()
 
 
-def keep_tokenizer(coding: Coding, folder: Path) -> None:
-    """Writes the tokenizer into the run's folder, unless it is there."""
+def keep_tokenizer(coding: Coding, folder: Path, *, goes_on: bool) -> None:
+    """Writes the tokenizer into a run's folder, unless it goes on and has it."""
     file = folder / TOKENIZER_FILE
-    if coding.file and not file.exists():
-        file.write_text(coding.file, encoding="utf-8")
+    if coding.file and not (goes_on and file.exists()):
+        replace_text(file, coding.file)

@@ -26,7 +26,7 @@ from train.data.corpus import read_corpus
 from train.lm import command
 from train.lm.coding import BYTES, read_coding
 from train.lm.config import LmConfig
-from train.lm.data import endless, load
+from train.lm.data import TOKENIZER_FILE, endless, keep_tokenizer, load
 from train.lm.task import evaluation_loss, training_loss
 from train.lm.windows import Windows
 
@@ -130,6 +130,23 @@ def test_a_tokenizers_file_neither_cuts_nor_pads_nor_adds(tmp_path):
     expected = [pieces.index(word) for word in ["Sun", *WORDS[1:6], "?", "."]]
     np.testing.assert_array_equal(ids, expected)
     assert (coding.end, coding.vocab_size) == (len(pieces), len(pieces) + 1)
+
+
+def test_a_run_keeps_its_tokenizer_and_a_new_one_writes_its_own(tmp_path):
+    """Not the one that a run has left that was killed before it began."""
+    coding = read_coding(write_tokenizer(tmp_path / "words.json"))
+    kept = tmp_path / TOKENIZER_FILE
+    for there, goes_on, is_kept in (
+        ("{", False, False),
+        ("{", True, True),
+        (None, True, False),
+    ):
+        kept.unlink(missing_ok=True)
+        if there:
+            kept.write_text(there)
+        keep_tokenizer(coding, tmp_path, goes_on=goes_on)
+        assert (kept.read_text() == there) == is_kept
+        assert (kept.read_text() == coding.file) != is_kept
 
 
 def test_any_workers_and_micro_batches_have_the_gradient_of_the_whole():
