@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 from dataclasses import asdict, dataclass
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
 FOLDER = "checkpoints"
 _KEPT = 2
 _TENSORSTORE_CODE = re.compile(r"os_error_code='(\d+)'")
+_DAMAGED = "is damaged; move that folder away to go on from the one before"
+_OTHER = (
+    "is whole, and this version of the program has other contents; go on with the "
+    "version and the optimizer that wrote it, or start a new run in another --out"
+)
 
 
 @dataclass(frozen=True)
@@ -94,10 +100,7 @@ def saved_model(folder: Path, step: int) -> dict[str, Any]:
         with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
             return checkpointer.restore(path / "about")["model"]
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise InputError(
-            f"the checkpoint {path} is damaged; move that folder away to go on from "
-            "the one before."
-        ) from error
+        raise InputError(f"the checkpoint {path} {_DAMAGED}.") from error
 
 
 class Checkpoints:
@@ -147,7 +150,7 @@ class Checkpoints:
         arrays = {"params": checkpoint.params, "state": checkpoint.state}
         before = self._manager.latest_step()
         try:
-            self._manager.save(
+            is_saved = self._manager.save(
                 progress.totals.steps,
                 args=ocp.args.Composite(
                     arrays=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(about)
@@ -163,6 +166,11 @@ class Checkpoints:
                 f"{self._folder} ({os.strerror(code)}); make room for {_KEPT + 1} of "
                 f"them, and go on from {newest} by --resume."
             ) from error
+        if not is_saved:
+            raise InputError(
+                f"the checkpoint of step {progress.totals.steps} is not written, as "
+                f"{self._folder} has one of step {before}; move that away to go on."
+            )
 
     def exist(self) -> bool:
         """True if there is a checkpoint."""
@@ -197,13 +205,14 @@ class Checkpoints:
           The checkpoint, and the number of workers that it was saved by.
 
         Raises:
-          InputError: There is none, or it is damaged, or of another model.
+          InputError: There is none, or it is damaged, or of another model or version.
         """
         step = self.latest()
-        with self._whole(step):
+        with self._read(step):
             about = self._manager.restore(
                 step, args=ocp.args.Composite(about=ocp.args.JsonRestore())
             )["about"]
+        with self._read(step, _OTHER):
             model, shape = about["model"], about["mesh"]
             progress = Progress(Totals(**about["totals"]), about["data"])
         self._check_model(step, model)
@@ -221,8 +230,9 @@ class Checkpoints:
             params,
         )
         wanted = ocp.args.StandardRestore({"params": placed, "state": state})
-        with self._whole(step):
+        with self._read(step):
             read_through(self._folder / str(step) / "arrays")
+        with self._read(step, _OTHER):
             arrays = self._manager.restore(
                 step, args=ocp.args.Composite(arrays=wanted)
             )["arrays"]
@@ -232,9 +242,9 @@ class Checkpoints:
         return Checkpoint(arrays["params"], state, progress), old_mesh.size
 
     @contextlib.contextmanager
-    def _whole(self, step: int) -> Iterator[None]:
+    def _read(self, step: int, otherwise: str = _DAMAGED) -> Iterator[None]:
         # What Orbax raises at a file that is cut short or gone differs from file to
-        # file, and all of it means this.
+        # file, and all of it means damage.
         try:
             yield
         except Exception as error:
@@ -247,10 +257,8 @@ class Checkpoints:
                     f"the checkpoint {folder} cannot be read ({os.strerror(code)}); "
                     "mend that and start again with --resume."
                 ) from error
-            raise InputError(
-                f"the checkpoint {folder} is damaged; move that folder away to go on "
-                "from the one before."
-            ) from error
+            meaning = otherwise if code is None else _DAMAGED
+            raise InputError(f"the checkpoint {folder} {meaning}.") from error
 
     def _check_model(self, step: int, model: dict[str, Any]) -> None:
         differing = ", ".join(
@@ -266,7 +274,7 @@ class Checkpoints:
 
 
 def read_through(arrays: Path, prefix: bytes = b"") -> None:
-    """Raises what TensorStore does where a file is cut short or gone.
+    """Raises what TensorStore or JSON does where a file is cut short or gone.
 
     Orbax stops at the first array that cannot be read and closes the event loop that
     the others still answer to, each of which then prints a traceback.
@@ -275,6 +283,7 @@ def read_through(arrays: Path, prefix: bytes = b"") -> None:
       arrays: A checkpoint's folder of arrays.
       prefix: What the names of those that matter begin with.
     """
+    json.loads((arrays / "_METADATA").read_bytes())
     spec = {"driver": "ocdbt", "base": arrays.as_uri() + "/"}
     store = tensorstore.KvStore.open(spec).result()
     keys = store.list().result()

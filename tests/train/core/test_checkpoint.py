@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import json
 import shutil
 import time
 from contextlib import closing
@@ -11,6 +12,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import onebit_jax
@@ -191,6 +193,30 @@ def test_what_is_not_the_checkpoints_fault_is_not_called_damage(
     monkeypatch.setattr(checkpoint, "read_through", fail)
     with pytest.raises(expected, match=message):
         restore(folder, tx)
+
+
+@pytest.mark.parametrize("workers", [4, 2])
+@pytest.mark.parametrize("what", ["totals", "state", "leaf"])
+def test_a_checkpoint_of_another_version_is_not_called_damage(
+    folder, tx, workers, what
+):
+    if what == "totals":
+        about = folder / "checkpoints" / "3" / "about" / "metadata"
+        values = json.loads(about.read_text())
+        values["totals"]["skipped_in_all"] = values["totals"].pop("skipped")
+        about.write_text(json.dumps(values))
+    else:
+        more = {"more": jnp.zeros(3)} if what == "state" else jnp.zeros(3)
+        tx = optax.chain(tx, optax.GradientTransformation(lambda _: more, None))
+    with pytest.raises(InputError, match="3 is whole, and this version of the program"):
+        restore(folder, tx, workers)
+
+
+def test_a_checkpoint_that_is_not_written_is_said(folder, trained):
+    earlier = Progress(Totals(2), PROGRESS.data)
+    refused = pytest.raises(InputError, match=r"of step 2 is not written, as .*step 3;")
+    with closing(Checkpoints(folder, MODEL)) as checkpoints, refused:
+        checkpoints.save(trained._replace(progress=earlier), make_mesh(4))
 
 
 def test_a_checkpoint_without_its_arrays_is_damaged(folder, tx):
