@@ -161,7 +161,10 @@ def run(config: PlanConfig) -> None:
     check(config)
     if config.json is not None:
         with writable(config.json, "--json"):  # not only after minutes of compiling
+            is_new = not config.json.exists()
             config.json.open("a").close()
+            if is_new:
+                config.json.unlink()
     model, cluster = model_of(config), cluster_of(config)
     work = work_of(config, model)
     plan = make_plan(
@@ -186,7 +189,9 @@ def run(config: PlanConfig) -> None:
         answer["compiled"] = compile_step(config)
         print(f"\n{describe(answer['compiled'], config)}")
     if config.json is not None:
-        config.json.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
+        with writable(config.json, "--json"):
+            text = json.dumps(answer, indent=1) + "\n"
+            config.json.write_text(text, encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

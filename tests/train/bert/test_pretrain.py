@@ -1,5 +1,6 @@
 """Pre-training: what a run leaves behind, and that it goes on exactly."""
 
+import errno
 import json
 import shutil
 import signal
@@ -27,7 +28,7 @@ from runs import (
 from train.bert.data import load, load_phases
 from train.bert.objective import init_params
 from train.bert.pretrain import MODULE, parse, pretrain
-from train.core import metrics_log, run_folder
+from train.core import metrics_log, picture, run_folder
 from train.core.batches import element
 from train.core.errors import InputError
 from train.core.metrics_log import StepMetrics
@@ -342,6 +343,21 @@ def test_a_finished_run_is_finished_and_tells_how_to_go_on(first, adam, capsys):
     assert f"all {STEPS} steps are done; to go on" in said
     assert "give more --steps" in said
     assert until(first.out) == STEPS
+    assert (first.out / "training.png").exists()
+
+
+def test_a_picture_without_room_is_said_and_drawn_in_the_next_start(
+    first, adam, monkeypatch
+):
+    def fill(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    leave(adam)
+    with monkeypatch.context() as patch:
+        patch.setattr(picture, "draw", fill)
+        with pytest.raises(InputError, match=r"cannot be written to \(No space left"):
+            resume(first.out)
+    resume(first.out)
     assert (first.out / "training.png").exists()
 
 

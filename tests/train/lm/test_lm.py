@@ -16,7 +16,7 @@ from runs import PROMOTION, steps_of, without_speed, write_corpus
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from models import Decoder, DecoderConfig
-from train.core import metrics_log, run_folder
+from train.core import metrics_log, picture, run_folder
 from train.core.batches import batches, element
 from train.core.commands.from_scratch import open_run
 from train.core.errors import InputError
@@ -176,6 +176,7 @@ def test_a_killed_run_goes_on_bit_by_bit_with_its_own_tokenizer(
     file = write_tokenizer(tmp_path / "words.json")
     config = replace(config, tokenizer=file, dropout=0.1, tied=False)
     killed, append = tmp_path / "killed", metrics_log.append
+    drawn, draw = [], picture.draw
 
     def append_and_copy(folder, metrics):
         append(folder, metrics)
@@ -184,7 +185,9 @@ def test_a_killed_run_goes_on_bit_by_bit_with_its_own_tokenizer(
 
     with monkeypatch.context() as patch:
         patch.setattr(metrics_log, "append", append_and_copy)
+        patch.setattr(picture, "draw", lambda *x: drawn.append(x[0]) or draw(*x))
         train(config)
+    assert drawn == [config.out / "training.png"]
     names = "config.json checkpoints metrics.jsonl training.png tokens tokenizer.json"
     assert {path.name for path in config.out.iterdir()} == set(names.split())
     lines = steps_of(config.out)

@@ -1,5 +1,6 @@
 """Predictions depend on the cluster as they must, and the verdict follows from them."""
 
+import errno
 import json
 import pathlib
 import re
@@ -159,6 +160,25 @@ def test_the_command_line_answers_and_writes_all_numbers(capsys, tmp_path):
     parts = step["compute"] + step["update"] + step["exchange"]
     assert step["seconds"] == pytest.approx(parts)
     assert "iperf" in run("--rate 4.1 --model 3e8", capsys)
+
+
+def test_a_file_is_left_by_a_plan_alone(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "plan.json"
+    flags = f"--rate 1 --json {file} --model"
+    with pytest.raises(SystemExit, match="--model must be one of"):
+        run(f"{flags} huge", capsys)
+    assert not file.exists()
+    file.write_text("earlier")
+    with pytest.raises(SystemExit, match="--model must be one of"):
+        run(f"{flags} huge", capsys)
+    assert file.read_text() == "earlier"
+
+    def fill(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pathlib.Path, "write_text", fill)
+    with pytest.raises(SystemExit, match=r"plan.json cannot be written to \(No space"):
+        run(f"{flags} 1e6", capsys)
 
 
 def test_the_page_shows_what_the_command_prints(capsys):

@@ -15,7 +15,7 @@ from train.core.checkpoint import latest_step
 from train.core.command import is_main_process, say
 from train.core.commands.flags import FromScratchFlags
 from train.core.comparison import closing, ended
-from train.core.errors import InputError
+from train.core.errors import InputError, writable
 from train.core.flags import places, with_optimizer
 from train.core.loop import train
 from train.core.mesh import HOST
@@ -119,13 +119,17 @@ def train_run(
             f"{folder}: {about}, {mesh.size} workers "
             f"({mesh.devices.flat[0].platform}), to step {run.until:,}"
         )
+        is_drawn = False
         for arm, of_arm in zip(arms, runs, strict=True):
             if latest_step(arm.out) < run.until:
                 begin = partial(run_folder.write, of_arm)
                 train(make_task(arm), arm, run.until, mesh, watchdog, begin)
+                is_drawn = not config.compare  # or else without the other
         if is_main_process():
             lines = {arm.optimizer: metrics_log.read(arm.out) for arm in arms}
-            picture.draw(folder / picture.FILE, lines)
+            if not is_drawn:
+                with writable(folder):
+                    picture.draw(folder / picture.FILE, lines)
             say(f"{folder / picture.FILE}: loss and bytes sent")
             found = [ended(name, x, run.flags.phases) for name, x in lines.items()]
             if len(both := [each for each in found if each]) == 2:
