@@ -3,10 +3,13 @@
 from onebit_jax.exchanges.block_exchange import ErrorFeedbackState
 from onebit_jax.exchanges.codec import Codec
 from onebit_jax.exchanges.count_mean import count_mean
-from onebit_jax.exchanges.deepspeed_sign_mean import deepspeed_sign_mean
+from onebit_jax.exchanges.deepspeed_sign_mean import (
+    DeepSpeedSignMeanState,
+    deepspeed_sign_mean,
+)
 from onebit_jax.exchanges.exchange import Exchange, exact_mean
 from onebit_jax.exchanges.hierarchical import hierarchical
-from onebit_jax.exchanges.per_shard import per_shard
+from onebit_jax.exchanges.per_shard import PerShardState, per_shard
 from onebit_jax.exchanges.quantized_mean import quantized_mean
 from onebit_jax.exchanges.random_vote_mean import RandomVoteState, random_vote_mean
 from onebit_jax.exchanges.sign_mean import sign_mean
@@ -35,12 +38,16 @@ from onebit_jax.optimizers.onebit_lamb_alias import onebit_lamb
 from onebit_jax.optimizers.onebit_lamb_state import ScaleByOnebitLambState
 from onebit_jax.optimizers.zero_one_adam_alias import AS_DEEPSPEED, zero_one_adam
 from onebit_jax.optimizers.zero_one_adam_state import ZeroOneAdamState
+from onebit_jax.step.checked import Step
 from onebit_jax.step.data_parallel import DataParallel, data_parallel
 from onebit_jax.step.local_gradients import local_value_and_grad
 from onebit_jax.step.local_params import local_params
 from onebit_jax.step.simulated import simulated
 from onebit_jax.transforms.accumulate import AccumulateState, accumulate
-from onebit_jax.transforms.clip_by_worker_norm import clip_by_worker_norm
+from onebit_jax.transforms.clip_by_worker_norm import (
+    ClipByWorkerNormState,
+    clip_by_worker_norm,
+)
 from onebit_jax.transforms.skip_nonfinite import SkipNonfiniteState, skip_nonfinite
 from onebit_jax.workers.placement import abstract_state, init, state_specs
 from onebit_jax.workers.resize import resize, saved_state
@@ -53,21 +60,25 @@ __all__ = [
     "AS_PUBLISHED",
     "LAMB_AS_PUBLISHED",
     "AccumulateState",
+    "ClipByWorkerNormState",
     "Codec",
     "Collective",
     "DataParallel",
+    "DeepSpeedSignMeanState",
     "ErrorFeedbackState",
     "Exchange",
     "FloorAtMean",
     "FreezeRule",
     "GrowthByMeanSquares",
     "IntervalRule",
+    "PerShardState",
     "RandomVoteState",
     "ScaleByBinsgdmState",
     "ScaleByDistributedLionState",
     "ScaleByOnebitAdamState",
     "ScaleByOnebitLambState",
     "SkipNonfiniteState",
+    "Step",
     "Traffic",
     "Transfer",
     "WorkerLocal",

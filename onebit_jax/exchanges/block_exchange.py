@@ -76,9 +76,9 @@ class Buffer(NamedTuple):
 class BlockExchange(Exchange):
     """An exchange of blocks over worker axes; subclasses say how blocks are agreed.
 
-    One worker has nobody to agree with: nothing is encoded (`Alone`). The state has its
-    errors all the same, zero but where several workers have left some, which the next
-    message pays: its shapes are those of any number of workers.
+    One worker has nobody to agree with: nothing is encoded (`Alone`). Its state has
+    errors of the usual shapes all the same. They are zero, unless the state was resized
+    from that of several workers: then the next update adds them in full.
 
     Attributes:
       name: the exchange's name, for messages.

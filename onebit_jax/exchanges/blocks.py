@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class BlockLayout(NamedTuple):
-    """The places of each leaf's blocks in the bucket that all leaves share.
+    """The places of each leaf's blocks among the blocks of all leaves, in one row.
 
     Every leaf begins a block of its own, so that leaves of different magnitude
-    never share a scale; blocks of padding make the bucket divisible by the workers.
+    never share a scale; blocks of padding make their number a multiple of the workers'.
 
     Attributes:
       sizes: values of each leaf.
@@ -46,12 +46,12 @@ class BlockLayout(NamedTuple):
 
     @property
     def total_blocks(self) -> int:
-        """Blocks of the bucket, padding included."""
+        """Blocks of all leaves, padding included."""
         return self.served_blocks * self.workers
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """The blocks of each leaf in the bucket."""
+        """The places of each leaf's blocks."""
         ends = tuple(itertools.accumulate(self.blocks))
         return tuple(
             slice(end - blocks, end)
@@ -73,7 +73,7 @@ class BlockLayout(NamedTuple):
         full = jnp.full(self.total_blocks, self.block_size, jnp.int32)
         return full.at[place].set(number)
 
-    def bucket(
+    def joined(
         self, leaves: Sequence[Float[Array, ...]]
     ) -> Float32[Array, "total_blocks block_size"]:
         """The leaves' values as blocks, in float32, padded with zeros."""

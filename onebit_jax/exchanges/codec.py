@@ -147,7 +147,7 @@ class Codec(abc.ABC):
 def check_codec(codec: Codec) -> None:
     """Refuses a codec whose words or blocks are not of the shapes and dtypes told."""
     if not isinstance(codec, Codec):
-        raise TypeError(f"two_phase needs a codec, such as SignCodec(), got {codec!r}.")
+        raise TypeError(f"two_phase needs an onebit_jax.Codec, got {codec!r}.")
     block = codec.block_size
     integers = all(isinstance(x, numbers.Integral) for x in (block, codec.words))
     if not integers or block < 1:

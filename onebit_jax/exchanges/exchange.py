@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -42,9 +42,12 @@ class Exchange(_Transformation):
 
     Attributes:
       axes: names of the mesh axes whose members are the workers.
+      keeps_scale: False where what is agreed has one size whatever was given, as votes
+        have.
     """
 
     axes: tuple[str, ...]
+    keeps_scale: ClassVar[bool] = True
 
     def init(  # pyright: ignore[reportIncompatibleVariableOverride]
         self, params: optax.Params
@@ -174,6 +177,9 @@ def exact_mean(axis: AxisNames) -> Exchange:
     Returns:
       An exchange without a state.
 
+    Raises:
+      ValueError: from `update`, if an axis is not bound or leaves are averaged already.
+
     Example:
       >>> import jax, jax.numpy as jnp, optax
       >>> from jax.sharding import PartitionSpec as P
@@ -201,7 +207,7 @@ def gradient_mean(given: Exchange | None, exchange: Exchange, name: str) -> Exch
       An exchange over the same axes.
 
     Raises:
-      TypeError: if it is none.
+      TypeError: if it is not an exchange.
       ValueError: if it is over other axes.
     """
     if given is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -70,7 +69,7 @@ def hierarchical(exchange: Exchange, within: AxisNames) -> Exchange:
       of the leaves, with an axis of D devices after that of the hosts.
 
     Raises:
-      TypeError: if `exchange` is no exchange.
+      TypeError: if `exchange` is not an exchange.
       ValueError: if both name the same axis.
 
     Example:
@@ -104,12 +103,17 @@ class _Hierarchical(Exchange):
     inside: tuple[str, ...]
     axes: tuple[str, ...]
 
+    @property
+    def keeps_scale(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The exchange's between hosts."""
+        return self.exchange.keeps_scale
+
     def is_alone(self) -> bool:
         """True of one host, whose devices exchange exactly."""
         return self.exchange.is_alone()
 
     def devices(self, axis_sizes: Mapping[str, int]) -> int:
-        return math.prod(axis_sizes[axis] for axis in self.inside)
+        return self.workers(axis_sizes) // self.exchange.workers(axis_sizes)
 
 
 class _OfLeaves(_Hierarchical):
@@ -205,9 +209,9 @@ class _OfBlocks(_Hierarchical):
             results[i] = mean
         if division.compressed:
             served = layout.served_blocks
-            bucket = layout.bucket([values[i] for i in division.compressed])
-            bucket = bucket.reshape(hosts, devices * served, -1)
-            share = lax.psum_scatter(bucket, inside, scatter_dimension=1, tiled=True)
+            blocks = layout.joined([values[i] for i in division.compressed])
+            blocks = blocks.reshape(hosts, devices * served, -1)
+            share = lax.psum_scatter(blocks, inside, scatter_dimension=1, tiled=True)
             counts = layout.counts().reshape(hosts, devices, served)
             counts = lax.dynamic_index_in_dim(
                 counts, worker_index(inside), 1, keepdims=False

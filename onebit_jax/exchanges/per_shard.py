@@ -111,6 +111,11 @@ class PerShard(Exchange):
     specs: Any
     axes: tuple[str, ...]
 
+    @property
+    def keeps_scale(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The exchange's between workers."""
+        return self.exchange.keeps_scale
+
     def is_alone(self) -> bool:
         """True of one worker, however many devices share its parameters."""
         return self.exchange.is_alone()

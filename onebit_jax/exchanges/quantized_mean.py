@@ -49,8 +49,8 @@ def quantized_mean(
 
     and for 2 bits, where L is 1, :math:`s_b = 1.224\,\mathrm{rms}(x)`, the step of the
     smallest error for normally distributed values. Zero is a level, so that no
-    coordinate's error is larger than its value. With 2 bits a block with values whose
-    squares overflow, from 1.8e19 on, is not finite.
+    coordinate's error is larger than its value. With 2 bits a block is not finite where
+    the sum of its squares overflows: 1,024 values of 5.8e17.
 
     Args:
       axis: name, or names, of the mesh axes whose members are the workers.

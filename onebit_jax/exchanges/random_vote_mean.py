@@ -132,6 +132,7 @@ class RandomVoteMean(Exchange):
     axes: tuple[str, ...]
     back: Back
     seed: int
+    keeps_scale = False
 
     def init(self, params: optax.Params) -> RandomVoteState:
         """No call so far."""
@@ -194,8 +195,7 @@ def _thresholds(
     Args:
       key: of the numbers.
       shape: theirs.
-      shift: number of levels, of 2**16, that they are moved up by, from the end to the
-        beginning.
+      shift: levels to add to each number, modulo 2**16.
     """
     pairs = jax.random.bits(
         key, (*shape[:-2], shape[-2] // 2, shape[-1]), dtype=jnp.uint32
@@ -207,9 +207,9 @@ def _thresholds(
 
 
 def _share(place: UInt32[Array, ""], workers: int) -> UInt32[Array, ""]:
-    """The levels below a place among the workers: half of all below the half of them.
+    """A worker's share of the levels: floor(place · 2¹⁶ / workers).
 
-    That is floor(place · 2¹⁶ / workers), with products of less than 32 bits.
+    Computed with products of less than 32 bits.
     """
     whole, rest = divmod(_LEVELS, workers)
     return place * jnp.uint32(whole) + place * jnp.uint32(rest) // jnp.uint32(workers)

@@ -75,9 +75,9 @@ def sign_mean(
         magnitude, whose error is the smallest: :math:`\|x - C[x]\|^2 = \|x\|^2 -
         \|x\|_1^2 / |b|`, less than :math:`\|x\|^2` whatever x is. That of 'rms' is
         larger where few values of a block are not small, and it is not finite where
-        squares overflow, from 1.8e19 on. 1-bit Adam learnt no worse by 'rms' in any
-        study of docs/convergence.md; gradients of your own that are sparse are safer
-        with 'mean_abs'.
+        the sum of a block's squares overflows: 1,024 values of 5.8e17. 1-bit Adam
+        learnt no worse by 'rms' in any study of docs/convergence.md; gradients of your
+        own that are sparse are safer with 'mean_abs'.
       error_dtype: dtype of the stored errors. bfloat16 halves their memory and
         loses what rounding drops.
       exact_below: leaves of fewer values are averaged exactly, all in one all-reduce.

@@ -86,6 +86,7 @@ class VoteMean(Exchange):
 
     axes: tuple[str, ...]
     back: Back
+    keeps_scale = False
 
     def update(
         self,

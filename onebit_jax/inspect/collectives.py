@@ -44,8 +44,8 @@ class Collective(NamedTuple):
         groups are not those of any axes of the mesh.
       group_size: n, the number of workers in a group.
       times: how often it runs in a step.
-      stage: name of the stage that it runs in, or 'every' if it runs in all; a stage
-        'a' has those of which a stage 'a/b', inside of it, has more.
+      stage: name of the stage that it runs in, or 'every' if it runs in all. Those of
+        a stage 'a' also run in a stage 'a/b', which has more.
       sent_bytes: the bytes each worker sends for it in a step, all times together.
     """
 

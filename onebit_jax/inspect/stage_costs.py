@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -39,7 +40,8 @@ def stage_costs(
     """The collectives of a step of each of an optimizer's stages.
 
     They are found by tracing `update`, which takes seconds for a thousand leaves and
-    compiles nothing. All all-reduces of a stage over the same axes are one, as the
+    compiles nothing; of the branches of a condition the one that sends most counts.
+    All all-reduces of a stage over the same axes are one, as the
     compiler puts them together. `onebit_jax.traffic` counts those of a compiled step.
 
     Args:
@@ -55,7 +57,8 @@ def stage_costs(
       up; for an optimizer without stages those of every step, as 'every'.
 
     Raises:
-      ValueError: if the update has a collective of a kind that is not known.
+      ValueError: if the update has a collective of a kind that is not known, or in a
+        loop whose length is not.
 
     Example:
       >>> import jax.numpy as jnp, onebit_jax
@@ -131,9 +134,22 @@ def _collectives(jaxpr: Any, around: str) -> Iterator[tuple[str | None, Transfer
                 f"stage_costs does not know the collective {name!r}: compile a step "
                 "and count its bytes with onebit_jax.traffic."
             )
-        for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=_is_jaxpr):
-            if _is_jaxpr(inner):
-                yield from _collectives(getattr(inner, "jaxpr", inner), scopes)
+        inner = [
+            list(_collectives(getattr(x, "jaxpr", x), scopes))
+            for x in jax.tree.leaves(list(eqn.params.values()), is_leaf=_is_jaxpr)
+            if _is_jaxpr(x)
+        ]
+        if name == "cond":
+            yield from max(inner, key=lambda found: sum(t.bytes for _, t in found))
+            continue
+        if name == "while" and any(inner):
+            raise ValueError(
+                "stage_costs does not know how often a loop with a collective runs: "
+                "compile a step and count its bytes with onebit_jax.traffic."
+            )
+        times = eqn.params["length"] if name == "scan" else 1
+        for stage, transfer in itertools.chain.from_iterable(inner):
+            yield stage, transfer._replace(bytes=times * transfer.bytes)
 
 
 def _is_jaxpr(x: Any) -> bool:

@@ -111,8 +111,7 @@ def scale_by_binsgdm(
         magnitude = optax.tree.update_moment(magnitudes, magnitude, beta, 1)
         ratios = jax.tree.map(lambda m, b: m / (b + least), mu, magnitude)
         agreed, exchanged = exchange.update(ratios, state.exchange)
-        agreed = jax.tree.map(lambda u, g: u.astype(g.dtype), agreed, updates)
-        return agreed, ScaleByBinsgdmState(
+        return optax.tree.cast_like(agreed, updates), ScaleByBinsgdmState(
             as_own(mu, axes), as_own(magnitude, axes), exchanged
         )
 
@@ -123,9 +122,9 @@ def binsgdm(
     learning_rate: optax.ScalarOrSchedule,
     exchange: Exchange,
     decay: ArrayLike = 0.95,
+    eps: ArrayLike = 1e-8,
     weight_decay: optax.ScalarOrSchedule = 0.0,
     mask: Any | Callable[[optax.Params], Any] | None = None,
-    eps: ArrayLike = 1e-8,
 ) -> optax.GradientTransformationExtraArgs:
     r"""BinSGDM: from the first step on one bit a value from every worker.
 
@@ -144,11 +143,11 @@ def binsgdm(
       learning_rate: a number, or a schedule from the step.
       exchange: what workers do with their ratios, such as `random_vote_mean('data')`.
       decay: :math:`\beta` of both running means.
+      eps: added to the mean magnitude, so that a value whose gradients have stopped
+        stays.
       weight_decay: λ. As in `optax.adamw`, it is multiplied by the learning rate.
       mask: a tree of booleans like the parameters', or a function from parameters to
         one, that says which leaves decay; None for all.
-      eps: added to the mean magnitude, so that a value whose gradients have stopped
-        stays.
 
     Returns:
       A transformation whose `update` must be called inside `jax.shard_map` with each

@@ -54,7 +54,7 @@ def scale_by_distributed_lion(
     with E the exchange: the majority of the signs of c with `vote_mean('data')`, the
     mean of these with `vote_mean('data', back='mean')`. The momenta stay each worker's
     own. There is no warm-up, no scale and no error feedback. With one worker it is
-    `optax.scale_by_lion`.
+    `optax.scale_by_lion`, but where c is 0.
 
     A bit cannot say 0. A tie of an even number of workers, and a c of 0, which a
     parameter without gradients always has, are votes for 1: in every step, so that
@@ -117,10 +117,8 @@ def scale_by_distributed_lion(
         mu = optax.tree.update_moment(gradients, mu, decay, 1)
         sent = jax.tree.map(lambda c: _turn(c, state.count), sent)
         agreed, exchanged = exchange.update(sent, state.exchange)
-        agreed = jax.tree.map(
-            lambda u, g: _turn(u, state.count).astype(g.dtype), agreed, updates
-        )
-        return agreed, ScaleByDistributedLionState(
+        agreed = jax.tree.map(lambda u: _turn(u, state.count), agreed)
+        return optax.tree.cast_like(agreed, updates), ScaleByDistributedLionState(
             jnp.asarray(optax.safe_increment(state.count)), as_own(mu, axes), exchanged
         )
 

@@ -42,7 +42,7 @@ class FloorAtMean:
         Returns:
           The variances, and the share of them that was raised.
         """
-        means = jax.tree.map(jnp.mean, nu)
+        means = jax.tree.map(lambda v: jnp.sum(v) / float(max(v.size, 1)), nu)
         low = jax.tree.map(lambda v, mean: v < self.negligible * mean, nu, means)
         raised = jax.tree.map(
             lambda v, is_low, mean: jnp.where(is_low, mean, v), nu, low, means

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 if TYPE_CHECKING:
     import optax
@@ -165,16 +166,21 @@ def warn_if_rising(learning_rate: optax.ScalarOrSchedule, freeze: FreezeRule) ->
       freeze: when the variance is frozen.
 
     Warns:
-      UserWarning: if the learning rate rises at the earliest step of the freeze.
+      UserWarning: if the learning rate rises at the earliest step of the freeze. Not of
+        a schedule that `optax.inject_hyperparams` is given, or made of its arguments:
+        their values are not known.
     """
     if not callable(learning_rate):
         return
     # Under inject_hyperparams the optimizer is made again while it is traced.
     with jax.ensure_compile_time_eval():
         now, after = (
-            float(np.asarray(learning_rate(jnp.int32(step))))
+            learning_rate(jnp.int32(step))
             for step in (freeze.earliest, freeze.earliest + 1)
         )
+    if isinstance(now, Tracer) or isinstance(after, Tracer):
+        return
+    now, after = (float(np.asarray(rate)) for rate in (now, after))
     if after > now:
         warnings.warn(
             f"The variance may be frozen after {freeze.earliest} steps, while the "

@@ -72,8 +72,8 @@ class GrowthByMeanSquares:
       \frac{r_{t,k}}{r_{T,k}} \frac{c_{t,l}}{c_{T,l}} \frac{p_T}{p_t},
       \frac{p_t}{4 p_T} \right)
 
-    What stays frozen is how a matrix's variance differs from a product of one factor a
-    row and one a column. A matrix is the last two dimensions of a leaf, those before
+    Each row and each column has a factor of growth; the pattern within the matrix stays
+    as it was frozen. A matrix is the last two dimensions of a leaf, and those before
     them number matrices; where one of the two is less than `least`, and in one
     dimension, :math:`\rho` is the growth of the leaf's p alone. A kernel of many heads
     of few values each is better given with heads and values as one dimension. A matrix,

@@ -37,7 +37,8 @@ class IntervalState(NamedTuple):
     Attributes:
       interval: steps from one due step to the next.
       waited: steps since the last that was due.
-      counted: due steps, or steps, of this interval.
+      counted: due steps, or with counting='steps' all steps, since the interval last
+        doubled.
     """
 
     interval: Int32[Array, ""]

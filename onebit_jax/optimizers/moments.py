@@ -18,12 +18,13 @@ def as_float32(x: ArrayLike) -> float | Float32[Array, ""]:
     """A hyperparameter for arithmetic in float32.
 
     Python numbers stay weakly typed: Optax's arithmetic to the last bit. Others, such
-    as inject_hyperparams' arrays in the parameters' dtype, are promoted.
+    as inject_hyperparams' arrays in the parameters' dtype, are promoted. What bfloat16
+    has rounded stays so: 0.999 is 1 there, unless `hyperparam_dtype` is float32.
 
     Raises:
       ValueError: if it is more than one number, such as a pair of decays.
     """
-    if isinstance(x, (int, float)):
+    if type(x) in (int, float):  # not NumPy's float64, which is no weak type
         return x
     number = jnp.asarray(x, jnp.float32)
     if number.shape:

@@ -13,6 +13,7 @@ from jax import lax
 
 from onebit_jax.exchanges.exchange import Exchange, gradient_mean
 from onebit_jax.optimizers.bound import BOUND, cut, share_beyond
+from onebit_jax.optimizers.checks import check_parts
 from onebit_jax.optimizers.floor import FLOOR, FloorAtMean
 from onebit_jax.optimizers.freeze import FreezeRule
 from onebit_jax.optimizers.growth import GrowthByMeanSquares, GrowthState
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 Send = Literal["gradient", "momentum"]
 
 LEAD = 1.14
+"""The steps of the smallest loss in docs/studies/decoder.md."""
 GROWTH = GrowthByMeanSquares()
 
 _BOUNDED_EVERY = 8
@@ -81,8 +83,8 @@ def scale_by_onebit_adam(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Rescales each worker's own gradients by 1-bit Adam.
 
-    In the warm-up, Adam on the exact mean of the gradients; one worker, who exchanges
-    with nobody, stays in it. After the freeze, with
+    In the warm-up, Adam on the exact mean of the gradients; a single worker, which has
+    nobody to exchange with, stays in it. After the freeze, with
     :math:`v` as it was then, after T steps, and :math:`E` the exchange,
 
     .. math::
@@ -110,9 +112,10 @@ def scale_by_onebit_adam(
         `growing_intervals(16)`; the first always is one. The steps between them, of
         the stage 'between', exchange as those after the freeze do. A variance that was
         last refreshed k steps ago counts the new squares for k steps, with
-        :math:`1 - \beta_2^k`. The freeze rule is asked in steps that refresh alone,
-        and is not `freeze_when_stable`, whose lag is in steps. None for all steps of
-        the warm-up.
+        :math:`1 - \beta_2^k`. Floor and bound act in the warm-up too. The freeze rule
+        is asked in steps that refresh alone, so that the freeze may come up to an
+        interval later, and is not `freeze_when_stable`, whose lag is in steps. None
+        for all steps of the warm-up.
       send: 'momentum' to exchange momenta, as the paper does, 'gradient' to exchange
         gradients and take their momentum, :math:`m_t = \beta_1 m_{t-1} +
         (1 - \beta_1) E[g_t^{(i)}]`.
@@ -134,14 +137,14 @@ def scale_by_onebit_adam(
       updates have the gradients' dtype. `update` takes one extra argument, `stage`:
       None (default) compiles all stages into one program that chooses by the
       state; 'warmup', 'between' or 'compressed' compiles one. One compressed step in
-      a period measures the growth, and is of the stage 'compressed/measuring'. A
+      `growth.period` measures the growth; its bytes are counted apart, as those of
+      the stage 'compressed/measuring'. A
       'warmup' step with a frozen variance exchanges exactly and leaves it frozen; a
       compressed step with a variance that is not frozen freezes it as it is, and must
       not be the first step: there is no variance yet (`data_parallel` refuses it).
 
     Raises:
-      TypeError: if an exchange is none, `freeze` not a freeze rule, or refresh, growth
-        or floor are of another type.
+      TypeError: if an argument is not of its type, or the exchange returns votes.
       ValueError: if `send` is neither 'gradient' nor 'momentum', the lead is negative
         or not finite, the bound is not more than 0, the exchanges' axes differ, or
         `freeze_when_stable` is to compare variances of steps that do not refresh.
@@ -159,18 +162,13 @@ def scale_by_onebit_adam(
       Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
       Algorithm 1.
     """
-    if not isinstance(exchange, Exchange) or not isinstance(freeze, FreezeRule):
-        raise TypeError(
-            "1-bit Adam needs an exchange, such as sign_mean('data'), and a freeze "
-            f"rule, such as freeze_at(1000), got {exchange!r} and {freeze!r}."
-        )
+    check_parts("1-bit Adam", exchange, freeze, floor, bound)
     warm = gradient_mean(warmup_exchange, exchange, "warmup_exchange")
     if send not in ("gradient", "momentum"):
         raise ValueError(f"send must be 'gradient' or 'momentum', got {send!r}.")
     for name, part, kind in (
         ("refresh", refresh, IntervalRule),
         ("growth", growth, GrowthByMeanSquares),
-        ("floor", floor, FloorAtMean),
     ):
         if part is not None and not isinstance(part, kind):
             raise TypeError(f"{name} must be a {kind.__name__} or None, got {part!r}.")
@@ -179,8 +177,6 @@ def scale_by_onebit_adam(
             "freeze_when_stable needs a variance that is refreshed in every step: "
             "leave refresh out, or use freeze_at."
         )
-    if isinstance(bound, (int, float)) and not bound > 0:
-        raise ValueError(f"bound must be more than 0, or None for none, got {bound}.")
     if isinstance(lead, (int, float)) and not 0 <= lead < math.inf:
         raise ValueError(
             f"lead must be a finite number of steps from 0 on, or None, got {lead}."
@@ -195,7 +191,7 @@ def scale_by_onebit_adam(
         bias_correction=bias_correction,
         refresh=refresh,
         send=send,
-        lead=lead,
+        lead=None if lead is None else as_float32(lead),
         growth=growth,
         floor=floor,
         bound=bound,
@@ -266,8 +262,7 @@ class _OnebitAdam:
             due |= state.refresh.times == 0
             index = jnp.where(frozen, 2, jnp.where(due, 0, 1))
         new_updates, state = run_stage(stages, index, stage)
-        new_updates = jax.tree.map(lambda u, g: u.astype(g.dtype), new_updates, updates)
-        return new_updates, state._replace(count=count)
+        return optax.tree.cast_like(new_updates, updates), state._replace(count=count)
 
     def warmup(
         self,
@@ -276,58 +271,73 @@ class _OnebitAdam:
         count: Int32[Array, ""],
         alone: bool,
     ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
-        """Adam on the mean of the gradients, until the freeze rule fires.
-
-        A program that has no other stage goes on after it with the frozen variance.
-        """
+        """Adam on the mean of the gradients, until the freeze rule fires."""
         mean, exchanged = self.warm.update(gradients, state.warmup)
         mean = optax.tree.cast(mean, jnp.float32)
         mu = optax.tree.update_moment(mean, state.mu, self.b1, 1)
-        frozen = (state.frozen_at > 0) & alone
+        state = state._replace(mu=mu, warmup=exchanged)
+        if not alone:
+            return self.adam(mean, state, count)
+        # A program that has no other stage goes on after it with what is frozen.
+        return lax.cond(
+            state.frozen_at > 0,
+            lambda: self.frozen_adam(mean, state, count),
+            lambda: self.adam(mean, state, count),
+        )
+
+    def adam(
+        self,
+        mean: optax.Updates,
+        state: ScaleByOnebitAdamState,
+        count: Int32[Array, ""],
+    ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
+        """A step of Adam by the new momentum, and the freeze if the rule fires."""
         decay, refresh = self.b2, state.refresh
         if refresh is not None:
-            decay = self.b2 ** (count - refresh.last).astype(jnp.float32)
-            times = refresh.times + (~frozen).astype(jnp.int32)
-            refresh = refresh._replace(times=times, last=count)
+            # The first one's state may come from Adam, which refreshed in every step.
+            last = jnp.where(refresh.times == 0, count - 1, refresh.last)
+            decay = self.b2 ** (count - last).astype(jnp.float32)
+            refresh = refresh._replace(times=refresh.times + 1, last=count)
         nu = optax.tree.update_moment_per_elem_norm(mean, state.nu, decay, 2)
-        nu = optax.tree.where(frozen, state.nu, nu)
-        steps = jnp.where(frozen, state.frozen_at, count)
-        norm = self.corrected(optax.tree.sum(nu), self.b2, steps)
+        norm = self.corrected(optax.tree.sum(nu), self.b2, count)
         fires, rule = self.freeze.update(
             state.freeze, count, jnp.asarray(norm, jnp.float32)
         )
-        fires = fires & (not self.exchange.is_alone())
-        now = fires & ~frozen
+        now = fires & (not self.exchange.is_alone())
         growth = state.growth
         if self.growth is not None and growth is not None:
-            growth = optax.tree.where(
-                frozen,
-                self.growth.follow_mean(mean, growth, decay),
-                self.growth.from_variance(nu, growth),
-            )
+            growth = self.growth.freeze(self.growth.from_variance(nu, growth), now)
         raised, floored = nu, 0.0
         if self.floor is not None:
             raised, floored = self.floor.apply(nu)
-        # This step is still Adam's; growth, floor and bound are for those after it.
-        # With steps between, signs have moved coordinates without a variance.
+        # This step is still Adam's, and floor and bound are for those after it. But
+        # with steps between, signs have moved coordinates without a variance.
         signs = refresh is not None
-        grown = optax.tree.where(
-            frozen, self.grown(nu, growth, count, steps), raised if signs else nu
-        )
-        new_updates = self.ratio(self.corrected(mu, self.b1, count), grown, steps)
-        new_updates = cut(new_updates, self.bound, frozen | signs)
-        if self.growth is not None and growth is not None:
-            growth = self.growth.freeze(growth, now)
-        return new_updates, state._replace(
-            mu=mu,
+        direction = self.corrected(state.mu, self.b1, count)
+        new_updates = self.ratio(direction, raised if signs else nu, count)
+        return cut(new_updates, self.bound if signs else None), state._replace(
             nu=optax.tree.where(now, raised, nu),
-            frozen_at=jnp.where(fires | frozen, steps, 0),
+            frozen_at=jnp.where(now, count, 0),
             floored=jnp.where(now, floored, state.floored),
             freeze=rule,
             refresh=refresh,
             growth=growth,
-            warmup=exchanged,
         )
+
+    def frozen_adam(
+        self,
+        mean: optax.Updates,
+        state: ScaleByOnebitAdamState,
+        count: Int32[Array, ""],
+    ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
+        """A step by the new, exact momentum, beside the frozen variance."""
+        growth = state.growth
+        if self.growth is not None and growth is not None:
+            growth = self.growth.follow_mean(mean, growth, self.b2)
+        nu = self.grown(state.nu, growth, count, state.frozen_at)
+        direction = self.corrected(state.mu, self.b1, count)
+        new_updates = cut(self.ratio(direction, nu, state.frozen_at), self.bound)
+        return new_updates, state._replace(growth=growth)
 
     def between(
         self,

@@ -50,7 +50,8 @@ def onebit_adam(
     .. math:: p_t = p_{t-1} - \alpha_t u_t
 
     with :math:`u_t` of `scale_by_onebit_adam`. Before the freeze it is
-    `optax.adam` on the exact mean of the workers' gradients.
+    `optax.adam` on the exact mean of the workers' gradients. After it, lead, growth,
+    floor and bound are not in the paper: `**onebit_jax.AS_PUBLISHED` leaves them out.
 
     Args:
       learning_rate: a number, or a schedule from the step.
@@ -63,13 +64,13 @@ def onebit_adam(
       bias_correction: whether both moments are corrected for their start from zero.
       warmup_exchange: what workers do with their gradients in the warm-up; None for
         the exact mean.
-      refresh: which steps of the warm-up are Adam's; None for all.
-      send: 'gradient' or 'momentum'; as of `scale_by_onebit_adam`, with the four
-        below. `**onebit_jax.AS_PUBLISHED` leaves all five out.
-      lead: steps by which the momentum is extrapolated.
-      growth: of the frozen variance.
-      floor: of the variance at the freeze.
-      bound: of the updates after the freeze.
+      refresh: which steps of the warm-up are Adam's; None for all. With it, floor and
+        bound act in the warm-up too.
+      send: what is exchanged after the freeze, 'gradient' or 'momentum'.
+      lead: steps by which the momentum is extrapolated after the freeze.
+      growth: how the frozen variance grows with the gradients.
+      floor: how variances near zero are raised at the freeze.
+      bound: the largest update of a coordinate after the freeze.
 
     Returns:
       A transformation whose `update` must be called inside `jax.shard_map` with
@@ -145,7 +146,8 @@ def onebit_adamw(
     .. math:: p_t = p_{t-1} - \alpha_t (u_t + \lambda p_{t-1})
 
     with :math:`u_t` of `scale_by_onebit_adam`. Before the freeze it is
-    `optax.adamw` on the exact mean of the workers' gradients.
+    `optax.adamw` on the exact mean of the workers' gradients. After it, lead, growth,
+    floor and bound are not in the paper: `**onebit_jax.AS_PUBLISHED` leaves them out.
 
     Args:
       learning_rate: a number, or a schedule from the step.
@@ -161,13 +163,13 @@ def onebit_adamw(
       bias_correction: whether both moments are corrected for their start from zero.
       warmup_exchange: what workers do with their gradients in the warm-up; None for
         the exact mean.
-      refresh: which steps of the warm-up are Adam's; None for all.
-      send: 'gradient' or 'momentum'; as of `scale_by_onebit_adam`, with the four
-        below. `**onebit_jax.AS_PUBLISHED` leaves all five out.
-      lead: steps by which the momentum is extrapolated.
-      growth: of the frozen variance.
-      floor: of the variance at the freeze.
-      bound: of the updates after the freeze.
+      refresh: which steps of the warm-up are Adam's; None for all. With it, floor and
+        bound act in the warm-up too.
+      send: what is exchanged after the freeze, 'gradient' or 'momentum'.
+      lead: steps by which the momentum is extrapolated after the freeze.
+      growth: how the frozen variance grows with the gradients.
+      floor: how variances near zero are raised at the freeze.
+      bound: the largest update of a coordinate after the freeze.
 
     Returns:
       A transformation whose `update` must be called inside `jax.shard_map` with

@@ -43,7 +43,8 @@ class ScaleByOnebitAdamState(NamedTuple):
       bounded: share of updates that were cut to the bound in the last compressed step
         whose number is a multiple of 8.
       freeze: state of the freeze rule.
-      refresh: that of the refreshments; None where every step before the freeze is one.
+      refresh: state of the variance's refreshes; None if every step of the warm-up
+        refreshes it.
       growth: state of the growth; None without it.
       exchange: state of the exchange.
       warmup: state of the warm-up's own exchange.

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from onebit_jax.exchanges.exchange import Exchange, exact_mean
+from onebit_jax.exchanges.exchange import exact_mean
 from onebit_jax.optimizers.bound import BOUND, cut, share_beyond
+from onebit_jax.optimizers.checks import check_parts
 from onebit_jax.optimizers.floor import FLOOR, FloorAtMean
-from onebit_jax.optimizers.freeze import FreezeRule
 from onebit_jax.optimizers.layers import (
     equal_magnitudes,
     exchange_scaled_momentum,
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from jax import Array
     from jax.typing import ArrayLike
     from jaxtyping import Float32, Int32
+
+    from onebit_jax.exchanges.exchange import Exchange
+    from onebit_jax.optimizers.freeze import FreezeRule
 
 
 class LambParts(TypedDict):
@@ -85,9 +88,9 @@ def scale_by_onebit_lamb(
       \frac{\sqrt{\hat v_{T,j}} + \epsilon}{\sqrt{\hat w_{t,j}} + \epsilon},
       r_{min}, r_{max}\right)
 
-    within a tenth of :math:`r_{t-1}`, and :math:`\bar c\, r_t u_t` is returned. The
-    paper has no floor of v and no bound B: without them (`**LAMB_AS_PUBLISHED`) and
-    without bias correction it is the paper's.
+    changed by `factor_change` a step at most, and :math:`\bar c\, r_t u_t` is what is
+    returned. The paper has no floor of v and no bound B: without them
+    (`**LAMB_AS_PUBLISHED`) and without bias correction it is the paper's.
 
     Args:
       exchange: what workers do with their momenta, such as `sign_mean`.
@@ -105,7 +108,8 @@ def scale_by_onebit_lamb(
         max_coeff; its recipe for BERT has 0.01 and 0.3. A layer of zeros, and an update
         of zeros, have the ratio 1, whatever the limits.
       ratio_decay: decay of the running mean of ratios, DeepSpeed's coeff_beta. A ratio
-        of exactly 1 is left out of the mean.
+        of exactly 1 is left out of the mean; without bias correction a layer that has
+        no other is frozen with the ratio 0, as DeepSpeed's is.
       factor_limits: :math:`r_{min}` and :math:`r_{max}`, DeepSpeed's factor_min and
         factor_max.
       factor_change: the largest relative change of :math:`r` in a step, from
@@ -123,8 +127,7 @@ def scale_by_onebit_lamb(
       with a variance that is not frozen freezes it as it is.
 
     Raises:
-      TypeError: if `exchange` is not an exchange, `freeze` not a freeze rule, or the
-        floor is of another type.
+      TypeError: if an argument is not of its type, or the exchange returns votes.
       ValueError: if limits are not in order, a decay or a change is out of range, the
         bound is not more than 0, or, from `update`, without parameters.
 
@@ -143,13 +146,7 @@ def scale_by_onebit_lamb(
       Algorithm 2, for LAMB; DeepSpeed 0.19.6, `runtime/fp16/onebit/lamb.py`, for the
       share :math:`\rho` and the defaults.
     """
-    if not isinstance(exchange, Exchange) or not isinstance(freeze, FreezeRule):
-        raise TypeError(
-            "1-bit LAMB needs an exchange, such as sign_mean('data'), and a freeze "
-            f"rule, such as freeze_at(1000), got {exchange!r} and {freeze!r}."
-        )
-    if floor is not None and not isinstance(floor, FloorAtMean):
-        raise TypeError(f"floor must be a FloorAtMean or None, got {floor!r}.")
+    check_parts("1-bit LAMB", exchange, freeze, floor, bound)
     for name, limits in ("ratio", ratio_limits), ("factor", factor_limits):
         low, high = limits
         if not 0 <= low <= high:
@@ -161,8 +158,6 @@ def scale_by_onebit_lamb(
         raise ValueError(f"ratio_decay must be from 0 to below 1, got {ratio_decay}.")
     if isinstance(factor_change, (int, float)) and not factor_change >= 0:
         raise ValueError(f"factor_change must not be negative, got {factor_change}.")
-    if isinstance(bound, (int, float)) and not bound > 0:
-        raise ValueError(f"bound must be more than 0, or None for none, got {bound}.")
     if not callable(weight_decay):
         weight_decay = as_float32(weight_decay)
     lamb = _OnebitLamb(
@@ -173,15 +168,21 @@ def scale_by_onebit_lamb(
         eps=as_float32(eps),
         weight_decay=optax.add_decayed_weights(weight_decay, mask),
         bias_correction=bias_correction,
-        ratio_limits=ratio_limits,
+        ratio_limits=_floats(ratio_limits),
         ratio_decay=as_float32(ratio_decay),
-        factor_limits=factor_limits,
+        factor_limits=_floats(factor_limits),
         factor_change=as_float32(factor_change),
         floor=floor,
         bound=bound,
     )
     init: Any = lamb.init
     return optax.GradientTransformationExtraArgs(init, lamb.update)
+
+
+def _floats(limits: tuple[float, float]) -> tuple[float, float]:
+    # NumPy's float64 would make float64 of what it meets.
+    low, high = limits
+    return float(low), float(high)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -241,8 +242,7 @@ class _OnebitLamb:
         }
         index = (state.frozen_at > 0).astype(jnp.int32)
         new_updates, state = run_stage(stages, index, stage)
-        new_updates = jax.tree.map(lambda u, g: u.astype(g.dtype), new_updates, updates)
-        return new_updates, state._replace(count=count)
+        return optax.tree.cast_like(new_updates, updates), state._replace(count=count)
 
     def warmup(
         self,
@@ -387,7 +387,7 @@ class _OnebitLamb:
         return jax.tree.map(lambda v: jnp.sqrt(v) + self.eps, nu)
 
     def frozen_ratio(self, state: ScaleByOnebitLambState) -> Float32[Array, " layers"]:
-        """The mean ratio of each layer in the warm-up; 1 where none was counted."""
+        """The mean ratio of each layer in the warm-up."""
         if not self.bias_correction:
             return state.ratio
         counted = state.ratio_weight > 0

@@ -62,14 +62,14 @@ def onebit_lamb(
         to one, that says which leaves decay; None for all.
       bias_correction: whether moments and mean ratios are corrected for their start
         from zero.
-      ratio_limits: of the ratio of norms; as of `scale_by_onebit_lamb`, with the three
-        below.
-      ratio_decay: of the running mean of ratios.
-      factor_limits: of the factor on a frozen ratio.
-      factor_change: of that factor in a step.
-      floor: of the variance at the freeze. `**onebit_jax.LAMB_AS_PUBLISHED` leaves it
-        and the bound out.
-      bound: of the updates after the freeze, before weight decay and ratio.
+      ratio_limits: the smallest and the largest ratio of norms.
+      ratio_decay: decay of the running mean of ratios.
+      factor_limits: the smallest and the largest factor on a frozen ratio.
+      factor_change: the largest relative change of that factor in a step.
+      floor: how variances near zero are raised at the freeze.
+        `**onebit_jax.LAMB_AS_PUBLISHED` leaves it and the bound out.
+      bound: the largest update of a coordinate after the freeze, before weight decay
+        and ratio.
 
     Returns:
       A transformation whose `update` must be called inside `jax.shard_map` with

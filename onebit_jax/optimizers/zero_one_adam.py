@@ -149,8 +149,7 @@ class ZeroOneAdam:
             zeros = optax.tree.zeros_like(new_updates)
             decay, state = self.decayed(zeros, state, params)
             new_updates = jax.tree.map(lambda u, d: u - rate * d, new_updates, decay)
-        new_updates = jax.tree.map(lambda u, g: u.astype(g.dtype), new_updates, updates)
-        return new_updates, self.at_freeze(
+        return optax.tree.cast_like(new_updates, updates), self.at_freeze(
             state._replace(taken=taken), jnp.asarray(index == 0)
         )
 
@@ -197,7 +196,8 @@ class ZeroOneAdam:
             own_mu=optax.tree.where(some, self.own(mu), state.own_mu),
             moved=self.own(optax.tree.zeros_like(mu)),
             rates=jnp.zeros([], jnp.float32),
-            exchange=exchange,
+            # What rates of zero sent moves nothing, and is still to be sent.
+            exchange=optax.tree.where(some, exchange, state.exchange),
         )
 
     def moved(
@@ -257,7 +257,7 @@ class ZeroOneAdam:
         fires = fires & (not self.exchange.is_alone())
         now = fires & (state.frozen_at == 0)
         if self.freeze.by_norm:
-            # Between refreshments every variance is stable.
+            # Between two refreshes every variance is stable.
             now &= refreshed
         raised, floored = state.nu, 0.0
         if self.floor is not None:
@@ -306,7 +306,7 @@ class ZeroOneAdam:
         return weight(decay, steps) if self.bias_correction else jnp.float32(1)
 
     def variance_weight(self, state: ZeroOneAdamState) -> Array:
-        """The weight of all refreshments; that of one where there is none yet."""
+        """The weight of all refreshes so far; that of one where there is none yet."""
         return self.weight(self.b2, jnp.maximum(state.refreshed, 1))
 
     def own(self, tree: Any) -> WorkerLocal:

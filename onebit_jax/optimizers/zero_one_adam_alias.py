@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import optax
 
-from onebit_jax.exchanges.exchange import Exchange, gradient_mean
+from onebit_jax.exchanges.exchange import gradient_mean
 from onebit_jax.optimizers.bound import BOUND
-from onebit_jax.optimizers.floor import FLOOR, FloorAtMean
-from onebit_jax.optimizers.freeze import FreezeRule, warn_if_rising
+from onebit_jax.optimizers.checks import check_parts
+from onebit_jax.optimizers.floor import FLOOR
+from onebit_jax.optimizers.freeze import warn_if_rising
 from onebit_jax.optimizers.intervals import IntervalRule, growing_intervals
 from onebit_jax.optimizers.moments import as_float32
 from onebit_jax.optimizers.zero_one_adam import BeforeFreeze, Decay, ZeroOneAdam
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jax.typing import ArrayLike
+
+    from onebit_jax.exchanges.exchange import Exchange
+    from onebit_jax.optimizers.floor import FloorAtMean
+    from onebit_jax.optimizers.freeze import FreezeRule
 
 REFRESH = growing_intervals(16)
 SYNC = growing_intervals(32768, longest=16)
@@ -31,14 +36,13 @@ AS_DEEPSPEED: dict[str, Any] = {
 }
 """Arguments of `zero_one_adam` with which it computes what DeepSpeed 0.19.6 does.
 
-With `deepspeed_sign_mean` as the exchange, a freeze one step later than
-`var_freeze_step`, and the intervals that DeepSpeed's are:
-`growing_intervals(var_update_scaler, aligned=True)` of refreshments and
-`growing_intervals(local_step_scaler, longest=local_step_clipper, counting='steps',
-aligned=True)` of synchronisation.
+With `deepspeed_sign_mean` as the exchange, `freeze_at(var_freeze_step + 1)`,
+`refresh=growing_intervals(var_update_scaler, aligned=True)` and
+`sync=growing_intervals(local_step_scaler, longest=local_step_clipper,
+counting='steps', aligned=True)`.
 
-DeepSpeed's first call is counted and does nothing else. For its numbers the count has
-to begin at 1: `state = state._replace(count=state.count + 1)` after `init`.
+DeepSpeed's first call only raises its count. For its numbers the count has to begin
+at 1: `state = state._replace(count=state.count + 1)` after `init`.
 """
 
 
@@ -104,7 +108,7 @@ def zero_one_adam(
         before the learning rate's warm-up ends. `freeze_when_stable` freezes in steps
         that refresh alone, and compares with the variance as it was Δ steps before.
       b1: decay of the momentum.
-      b2: decay of the variance, by refreshment.
+      b2: decay of the variance, each time that it is refreshed.
       eps: added to the root of the variance.
       weight_decay: :math:`\lambda`, a number or a schedule from the step; times the
         learning rate, as in `optax.adamw`.
@@ -125,13 +129,14 @@ def zero_one_adam(
     Returns:
       A transformation whose `update` must be called inside `jax.shard_map` with each
       worker's own gradients, at its own parameters, and with the agreed parameters.
-      Its updates are of the agreed parameters, the learning rate in them: zero, but
-      for the decay, in a step that does not synchronise. It takes one extra argument,
-      `stage`: 'variance', 'gradient' (where gradients are exchanged), 'compressed' or
-      'local', which has no collective; None for a program of all.
+      In a chain it must be the last: what scaled its updates would not scale the
+      workers' own steps. Its updates are of the agreed parameters, the learning rate in
+      them: zero, but for the decay, in a step that does not synchronise. It takes one
+      extra argument, `stage`: 'variance', 'gradient' (where gradients are exchanged),
+      'compressed' or 'local', which has no collective; None for a program of all.
 
     Raises:
-      TypeError: if exchange, freeze, refresh, sync or floor is not what it must be.
+      TypeError: if an argument is not of its type, or the exchange returns votes.
       ValueError: if `before_freeze` or `decay` is neither of its values, the bound is
         not more than 0, or, from `update`, without parameters.
 
@@ -151,7 +156,8 @@ def zero_one_adam(
       Lu et al., 0/1 Adam, 2022, https://arxiv.org/abs/2202.06009, Algorithm 1 and
       section 6.
     """
-    _check(exchange, freeze, refresh, sync, floor, bound, before_freeze, decay)
+    check_parts("0/1 Adam", exchange, freeze, floor, bound)
+    _check(refresh, sync, before_freeze, decay)
     warn_if_rising(learning_rate, freeze)
     if not callable(weight_decay):
         weight_decay = as_float32(weight_decay)
@@ -177,31 +183,13 @@ def zero_one_adam(
     return optax.GradientTransformationExtraArgs(init, adam.update)
 
 
-def _check(
-    exchange: Any,
-    freeze: Any,
-    refresh: Any,
-    sync: Any,
-    floor: Any,
-    bound: Any,
-    before_freeze: str,
-    decay: str,
-) -> None:
-    if not isinstance(exchange, Exchange) or not isinstance(freeze, FreezeRule):
-        raise TypeError(
-            "0/1 Adam needs an exchange, such as sign_mean('data'), and a freeze rule, "
-            f"such as freeze_at(1000), got {exchange!r} and {freeze!r}."
-        )
+def _check(refresh: Any, sync: Any, before_freeze: str, decay: str) -> None:
     for name, rule in (("refresh", refresh), ("sync", sync)):
         if not isinstance(rule, IntervalRule):
             raise TypeError(
                 f"{name} must be a rule of intervals, such as growing_intervals(16), "
                 f"got {rule!r}."
             )
-    if floor is not None and not isinstance(floor, FloorAtMean):
-        raise TypeError(f"floor must be a FloorAtMean or None, got {floor!r}.")
-    if isinstance(bound, (int, float)) and not bound > 0:
-        raise ValueError(f"bound must be more than 0, or None for none, got {bound}.")
     if before_freeze not in ("momentum", "gradient"):
         raise ValueError(
             f"before_freeze must be 'momentum' or 'gradient', got {before_freeze!r}."

@@ -50,6 +50,10 @@ class Step:
             self._stages.add(stage)
         return self.jitted(params, state, batch, *args, **options)
 
+    def begin_anew(self) -> None:
+        """Looks at the next state of each stage again, as it is a new run's."""
+        self._stages.clear()
+
     def lower(self, *args: Any, **options: Any) -> Any:
         """As of a function that `jax.jit` returns."""
         return self.jitted.lower(*args, **options)

@@ -112,7 +112,17 @@ def data_parallel(
         )
     run = _Run(loss_fn, optax.with_extra_args_support(tx), mesh, axes, specs, has_aux)
     processes = len({device.process_index for device in mesh.devices.flat})
-    return DataParallel(run.init, Step(run.step, processes))
+    return checked(run.init, Step(run.step, processes))
+
+
+def checked(init: Callable[[Any], tuple[Any, Any]], step: Step) -> DataParallel:
+    """The two functions, of which a new run's step looks at its stage anew."""
+
+    def begun(params: Any) -> tuple[Any, Any]:
+        step.begin_anew()
+        return init(params)
+
+    return DataParallel(begun, step)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +157,7 @@ class _Run:
         _check_workers(state, self.mesh)
         shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
         check_made_for(state, abstract_state(self.tx, shapes, self.mesh))
-        _check_stage(state, stage)
+        check_stage(state, stage)
         split, everywhere = PartitionSpec(self.axes), PartitionSpec()
         types = dict(zip(self.mesh.axis_names, self.mesh.axis_types, strict=True))
         if any(types[name] == AxisType.Explicit for name in self.axes):
@@ -281,7 +291,7 @@ def _check_agreed(updates: Any, state: Any, axes: tuple[str, ...]) -> None:
 
 
 def _as_float(x: Any) -> jax.Array:
-    # A mean of integers is none, and their sum may overflow.
+    # The mean of integers is not an integer, and their sum may overflow.
     x = jnp.asarray(x)
     return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)
 
@@ -313,7 +323,8 @@ def check_made_for(state: Any, made: Any) -> None:
             )
 
 
-def _check_stage(state: Any, stage: str | None) -> None:
+def check_stage(state: Any, stage: str | None) -> None:
+    """Refuses a stage that the optimizer does not have."""
     # A stage inside of another is none that a program can be of.
     stages = [s for s in jax.eval_shape(steps_by_stage, state) if "/" not in s]
     if stage is not None and stage not in stages:

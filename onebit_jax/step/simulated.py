@@ -14,8 +14,12 @@ from onebit_jax.step.data_parallel import (
     DataParallel,
     check_batch,
     check_made_for,
+    check_stage,
+    checked,
     local_step,
 )
+from onebit_jax.workers.adaptive import warn_of_adaptive
+from onebit_jax.workers.placement import check_wrappers
 from onebit_jax.workers.worker_local import is_worker_local
 
 if TYPE_CHECKING:
@@ -67,6 +71,8 @@ def simulated(
         params = jax.tree.map(jnp.array, params)
         make = functools.partial(over_workers, tx.init, in_axes=None)
         shapes = jax.eval_shape(make(out_axes=0), params)
+        check_wrappers(shapes)
+        warn_of_adaptive(shapes)
         state = jax.jit(make(out_axes=_local_axes(shapes)))(params)
         return params, _merged(state)
 
@@ -80,6 +86,7 @@ def simulated(
     ) -> tuple[Any, ...]:
         check_batch(batch, workers, (axis,))
         check_made_for(state, jax.eval_shape(init, params)[1])
+        check_stage(state, stage)
         state, batch = _split(state, workers), _divided(batch, workers)
         axes = _local_axes(state)
         one = functools.partial(
@@ -92,7 +99,7 @@ def simulated(
         )(params, state, extra, batch, *args)
         return params, _merged(state), *rest
 
-    return DataParallel(init, Step(step))
+    return checked(init, Step(step))
 
 
 def _local_axes(state: Any) -> Any:

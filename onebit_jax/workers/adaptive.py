@@ -13,10 +13,15 @@ from onebit_jax.workers.nodes import nodes_with
 from onebit_jax.workers.worker_local import is_worker_local
 
 _ADAPTIVE = (
+    optax.FactoredState,
+    optax.ScaleByAdaDeltaState,
     optax.ScaleByAdamState,
+    optax.ScaleByAdanState,
     optax.ScaleByAmsgradState,
     optax.ScaleByBeliefState,
+    optax.ScaleByNovogradState,
     optax.ScaleByRmsState,
+    optax.ScaleBySM3State,
     optax.ScaleByRStdDevState,
     optax.ScaleByRssState,
 )

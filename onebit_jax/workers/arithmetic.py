@@ -1,4 +1,4 @@
-"""Sums, means and gathers that every room needs."""
+"""Sums, means and gathers that several modules need."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def state_specs(state: Any) -> Any:
       >>> state_specs(state).worker_error.value == jax.P('data')
       True
     """
-    _check_wrappers(state)
+    check_wrappers(state)
 
     def specs(node: Any) -> Any:
         if not is_worker_local(node):
@@ -83,7 +83,7 @@ def abstract_state(
         for node in worker_local_nodes(state):
             if not set(node.axes) <= set(mesh.axis_names):
                 raise not_bound(node.axes)
-    _check_wrappers(state)
+    check_wrappers(state)
     placed = {
         path: (p.shape, p.sharding.spec)
         for path, p in jax.tree.leaves_with_path(params)
@@ -173,7 +173,8 @@ def _over(axes: tuple[str, ...], spec: PartitionSpec) -> PartitionSpec:
     return PartitionSpec(*kept)
 
 
-def _check_wrappers(state: Any) -> None:
+def check_wrappers(state: Any) -> None:
+    """Refuses an exchange inside a wrapper of Optax's that cannot hold one."""
     wrappers = tuple(_REPLACEMENTS)
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, wrappers))
     for node in nodes:

@@ -73,8 +73,8 @@ def run_sometimes(
 ) -> Result:
     """Runs what only some steps of a stage do, in a scope inside the stage's.
 
-    The steps that do are of the stage 'compressed/NAME', inside of 'compressed': they
-    send what that sends, and more.
+    Their bytes are counted apart, as those of the stage 'compressed/NAME', which sends
+    what 'compressed' sends, and more.
 
     Args:
       name: of what they do.

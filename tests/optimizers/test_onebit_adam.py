@@ -274,6 +274,25 @@ def test_a_freeze_before_the_learning_rate_has_risen_is_warned_of():
     onebit_adam(lambda t: -t.astype(jnp.float32), sign_mean("data"), freeze_at(1))
 
 
+def test_a_schedule_of_injected_numbers_is_not_looked_at():
+    def make(peak):
+        rising = optax.linear_schedule(0.0, peak, 100)
+        return onebit_adam(rising, sign_mean("data"), freeze_at(50))
+
+    tx = optax.inject_hyperparams(make)(peak=1e-3)
+    jax.eval_shape(lambda p: onebit_jax.init(tx, p, mesh_of(2)), jnp.zeros(3))
+
+
+def test_a_variance_of_adams_is_not_forgotten_by_the_first_refresh():
+    tx = onebit_jax.scale_by_onebit_adam(
+        exact_mean("data"), freeze_at(2000), refresh=onebit_jax.growing_intervals(16)
+    )
+    run = Workers(tx, jnp.zeros(3), mesh_of(2))
+    run.state = run.state._replace(count=jnp.int32(1000), nu=jnp.ones(3))
+    run.update(jnp.zeros((2, 3)))
+    np.testing.assert_allclose(run.state.nu, 0.999, rtol=1e-6)
+
+
 def test_a_warm_up_with_an_exchange_of_its_own_is_adam_on_its_means():
     coarse = onebit_jax.quantized_mean("data", 4, block_size=32)
     tx = onebit_adam(0.1, sign_mean("data"), freeze_at(9), warmup_exchange=coarse)
@@ -317,7 +336,7 @@ def test_a_warm_up_with_steps_between_refreshes_sends_what_each_stage_does():
 
 @pytest.mark.parametrize("without", ["floor", "bound"])
 def test_what_signs_have_moved_before_it_had_a_gradient_stays_bounded(without):
-    """Its momentum is no zero at the next refreshment, and its variance is."""
+    """At the next refresh its momentum is not zero, and its variance is."""
     lr = 0.01
     tx = onebit_adam(
         lr, sign_mean("data"), freeze_at(20),
@@ -332,7 +351,7 @@ def test_what_signs_have_moved_before_it_had_a_gradient_stays_bounded(without):
         assert np.abs(updates[0]).max() <= 3 * lr * 1.001
 
 
-def test_a_rule_of_refreshments_that_is_none_is_refused():
+def test_what_is_no_rule_of_intervals_is_refused():
     with pytest.raises(TypeError, match="refresh must be a IntervalRule or None"):
         onebit_adam(0.1, sign_mean("data"), freeze_at(9), refresh=16)
 

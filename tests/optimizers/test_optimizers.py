@@ -27,6 +27,7 @@ from virtual_workers import Workers, mesh_of
 
 import onebit_jax
 from onebit_jax.inspect.collectives import is_of
+from onebit_jax.optimizers.moments import as_float32
 
 WORKERS, FREEZE, STEPS, STEPS_OF_FORMULA = 4, 3, 8, LONGEST
 DTYPES = {k: jnp.bfloat16 if k == "matrix" else jnp.float32 for k in SHAPES}
@@ -365,3 +366,8 @@ def test_refuses_a_pair_of_decays(name):
     case, decay = CASES[name], "decay" if name == "BinSGDM" else "b1"
     with pytest.raises(ValueError, match="give a pair of decays as b1 and b2"):
         case.make(1e-3, case.exchange(), freeze(1), **{decay: (0.9, 0.999)})
+
+
+def test_a_number_of_numpys_has_32_bits():
+    assert as_float32(np.float64(0.9)).dtype == jnp.float32
+    assert type(as_float32(0.9)) is float

@@ -197,6 +197,19 @@ def test_a_learning_rate_that_begins_at_zero_keeps_the_momentum():
     )
 
 
+def test_a_learning_rate_of_zero_keeps_the_errors():
+    """What it sends moves nothing, and is still to be sent."""
+    rates = jnp.array([0.1, 0.1, 0.0, 0.1])
+    exchange = sign_mean("data", exact_below=0)
+    run = Workers(adam(lambda t: rates[t], exchange=exchange), jnp.zeros(5), mesh_of(2))
+    for _ in range(2):
+        run.update(targets(), jnp.zeros(5))
+    before = run.state.exchange.worker_error.value
+    assert np.abs(before).max() > 0
+    assert not run.update(targets(), jnp.zeros(5)).any()
+    np.testing.assert_array_equal(run.state.exchange.worker_error.value, before)
+
+
 @pytest.mark.parametrize("decay", ["agreed", "accumulated"])
 def test_a_schedule_of_weight_decay_goes_on(decay):
     """Without gradients, and a momentum that keeps it, decay is all that moves."""

@@ -65,6 +65,9 @@ def test_a_stage_that_needs_what_nothing_has_learnt(how):
     for stage in ("warmup", "compressed"):
         params, state, _ = run.step(params, state, BATCH, stage=stage)
     assert int(onebit_jax.metrics(state)["frozen_at"]) == 1
+    params, state = run.init({"w": jnp.zeros(3)})  # by a step that knows its stages
+    with pytest.raises(ValueError, match="begin with stage='warmup', or leave"):
+        run.step(params, state, BATCH, stage="compressed")
 
 
 @each

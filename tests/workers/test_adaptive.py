@@ -25,6 +25,11 @@ BEHIND_SIGNS = {
         onebit_jax.deepspeed_sign_mean("host"), optax.rmsprop(0.1)
     ),
     "hierarchical": lambda: optax.chain(OF_HOSTS, optax.lamb(0.1)),
+    **{
+        make.__name__: lambda make=make: optax.chain(sign_mean("host"), make(0.1))
+        for make in (optax.adadelta, optax.adafactor, optax.adan, optax.novograd)
+    },
+    "sm3": lambda: optax.chain(sign_mean("host"), optax.scale_by_sm3()),
     "a chain in a chain": lambda: optax.chain(
         optax.chain(CLIP, sign_mean("host")), optax.masked(ADAM, True)
     ),

@@ -100,7 +100,10 @@ def test_a_codec_that_gives_other_words_or_values(wrong, match):
         (lambda: onebit_jax.quantized_mean("data", 4.0), "'float' object cannot be"),
         (lambda: sign_mean(("data", "data")), "tuple of different names, got"),
         (lambda: sign_mean(None), "tuple of different names, got None"),
-        (lambda: onebit_jax.two_phase("data", 7, name="x"), "needs a codec.*got 7"),
+        (
+            lambda: onebit_jax.two_phase("data", 7, name="x"),
+            "needs an onebit_jax.Codec, got 7",
+        ),
         (lambda: adam(bound=0), "bound must be more than 0, or None for none, got 0"),
         (lambda: adam(bound=float("nan")), "bound must be more than 0"),
         (lambda: adam(lead=-1.0), "lead must be a finite number of steps from 0 on"),
@@ -112,6 +115,12 @@ def test_a_codec_that_gives_other_words_or_values(wrong, match):
         (lambda: onebit_jax.GrowthByMeanSquares(1.5), "'float' object cannot be"),
         (lambda: onebit_jax.FloorAtMean(-1.0), "negligible must be a share from 0"),
         (lambda: sign_mean("x").wire_cost({}, {"y": 2}), "has no axis 'x' of the work"),
+        (
+            lambda: onebit_jax.hierarchical(sign_mean("x"), "z").wire_cost(
+                {}, {"x": 2}
+            ),
+            "has no axis 'z' of the work",
+        ),
     ],
 )
 def test_options_that_make_no_sense(make, message):
@@ -407,3 +416,20 @@ def test_what_is_not_an_exchange_or_a_freeze_rule():
     for arguments in (("data", freeze_at(1)), (sign_mean("data"), 100)):
         with pytest.raises(TypeError, match=r"needs an exchange.*and a freeze rule"):
             onebit_adam(0.1, *arguments)
+
+
+@pytest.mark.parametrize(
+    "make", [onebit_adam, onebit_jax.onebit_lamb, onebit_jax.zero_one_adam]
+)
+@pytest.mark.parametrize(
+    "votes",
+    [
+        onebit_jax.vote_mean("data"),
+        onebit_jax.random_vote_mean("data"),
+        onebit_jax.hierarchical(onebit_jax.vote_mean("data"), "device"),
+        onebit_jax.per_shard(onebit_jax.vote_mean("data"), jax.P("model")),
+    ],
+)
+def test_votes_beside_a_variance(make, votes):
+    with pytest.raises(TypeError, match="votes have no scale: give it"):
+        make(0.1, votes, freeze_at(1))

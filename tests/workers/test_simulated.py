@@ -91,8 +91,18 @@ def test_a_batch_or_a_stage_that_makes_no_sense_is_refused():
     shapes = {n: jax.ShapeDtypeStruct((n, 7), jnp.float32) for n in (6, 8)}
     with pytest.raises(ValueError, match="multiple of the 4 workers"):
         run.step.lower(*states, shapes[6], jnp.float32(0))
-    with pytest.raises(ValueError, match=r"'warmup', 'compressed', got 'lat"):
+    with pytest.raises(ValueError, match=r"no stage 'later', but 'comp"):
         run.step.lower(*states, shapes[8], jnp.float32(0), stage="later")
+
+
+def test_what_a_mesh_would_refuse_or_warn_of_is_refused_and_warned_of():
+    signs = onebit_jax.sign_mean("data")
+    tx = optax.MultiSteps(optax.chain(signs, optax.sgd(0.1)), 2)
+    with pytest.raises(ValueError, match=r"onebit_jax\.accumulate"):
+        onebit_jax.simulated(loss_fn, tx, 2).init(PARAMS)
+    tx = optax.chain(signs, optax.adam(0.1))
+    with pytest.warns(UserWarning, match="adaptive optimizer follows"):
+        onebit_jax.simulated(loss_fn, tx, 2).init(PARAMS)
 
 
 def test_simulated_workers_may_have_empty_leaves():

@@ -1,0 +1,39 @@
+"""What optimizers with a frozen variance ask of their parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onebit_jax.exchanges.exchange import Exchange
+from onebit_jax.optimizers.floor import FloorAtMean
+from onebit_jax.optimizers.freeze import FreezeRule
+
+
+def check_parts(who: str, exchange: Any, freeze: Any, floor: Any, bound: Any) -> None:
+    """Refuses parts that an optimizer with a frozen variance cannot use.
+
+    Args:
+      who: the optimizer's name, for messages.
+      exchange: what is to be an exchange of values with their scale.
+      freeze: what is to be a freeze rule.
+      floor: what is to be a floor or None.
+      bound: what is to be a positive number or None.
+
+    Raises:
+      TypeError: if a part is of another type, or the exchange returns votes.
+      ValueError: if the bound is not more than 0.
+    """
+    if not isinstance(exchange, Exchange) or not isinstance(freeze, FreezeRule):
+        raise TypeError(
+            f"{who} needs an exchange, such as sign_mean('data'), and a freeze rule, "
+            f"such as freeze_at(1000), got {exchange!r} and {freeze!r}."
+        )
+    if not exchange.keeps_scale:
+        raise TypeError(
+            f"{who} divides what is agreed by a variance, and votes have no scale: "
+            f"give it an exchange such as sign_mean('data'), not {exchange!r}."
+        )
+    if floor is not None and not isinstance(floor, FloorAtMean):
+        raise TypeError(f"floor must be a FloorAtMean or None, got {floor!r}.")
+    if isinstance(bound, (int, float)) and not bound > 0:
+        raise ValueError(f"bound must be more than 0, or None for none, got {bound}.")
