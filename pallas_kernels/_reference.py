@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -120,64 +122,78 @@ def compress(
     scale: Scale,
 ) -> tuple[UInt32[Array, "b w"], Float32[Array, " b"], Float[Array, " size"]]:
     """`pallas_kernels.compress` as XLA compiles it."""
-    size, width = value.size, block_size // ROWS
-    blocks = -(-size // block_size)
-
-    def whole(
-        value: Array, error: Array, momentum: Array | None
-    ) -> tuple[Array, Array, Array]:
-        x = corrected_value(value, error, momentum, decay)
-        padded = to_blocks(x.reshape(-1), block_size)
-        counts = jnp.full(padded.shape[0], block_size, jnp.int32)
-        if x.size % block_size:
-            counts = counts.at[-1].set(x.size % block_size)
-        words, scales, new_error = quantise(padded, counts, scale)
-        new_error = new_error.reshape(-1)[: x.size].reshape(error.shape)
-        return words, scales, new_error.astype(error.dtype)
-
-    def by_chunks(
-        value: Array, error: Array, momentum: Array | None
-    ) -> tuple[Array, Array, Array]:
-        unit = math.prod(value.shape[1:])
-        words = jnp.zeros((blocks, width), jnp.uint32)
-        scales = jnp.zeros(blocks, jnp.float32)
-
-        def compress_at(
-            first: int | Array,
-            number: int,
-            values: int,
-            carry: tuple[Array, Array, Array],
-        ) -> tuple[Array, Array, Array]:
-            del number
-            words, scales, error = carry
-            start = first * (block_size // unit)
-
-            def part(x: Array) -> Array:
-                return lax.dynamic_slice_in_dim(x, start, values // unit)
-
-            of_chunk = None if momentum is None else part(momentum)
-            new = whole(part(value), part(error), of_chunk)
-            put = lax.dynamic_update_slice_in_dim
-            return (
-                put(words, new[0], first, 0),
-                put(scales, new[1], first, 0),
-                put(error, new[2], start, 0),
-            )
-
-        start = vary_as((words, scales, error), value, error, momentum, decay)
-        return _by_chunks(compress_at, size, block_size, start)
-
+    size = value.size
     shape = (-1, *_row_shape(size, block_size))
     value, error = value.reshape(shape), error.reshape(shape)
     momentum = None if momentum is None else momentum.reshape(shape)
+    options = {"decay": decay, "block_size": block_size, "scale": scale}
+    whole = functools.partial(_compress_whole, **options)
     if size <= _least_chunked(block_size):
         result = whole(value, error, momentum)
     else:
+        by_chunks = functools.partial(_compress_by_chunks, **options)
         result = lax.platform_dependent(
             value, error, momentum, cpu=by_chunks, default=whole
         )
     words, scales, new_error = result
     return words, scales, new_error.reshape(size)
+
+
+def _compress_whole(
+    value: Float[Array, "*rows"],
+    error: Float[Array, "*rows"],
+    momentum: Float32[Array, "*rows"] | None,
+    *,
+    decay: float | Array | None,
+    block_size: int,
+    scale: Scale,
+) -> tuple[UInt32[Array, "b w"], Float32[Array, " b"], Float[Array, "*rows"]]:
+    """Compresses all values at once, viewed in rows as by `_row_shape`."""
+    x = corrected_value(value, error, momentum, decay)
+    padded = to_blocks(x.reshape(-1), block_size)
+    counts = jnp.full(padded.shape[0], block_size, jnp.int32)
+    if x.size % block_size:
+        counts = counts.at[-1].set(x.size % block_size)
+    words, scales, new_error = quantise(padded, counts, scale)
+    new_error = new_error.reshape(-1)[: x.size].reshape(error.shape)
+    return words, scales, new_error.astype(error.dtype)
+
+
+def _compress_by_chunks(
+    value: Float[Array, "*rows"],
+    error: Float[Array, "*rows"],
+    momentum: Float32[Array, "*rows"] | None,
+    *,
+    decay: float | Array | None,
+    block_size: int,
+    scale: Scale,
+) -> tuple[UInt32[Array, "b w"], Float32[Array, " b"], Float[Array, "*rows"]]:
+    """Does the same in chunks, the new error in the place of the old."""
+    row = math.prod(value.shape[1:])
+    blocks = -(-value.size // block_size)
+    words = jnp.zeros((blocks, block_size // ROWS), jnp.uint32)
+    scales = jnp.zeros(blocks, jnp.float32)
+
+    def compress_at(
+        first: int | Array, number: int, values: int, carry: tuple[Array, Array, Array]
+    ) -> tuple[Array, Array, Array]:
+        del number
+        words, scales, error = carry
+        start = first * (block_size // row)
+        chunk = jax.tree.map(
+            lambda x: lax.dynamic_slice_in_dim(x, start, values // row),
+            (value, error, momentum),
+        )
+        new = _compress_whole(*chunk, decay=decay, block_size=block_size, scale=scale)
+        put = lax.dynamic_update_slice_in_dim
+        return (
+            put(words, new[0], first, 0),
+            put(scales, new[1], first, 0),
+            put(error, new[2], start, 0),
+        )
+
+    carry = vary_as((words, scales, error), value, error, momentum, decay)
+    return _by_chunks(compress_at, value.size, block_size, carry)
 
 
 def average_and_recompress(
