@@ -251,49 +251,64 @@ def compress(
     interpreted: bool,
 ) -> tuple[Array, Array, Array]:
     """`pallas_kernels.compress` as a kernel, what fills no tile left to XLA."""
-    tile = Tile(block_size)
-    size = value.size
-    tiles = size // block_size // tile.blocks
-    blocks = tiles * tile.blocks
-    head = blocks * block_size
-    plain = functools.partial(
-        _reference.compress, decay=decay, block_size=block_size, scale=scale
+    size, tile_size = value.size, Tile(block_size).blocks * block_size
+    tiles = size // tile_size
+    head = tiles * tile_size
+    options = {"decay": decay, "block_size": block_size, "scale": scale}
+    by_xla = functools.partial(_reference.compress, **options)
+    by_kernel = functools.partial(
+        _compress_tiles, tiles=tiles, interpreted=interpreted, **options
     )
     if not tiles:
-        return plain(value, error, momentum)
-    # Whole blocks are viewed in place; a block cut short costs a copy of the head.
-    viewed = size if size % block_size == 0 else head
+        return by_xla(value, error, momentum)
+    if head == size:
+        return by_kernel(value, error, momentum)
+    tail = jax.tree.map(lambda x: x[head:], (value, error, momentum))
+    words_of_tail, scales_of_tail, error_of_tail = by_xla(*tail)
+    if size % block_size == 0:
+        # The kernel works in place, and leaves what stands behind its tiles.
+        error = error.at[head:].set(error_of_tail)
+        words, scales, new_error = by_kernel(value, error, momentum)
+    else:
+        # A block that is cut short cannot be viewed as one: the head is copied.
+        whole = jax.tree.map(lambda x: x[:head], (value, error, momentum))
+        words, scales, error_of_head = by_kernel(*whole)
+        new_error = jnp.concatenate([error_of_head, error_of_tail])
+    words = jnp.concatenate([words, words_of_tail])
+    return words, jnp.concatenate([scales, scales_of_tail]), new_error
 
-    def view(x: Array) -> Array:
-        return x[:viewed].reshape(-1, ROWS, block_size // ROWS)
 
-    inputs = [_places(tile), view(value)]
+def _compress_tiles(
+    value: Array,
+    error: Array,
+    momentum: Array | None,
+    *,
+    decay: float | Array | None,
+    block_size: int,
+    scale: Scale,
+    tiles: int,
+    interpreted: bool,
+) -> tuple[Array, Array, Array]:
+    """Compresses the first tiles of buffers of whole blocks.
+
+    Returns:
+      The words and scales of these tiles, and all of the error, new in these tiles.
+    """
+    tile, width = Tile(block_size), block_size // ROWS
+    value, error, momentum = jax.tree.map(
+        lambda x: x.reshape(-1, ROWS, width), (value, error, momentum)
+    )
+    inputs = [_places(tile), value]
     if momentum is not None and decay is not None:
         weights = jnp.stack([jnp.asarray(w, jnp.float32) for w in (decay, 1 - decay)])
-        inputs += [view(momentum), weights]
-    momentum_rest = None if momentum is None else momentum[head:]
-    rest = None
-    if head < size:
-        rest = plain(value[head:], error[head:], momentum_rest)
-    if rest is not None and viewed == size:
-        error = error.at[head:].set(rest[2])
-    shapes = [((blocks, block_size // ROWS), jnp.uint32), ((blocks,), jnp.float32)]
-    kernel = functools.partial(_compress_kernel, tile, scale, len(inputs) > 2)
+        inputs += [momentum, weights]
+    kernel = functools.partial(_compress_kernel, tile, scale, momentum is not None)
+    blocks = tiles * tile.blocks
+    outputs = [((blocks, width), jnp.uint32), ((blocks,), jnp.float32)]
     (words, scales), new_error = _launch(
-        kernel,
-        tiles,
-        inputs,
-        view(error),
-        shapes,
-        interpreted,
+        kernel, tiles, inputs, error, outputs, interpreted
     )
-    new_error = new_error.reshape(-1)
-    if rest is None:
-        return words, scales, new_error
-    if viewed < size:
-        new_error = jnp.concatenate([new_error, rest[2]])
-    words = jnp.concatenate([words, rest[0]])
-    return words, jnp.concatenate([scales, rest[1]]), new_error
+    return words, scales, new_error.reshape(-1)
 
 
 def average_and_recompress(
