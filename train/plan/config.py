@@ -62,7 +62,7 @@ class PlanConfig:
     """Share of the steps before the freeze; default: that of train.pretrain."""
     steps: int | None = None
     """Steps of a run: adds a table of all optimizers, with the bytes and the hours of
-    the whole run; takes minutes for hundreds of leaves."""
+    the whole run, gradients in float32; takes minutes for hundreds of leaves."""
     warmup_gradients: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the gradients in 1-bit Adam's warm-up; train.pretrain's is float32."""
     compile: bool = False
@@ -100,6 +100,11 @@ def check(config: PlanConfig) -> None:
     for name in ("warmup", "overlap"):
         if not 0 <= getattr(config, name) <= 1:
             raise InputError(f"--{name} is a share, from 0 to 1.")
+    if config.steps is not None and config.warmup_gradients != "float32":
+        raise InputError(
+            "--steps adds runs as train.pretrain makes them, whose gradients are "
+            f"float32; drop it, or --warmup-gradients {config.warmup_gradients}."
+        )
     if config.compile:
         _check_compiled(config)
         return
@@ -118,6 +123,16 @@ def _check_compiled(config: PlanConfig) -> None:
         raise InputError(f"--compile knows the GPUs {can}, not {config.gpu}.")
     if config.model not in SIZES:
         raise InputError(f"--compile needs the shapes of one of {', '.join(SIZES)}.")
-    if config.fsdp and (config.hosts == 1 or config.gpus == 1):
-        raise InputError("--fsdp needs several hosts of several GPUs.")
+    if config.hosts == 1 or config.gpus == 1:
+        if config.fsdp:
+            raise InputError("--fsdp needs several hosts of several GPUs.")
+        if config.topology == "hierarchical":
+            raise InputError(
+                "--topology hierarchical needs several hosts of several GPUs; give "
+                "them, or leave it out."
+            )
+    if config.fsdp and config.topology == "flat":
+        raise InputError(
+            "--fsdp compresses between hosts alone; leave --topology flat out."
+        )
     gpu_compiler.check_installed()

@@ -160,6 +160,8 @@ def _whole_run(
         gpu_bytes += number * sum(load.gpu_bytes for load in loads)
         host_bytes += number * sum(load.host_bytes for load in loads)
         exchange = sum(map(cluster.seconds, loads))
+        if chosen.optimizer == "adam" or (stage == "warmup" and not chosen.warmup_bits):
+            exchange = max(0.0, exchange - work.hidden)
         compute = work.accumulate * work.micro_batch + _update(
             stage, model, work, cluster
         )

@@ -72,6 +72,11 @@ class GpuWork(NamedTuple):
     memory_rate: float
     overlap: float = 0.0
 
+    @property
+    def hidden(self) -> float:
+        """Seconds of an exact exchange of gradients that the backward pass hides."""
+        return self.overlap * 2 / 3 * self.micro_batch
+
 
 class Step(NamedTuple):
     """A step of one stage.
@@ -269,8 +274,7 @@ def _exact_step(
 ) -> Step:
     gradients = model.gradients(itemsize)
     mean = exchange_transfers("exact_mean", gradients, cluster.axis_sizes)
-    hidden = work.overlap * 2 / 3 * work.micro_batch
-    return _step(work, work.adam, (*mean, *others), cluster, hidden)
+    return _step(work, work.adam, (*mean, *others), cluster, work.hidden)
 
 
 def _compressed_step(

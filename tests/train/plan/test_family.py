@@ -29,15 +29,18 @@ def test_zero_one_adams_stages_are_its_schedules():
     assert taken["variance"] == len(due_steps(16, FREEZE))
 
 
-@pytest.mark.parametrize(("hosts", "gpus"), [(8, 1), (4, 2)])
-def test_a_run_adds_up_the_steps_that_the_table_above_it_has(hosts, gpus):
+@pytest.mark.parametrize(
+    ("hosts", "gpus", "overlap"), [(8, 1, 0.0), (4, 2, 0.0), (4, 2, 0.1)]
+)
+def test_a_run_adds_up_the_steps_that_the_table_above_it_has(hosts, gpus, overlap):
+    work = WORK._replace(overlap=overlap)
     cluster = GpuCluster(hosts, gpus, GIGABIT, 100 * GIGABIT, 1e-5)
     # Optax's own arithmetic mixes integers and floats.
     with jax.numpy_dtype_promotion("standard"):
-        found = whole_runs(MODEL, WORK, cluster, steps=STEPS, freeze=FREEZE)
+        found = whole_runs(MODEL, work, cluster, steps=STEPS, freeze=FREEZE)
     runs = {run.name: run for run in found}
     assert next(iter(runs)) == "adam"
-    above = {arm.name: arm for arm in arms(MODEL, WORK, cluster)}
+    above = {arm.name: arm for arm in arms(MODEL, work, cluster)}
     topology = "flat" if gpus == 1 else "hierarchical"
     for name, arm in {
         "adam": above["Adam, float32 gradients"],

@@ -249,6 +249,18 @@ def test_what_was_measured_replaces_what_is_predicted(capsys, tmp_path):
         ("--rate 1 --compile --gpu v100", "--compile knows the GPUs a100, h100, h200"),
         ("--rate 1 --compile --model 7e9", "--compile needs the shapes of one of"),
         ("--rate 1 --compile --fsdp --hosts 1", "--fsdp needs several hosts"),
+        ("--rate 1 --compile --fsdp --topology flat", "leave --topology flat out"),
+        *(
+            (
+                f"--rate 1 --compile --topology hierarchical {one}",
+                "--topology hierarchical needs several hosts of several GPUs",
+            )
+            for one in ("--hosts 1", "--gpus 1")
+        ),
+        (
+            "--rate 1 --steps 9 --warmup-gradients bfloat16",
+            "drop it, or --warmup-gradients bfloat16",
+        ),
     ],
 )
 def test_a_mistake_ends_in_a_sentence(arguments, message):
