@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import onebit_jax
 from models import PreTrainingBatch
+from train.bert.masked_pairs import num_predictions
 from train.bert.objective import abstract_params, training_loss
 from train.core.exchange import EXCHANGES, make_exchange
 from train.core.mesh import AXIS, DEVICE, HOST
@@ -23,7 +24,6 @@ from train.core.optimizer import learning_rate_schedule, make_optimizer
 from train.plan import gpu_compiler
 from train.plan.config import PlanConfig
 from train.plan.gpu_program import in_flight, memory_on
-from train.plan.model import MASKED_SHARE
 from train.plan.sizes import SIZES
 from train.plan.targets import GPUS
 
@@ -129,9 +129,7 @@ def trace(config: PlanConfig, mesh: Mesh) -> Any:
         weight_decay=0.01,
         clip=1.0,
     )
-    if config.accumulate > 1:
-        tx = onebit_jax.accumulate(tx, config.accumulate, exchange.axes)
-    loss = training_loss(model, 0, exchange.axes)
+    loss = training_loss(model, 0, exchange.axes, config.accumulate)
     run = onebit_jax.data_parallel(loss, tx, mesh, axis=exchange.axes, specs=specs)
     everywhere = PartitionSpec()
     specs = specs or jax.tree.map(lambda _: everywhere, params)
@@ -142,8 +140,8 @@ def trace(config: PlanConfig, mesh: Mesh) -> Any:
 
 
 def _abstract_batch(config: PlanConfig, mesh: Mesh) -> PreTrainingBatch:
-    n, length = config.batch * mesh.size, config.seq
-    predicted = round(MASKED_SHARE * length) + 1
+    n, length = config.batch * config.accumulate * mesh.size, config.seq
+    predicted = num_predictions(length)
 
     def each(*shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
         array = jax.ShapeDtypeStruct((n, *shape), dtype)

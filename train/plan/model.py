@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 
+from train.bert.masked_pairs import num_predictions
 from train.plan.config import CompressedName
 from train.plan.transfers import exchange_transfers, growth_transfers
 
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 ADAM_BYTES = 28.0
 """Bytes a parameter that Adam moves in memory: the parameter, both moments and the
 gradient read, all but the gradient written, float32."""
-
-MASKED_SHARE = 0.15
-"""Share of the tokens that BERT predicts."""
 
 
 class Model(NamedTuple):
@@ -165,7 +163,7 @@ def bert_flops(config: BertConfig, tokens: int, *, remat: bool = False) -> float
     layers = config.num_layers * (
         tokens * (4 * h * h + 2 * h * f) + 2 * tokens * tokens * h
     )
-    heads = h * h + round(MASKED_SHARE * tokens) * (h * h + h * config.vocab_size)
+    heads = h * h + num_predictions(tokens) * (h * h + h * config.vocab_size)
     return 2.0 * ((4 if remat else 3) * layers + 3 * heads)
 
 

@@ -7,14 +7,19 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.sharding import AxisType, Mesh
+from runs import PROMOTION
 
 from train.bert.config import PretrainConfig
+from train.bert.masked_pairs import num_predictions
 from train.core.errors import InputError
 from train.plan import command as plan
 from train.plan.cluster import GIGABIT, GpuCluster
+from train.plan.compile import trace
 from train.plan.config import PlanConfig
 from train.plan.model import GpuWork, Model, arms
 from train.plan.report import PAYS, break_even_rate, make_plan, verdict
@@ -217,6 +222,19 @@ def test_no_verdict_on_a_model_that_no_host_can_hold(capsys, tmp_path, gpus, fit
     assert ("where they are sharded inside each host" in out) is fits
     assert last in answer["verdict"]
     assert answer["pays"] is fits
+
+
+@pytest.mark.parametrize("fsdp", [False, True])
+def test_the_step_that_is_compiled_is_that_of_pretraining(fsdp):
+    """Its micro-batches are parts of one step, whose arguments are the whole batch."""
+    devices = np.array(jax.devices()[:4]).reshape(2, 2)
+    mesh = Mesh(devices, ("host", "device"), axis_types=(AxisType.Auto,) * 2)
+    cluster = {"rate": 1.0, "hosts": 2, "gpus": 2, "fsdp": fsdp}
+    config = PlanConfig(**cluster, model="tiny", batch=2, accumulate=3, seq=20)
+    with PROMOTION:
+        (_, _, batch, _), _ = trace(config, mesh).args_info
+    assert batch.token_ids.shape == (4 * 2 * 3, 20)
+    assert batch.masked_positions.shape[1] == num_predictions(20)
 
 
 def test_the_default_warm_up_is_that_of_pretraining():
