@@ -14,6 +14,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -60,7 +61,7 @@ def run(module: str, config: Any) -> Any:
       The JSON value that it gives.
 
     Raises:
-      InputError: It does not compile; XLA's message is on the standard error.
+      InputError: It does not compile; XLA's message, if any, is on the standard error.
     """
     values = dataclasses.asdict(config).items()
     given = json.dumps({k: v for k, v in values if not isinstance(v, Path)})
@@ -75,8 +76,15 @@ def run(module: str, config: Any) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "compiled.json")
         command = [sys.executable, "-m", module, given, str(file)]
-        if subprocess.run(command, env=environment, check=False).returncode:
-            raise InputError("it does not compile; what XLA said is above.")
+        status = subprocess.run(command, env=environment, check=False).returncode
+        if status:
+            why = "what XLA said is above"
+            if status < 0:
+                why = f"the compiler was killed by {signal.Signals(-status).name}"
+            raise InputError(
+                f"it does not compile ({why}); where memory did not suffice, give "
+                "fewer GPUs, a smaller --batch or --remat."
+            )
         return json.loads(file.read_text(encoding="utf-8"))
 
 

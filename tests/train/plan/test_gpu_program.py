@@ -115,7 +115,9 @@ class Config:
     file: str | None = None
 def double(config):
     assert "autotune_level=0" in os.environ["XLA_FLAGS"]
-    assert config.number > 0
+    assert config.number
+    if config.number < 0:
+        os.kill(os.getpid(), -config.number)
     return {"twice": 2 * config.number, "file": config.file}
 gpu_compiler.serve(Config, double)
 """
@@ -126,8 +128,10 @@ def test_a_module_compiles_in_a_process_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     value = gpu_compiler.run("doubling", Config(7, tmp_path))
     assert value == {"twice": 14, "file": None}
-    with pytest.raises(InputError, match="it does not compile"):
-        gpu_compiler.run("doubling", Config(-1))
+    for number, why in (0, "is above"), (-9, "was killed by SIGKILL"):
+        match = rf"it does not compile \(.+ {why}\); where memory .* give fewer GPUs"
+        with pytest.raises(InputError, match=match):
+            gpu_compiler.run("doubling", Config(number))
 
 
 def test_a_missing_compiler_is_named(monkeypatch):
