@@ -47,6 +47,8 @@ VOCABULARY_FILE = "vocab.txt"
 VOCAB_SIZE = 4096
 """Word pieces of a vocabulary trained on the corpus, where no number is given."""
 TOKENS_FOLDER = "tokens"
+UNKNOWN_FILE = "unknown.txt"
+"""Beside the word pieces, the share of them that are [UNK]."""
 
 _RESTORE = {
     "corpus": "restore its files (or the Python that it was started with)",
@@ -162,9 +164,12 @@ def _tokens(
     def fill(new: Path) -> None:
         documents = read_corpus(config.corpus)
         share = write_tokens(new, documents, held_out, tokenizer_of(vocabulary))
-        say_if_unknown(share)
+        (new / UNKNOWN_FILE).write_text(repr(share), encoding="utf-8")
 
     make_folder(tokens, fill)
+    unknown = tokens / UNKNOWN_FILE
+    if unknown.exists():  # earlier versions have not written it
+        say_if_unknown(float(unknown.read_text(encoding="utf-8")))
     return tokens
 
 
