@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from models import SIZES
 from train.bert.objective import evaluation_loss, init_params, training_loss
 from train.core.objective import mean_over
-from train.core.task import Task, planned_phase
+from train.core.task import Task, identity, planned_phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,7 +45,7 @@ def make_task(
     )
     return Task(
         name=config.optimizer,
-        model={**asdict(model), "optimizer": config.optimizer},
+        model=identity(model, config.optimizer),
         init=lambda: init_params(model, config.seed),
         phases=[
             _phase(config, phase, model, of_phase, mesh, until)

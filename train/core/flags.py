@@ -136,13 +136,13 @@ class TrainingFlags:
         return set()
 
     def decided_by(self, earlier: TrainingFlags) -> Self:
-        """The same flags, of a run that goes on.
+        """These flags, completed by what the run that goes on chose at its start.
 
         Args:
-          earlier: The run's own flags, with what it has decided at its start.
+          earlier: The run's own flags.
 
         Returns:
-          The flags, decided likewise.
+          The flags, with the run's choice where they leave one open.
         """
         del earlier
         return self
@@ -177,7 +177,7 @@ class TransformerFlags:
     """Type of the computations; parameters and moments are float32."""
     attention: Attention = "xla"
     """Code of the attention; cudnn on NVIDIA's GPUs alone, with --dtype bfloat16."""
-    remat: Remat = "none"
+    remat: Changeable[Remat] = "none"
     """Activations that the backward pass computes again and does not keep."""
     dropout: Annotated[float, Range(least=0, below=1)] = 0.1
     """Share of the activations dropped while training."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from train.core.command import say
@@ -81,6 +81,21 @@ class Task:
     init: Callable[[], Params]
     phases: Sequence[Phase]
     finish: Callable[[Params], None] = lambda params: None
+
+
+def identity(model: Any, optimizer: str) -> dict[str, Any]:
+    """What a checkpoint must have been saved with, for `Task.model`.
+
+    Args:
+      model: The dataclass of the model's sizes.
+      optimizer: The optimizer's name.
+
+    Returns:
+      The sizes by name, without what changes no parameter and may change in a run.
+    """
+    values = {**asdict(model), "optimizer": optimizer}
+    values.pop("remat", None)
+    return values
 
 
 def planned_phase(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import grain
 
 from models.convolutional import ConvolutionalConfig
 from train.core.batches import batches
-from train.core.task import Task, planned_phase
+from train.core.task import Task, identity, planned_phase
 from train.images.cifar import read_cifar
 from train.images.examples import examples
 from train.images.folder import read_folder
@@ -68,7 +67,7 @@ def make_task(config: ImagesConfig, data: Dataset, mesh: Mesh) -> Task:
     training = batches(ordered, config.batch)
     return Task(
         name=config.optimizer,
-        model={**asdict(model), "optimizer": config.optimizer},
+        model=identity(model, config.optimizer),
         init=lambda: init_params(model, config.seed),
         phases=[
             planned_phase(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ from flax import nnx
 from models import DECODER_SIZES, Decoder, next_token_loss
 from train.core import objective
 from train.core.mesh import AXIS
-from train.core.task import Task, planned_phase
+from train.core.task import Task, identity, planned_phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,7 +113,7 @@ def make_task(
     )
     return Task(
         name=config.optimizer,
-        model={**asdict(model), "optimizer": config.optimizer},
+        model=identity(model, config.optimizer),
         init=lambda: objective.init_params(partial(Decoder, model), config.seed),
         phases=[phase],
     )

@@ -8,7 +8,6 @@ Hugging Face's layout.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ from train.core.mesh import check_attention, check_divisible, make_mesh
 from train.core.optimizer import check_plan
 from train.core.processes.distributed import Cluster
 from train.core.run_folder import contents_name
-from train.core.task import Task, planned_phase
+from train.core.task import Task, identity, planned_phase
 from train.data.pieces import special_pieces
 from train.data.vocabulary import UNK, tokenizer_of
 from train.squad.answer import Questions, answer, score, write_weights
@@ -153,7 +152,7 @@ def _task(
     ordered = examples(learnt, questions.pieces, config.seq, config.seed)
     return Task(
         name=config.optimizer,
-        model={**asdict(model), "optimizer": config.optimizer},
+        model=identity(model, config.optimizer),
         init=lambda: init_params(model, config.seed, weights.params),
         phases=[
             planned_phase(

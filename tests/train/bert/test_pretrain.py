@@ -33,6 +33,7 @@ from train.core.batches import element
 from train.core.errors import InputError
 from train.core.metrics_log import StepMetrics
 from train.core.run_folder import Run
+from train.core.task import identity
 from train.data.vocabulary import SPECIAL, read_vocabulary, write_vocabulary
 
 ROOT = Path(__file__).parents[3]
@@ -293,6 +294,15 @@ def test_flags_that_contradict_a_run_are_refused(first, flags, message):
         resume(first.out, *flags)
     assert message in str(caught.value)
     assert len(steps_of(first.out)) == STEPS
+
+
+def test_a_run_that_had_too_little_memory_goes_on_with_less(first):
+    with goes_on:
+        resume(first.out, "--remat", "layer", "--steps", str(STEPS + 2))
+    kept = identity(replace(SMALL, remat="layer"), "adam")
+    assert kept == identity(SMALL, "adam")
+    assert kept != identity(replace(SMALL, num_layers=2), "adam")
+    assert kept != identity(SMALL, "onebit_adam")
 
 
 def test_the_first_phase_of_a_run_stays_as_long_as_it_was(first):
