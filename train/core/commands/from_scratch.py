@@ -78,7 +78,7 @@ def open_run(
             f"{config.out} compresses between hosts, and there is one: its warm-up "
             "does not end until it goes on in several processes."
         )
-    # It goes on elsewhere with what it has decided.
+    # Its folders may be others now; the topology is written out, no longer auto.
     moved = replace(run.flags, **places(config), topology=topology)
     run = replace(run, flags=moved)
     run = replace(run, until=_next_goal(run, config))
