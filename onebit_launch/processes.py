@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _RANK = {-signal.SIGABRT: 1, LOST_EXIT: 2}
-"""Exit statuses of processes that end when another one is lost, by JAX's client or by
-this application; of failures at about the same time a lower rank is the first."""
+"""Exit statuses by which processes end because another one was lost: by JAX's client,
+and by this application. Of failures at about the same time the one of the lowest rank
+is named the first; all other exit statuses have rank 0."""
 _SETTLE = 1.0
 """Seconds in which further processes may fail before one is named the first."""
 _DRAIN = 5.0
-"""Seconds that the last of the output may take."""
+"""Seconds to wait for the last of the output after all processes have ended."""
 _POLL = 0.05
 
 
@@ -152,7 +153,7 @@ def _failure(first: int, status: int, said: str, running: Sequence[int]) -> Fail
 
     Args:
       first: Its number.
-      status: Its exit status, or a signal's number less than nothing.
+      status: Its exit status; if a signal killed it, minus the signal's number.
       said: The last line with a letter of its standard error.
       running: Numbers of the processes that ran on.
     """

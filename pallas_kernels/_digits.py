@@ -1,4 +1,4 @@
-"""Sums of signs in one word: a digit a value, in a base that no sum overflows."""
+"""Sums of several values in one word, each a digit in a base that is large enough."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ def digits_of_word(terms: int) -> int:
 def pack_digits(
     digits: UInt32[Array, "b block_size"], terms: int
 ) -> UInt32[Array, "b w"]:
-    r"""Packs digits of base `terms` + 1; of 0 and 1 they can be added `terms` times.
+    r"""Packs digits of base `terms` + 1 into words.
 
     Word j of a block is :math:`\sum_k d_{k W + j} (n + 1)^k` for n terms and W words
-    a block. A digit of the sum of n words is at most n, so that nothing carries.
+    a block. If the digits are 0 and 1, n such words can be added: a digit of their sum
+    is at most n, so that nothing carries.
 
     Args:
       digits: 0 to n; 0 or 1 where words will be added.

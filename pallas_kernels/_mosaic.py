@@ -40,7 +40,7 @@ def _places(tile: Tile) -> Array:
 
 
 def _owner_and_word(tile: Tile, ref: Any) -> tuple[Array, Array]:
-    """The block of the tile that each word belongs to, and its place in the part."""
+    """For each word that is worked on, its block in the tile, and place in the part."""
     places = ref[...]
     return places >> (tile.words.bit_length() - 1), places & (tile.words - 1)
 
@@ -50,8 +50,8 @@ def _set(words: Array, row: int) -> Array:
 
 
 def _root(x: Array) -> Array:
-    # Mosaic has no square root. Zero, infinity and NaN are their own; of what is not
-    # normal, which a GPU may take for zero, the root would be infinite.
+    # Mosaic has no square root. Zero, infinity and NaN are their own roots. A
+    # subnormal number stays as it is: to a GPU it may be zero, whose rsqrt is infinite.
     tiny = jnp.finfo(jnp.float32).tiny
     return jnp.where((x >= tiny) & (x < jnp.inf), x * lax.rsqrt(x), x)
 
@@ -66,7 +66,18 @@ def _quantise(
     scales_ref: Any,
     put_error: Callable[[Any, int, Array], None],
 ) -> None:
-    """Writes signs, scales and errors of the tile whose rows are given by part."""
+    """Writes signs, scales and errors of a tile.
+
+    Args:
+      tile: the tile.
+      owner: the block of each word, as by `_owner_and_word`.
+      rows: gives the 32 rows of a part of the blocks.
+      divisor: gives the number of values of a block.
+      scale: as of `pallas_kernels.compress`.
+      words_ref: where the signs go.
+      scales_ref: where the scales go.
+      put_error: writes the error of a part's row.
+    """
     # A block of one part stays in registers; a longer one is read again.
     in_registers = rows(0) if tile.parts == 1 else None
 
@@ -221,7 +232,7 @@ def _launch(
     if varying(error) and not REFS_MAY_VARY:
         new = jax.ShapeDtypeStruct(error.shape, error.dtype, manual_axis_type=kind)
         *results, made = run(kernel, [*types, new])(*inputs, error)
-        # What the kernel does not reach of a new buffer is not there yet.
+        # The kernel writes only what it reaches of a new buffer.
         reached = outputs[-1][0][0]
         if reached < error.shape[0]:
             made = made.at[reached:].set(error[reached:])
@@ -292,7 +303,8 @@ def _compress_tiles(
     """Compresses the first tiles of buffers of whole blocks.
 
     Returns:
-      The words and scales of these tiles, and all of the error, new in these tiles.
+      The words and scales of these tiles, and the whole error: what lies behind them
+      is as it was.
     """
     tile, width = Tile(block_size), block_size // ROWS
     value, error, momentum = jax.tree.map(

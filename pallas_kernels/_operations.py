@@ -58,7 +58,7 @@ def compress(
     float32's smallest normal number may be taken for zero.
 
     Args:
-      value: what is to be sent, or each worker's gradient, any size.
+      value: what is to be sent, of any size; with a momentum, the gradient.
       error: the error of earlier calls, float32 or bfloat16.
       block_size: values a scale, a power of two from 32 to 2**24.
       scale: 'rms' as in the formula, or 'mean_abs' for :math:`\sum |x_i| / |b|`.

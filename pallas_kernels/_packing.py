@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 ROWS = 32  # bits of a word
 MIN_BLOCK_SIZE = ROWS
 MAX_BLOCK_SIZE = 2**24
-"""Up to it float32 holds every count of a block's values, and every place in one."""
+"""float32 holds every whole number up to it, as the GPU's form needs of places in a
+block and of counts of its values."""
 
 
 def check_block_size(block_size: int) -> None:

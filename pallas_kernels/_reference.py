@@ -71,15 +71,16 @@ def _by_chunks(
     """Works on whole blocks in chunks, then one by one, then on one that is cut short.
 
     Args:
-      at: takes the first block, the number of blocks, that of values, and the carry.
+      at: works on some blocks: takes the number of the first of them, how many blocks
+        and how many values they are, and the carry; returns the new carry.
       size: values in all.
       block_size: values of a block.
-      carry: what is worked on.
+      carry: the carry at the start.
 
     Returns:
-      The carry in the end.
+      The carry at the end.
     """
-    # All of them loops: what follows a loop is no longer done in place.
+    # All three are loops: after a loop, XLA works in place only in another loop.
     whole = size // block_size
     done, steps = 0, (max(1, _CHUNK // block_size), 1)
     for step in steps:
@@ -91,19 +92,22 @@ def _by_chunks(
         carry = lax.fori_loop(0, number, body, carry)
         done += number * step
     if rest := size % block_size:
-        # Hidden from the compiler, which makes a loop that runs once no loop.
+        # Hidden from the compiler, which removes a loop that runs once.
         once = lax.optimization_barrier(jnp.int32(1))
         carry = lax.fori_loop(0, once, lambda _, c: at(whole, 1, rest, c), carry)
     return carry
 
 
-def _least_chunked(block_size: int) -> int:
-    """The largest size that is not cut into chunks; one of no whole block is not."""
+def _most_at_once(block_size: int) -> int:
+    """The largest size that is not cut into chunks: two chunks, or a longer block."""
     return max(2 * _CHUNK, block_size)
 
 
 def _row_shape(size: int, block_size: int) -> tuple[int, ...]:
-    """Rows of a block's width in the largest part of a block that divides a size.
+    """The shape of the pieces that a buffer is viewed in: rows of block_size / 32.
+
+    A piece is as large as the greatest common divisor of the two sizes. If that is less
+    than a row, pieces are single values, of shape ().
 
     XLA's CPU backend does not vectorise what goes from one shape to another unless the
     last dimensions stay.
@@ -128,7 +132,7 @@ def compress(
     momentum = None if momentum is None else momentum.reshape(shape)
     options = {"decay": decay, "block_size": block_size, "scale": scale}
     whole = functools.partial(_compress_whole, **options)
-    if size <= _least_chunked(block_size):
+    if size <= _most_at_once(block_size):
         result = whole(value, error, momentum)
     else:
         by_chunks = functools.partial(_compress_by_chunks, **options)
@@ -168,7 +172,7 @@ def _compress_by_chunks(
     block_size: int,
     scale: Scale,
 ) -> tuple[UInt32[Array, "b w"], Float32[Array, " b"], Float[Array, "*rows"]]:
-    """Does the same in chunks, the new error in the place of the old."""
+    """Compresses chunk by chunk, the new error in the place of the old."""
     row = math.prod(value.shape[1:])
     blocks = -(-value.size // block_size)
     words = jnp.zeros((blocks, block_size // ROWS), jnp.uint32)
@@ -253,6 +257,6 @@ def decompress(
         del start
         return unpack_signs(words, scales).astype(dtype).reshape(-1)[:size]
 
-    if size <= _least_chunked(block_size):
+    if size <= _most_at_once(block_size):
         return whole(words, scales, None)
     return lax.platform_dependent(words, scales, into, cpu=by_chunks, default=whole)

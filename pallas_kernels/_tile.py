@@ -23,8 +23,8 @@ class Tile:
 
     Attributes:
       blocks: blocks of a tile.
-      words: words of a block that are worked on at a time.
-      parts: how many times that many words a block has.
+      words: words of a block that are worked on at a time, a part of the block.
+      parts: how many such parts a block has.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -40,7 +40,7 @@ class Tile:
         return lax.axis_index(TILE) * self.blocks + number
 
     def at(self, part: int | Array) -> tuple[Any, Any]:
-        """The places in the buffer of the tile's blocks, and of a part in them."""
+        """Where the tile's blocks lie in the buffer, and the part's words in each."""
         return pl.ds(self.block(0), self.blocks), pl.ds(part * self.words, self.words)
 
     def load(self, ref: Any, row: int, part: int | Array) -> Array:
