@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 if TYPE_CHECKING:
     import optax
@@ -24,7 +25,8 @@ def as_float32(x: ArrayLike) -> float | Float32[Array, ""]:
     Raises:
       ValueError: if it is more than one number, such as a pair of decays.
     """
-    if type(x) in (int, float):  # not NumPy's float64, which is no weak type
+    # NumPy's float64 is a float, and no weak type.
+    if isinstance(x, (int, float)) and not isinstance(x, np.generic):
         return x
     number = jnp.asarray(x, jnp.float32)
     if number.shape:
