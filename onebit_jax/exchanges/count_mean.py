@@ -74,7 +74,7 @@ def count_mean(
 
     Args:
       axis: name, or names, of the mesh axes whose members are the workers.
-      block_size: values a scale; a power of two of at least 32.
+      block_size: values a scale; a power of two from 32 to 2**24.
       scale: a worker's own: 'rms' for the root mean square, or 'mean_abs' for the mean
         magnitude.
       error_dtype: dtype of the stored errors.

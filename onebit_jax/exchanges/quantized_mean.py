@@ -55,7 +55,7 @@ def quantized_mean(
     Args:
       axis: name, or names, of the mesh axes whose members are the workers.
       bits: of a value on the wire.
-      block_size: values a scale; a power of two of at least 32.
+      block_size: values a scale; a power of two from 32 to 2**24.
       error_dtype: as of `two_phase`, with the three below.
       exact_below: leaves of fewer values are averaged exactly.
       exact_1d: whether leaves of fewer than two dimensions are averaged exactly too:
