@@ -68,6 +68,10 @@ def deepspeed_sign_mean(axis: AxisNames, *, fused: bool = False) -> Exchange:
     Returns:
       An exchange. Its state is a `DeepSpeedSignMeanState`.
 
+    Raises:
+      ValueError: from `update`, if an axis is not bound, leaves are averaged already,
+        or the state is one of another number of workers.
+
     Example:
       >>> import onebit_jax
       >>> tx = onebit_jax.onebit_adam(

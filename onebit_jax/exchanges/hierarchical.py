@@ -69,7 +69,8 @@ def hierarchical(exchange: Exchange, within: AxisNames) -> Exchange:
       of the leaves, with an axis of D devices after that of the hosts.
 
     Raises:
-      TypeError: if `exchange` is not an exchange.
+      TypeError: if `exchange` is not an exchange, or, from `init`, is hierarchical
+        itself.
       ValueError: if both name the same axis.
 
     Example:

@@ -146,6 +146,13 @@ def two_phase(
     Raises:
       ValueError: if `error_dtype` or `bucket_size` is not one of these, or the codec's
         words or values do not have the shapes and dtypes that it must give.
+      TypeError: if `codec` is not a codec.
+
+    Example:
+      >>> from onebit_jax.exchanges.sign_mean import SignCodec
+      >>> exchange = two_phase('data', SignCodec(256), name='signs of 256')
+      >>> exchange.codec.words  # 256 / 32 of signs and one scale
+      9
 
     References:
       Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888, Algorithm 1.

@@ -106,6 +106,12 @@ def assert_replicas_identical(
     Raises:
       AssertionError: naming the arrays and the workers that differ from the first.
       ValueError: as `replica_mismatches` does.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
+      >>> everywhere = jax.NamedSharding(mesh, jax.P())
+      >>> assert_replicas_identical(jax.device_put(jnp.ones(3), everywhere), mesh)
     """
     mismatches = replica_mismatches(tree, mesh, axis)
     if mismatches:

@@ -23,6 +23,14 @@ class FloorAtMean:
 
     Attributes:
       negligible: variances below this share of their leaf's mean are raised.
+
+    Raises:
+      ValueError: if the share is not from 0 to below 1.
+
+    Example:
+      >>> raised, share = FloorAtMean().apply(jnp.array([0.0, 2.0]))
+      >>> print(raised, share)
+      [1. 2.] 0.5
     """
 
     negligible: float = 1e-6

@@ -29,6 +29,14 @@ class FreezeRule(NamedTuple):
       earliest: the fewest steps after which it may freeze.
       by_norm: whether it decides by the norms, which say nothing new after a step that
         has not refreshed the variance.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> def small(state, count, norm):
+      ...     return (count >= 10) & (norm < 1), state
+      >>> rule = FreezeRule(tuple, small, earliest=10, by_norm=True)
+      >>> print(rule.update((), jnp.int32(10), jnp.float32(0.5))[0])
+      True
     """
 
     init: Callable[[], Any]

@@ -89,6 +89,19 @@ class GrowthByMeanSquares:
       least: the fewest rows and columns that are followed. In a matrix of 16 by 16
         their sums are an eighth of the signs' bytes in the mean of a period.
 
+    Raises:
+      ValueError: if one of the two is less than 1.
+      TypeError: if one is not an integer.
+
+    Example:
+      >>> import onebit_jax
+      >>> tx = onebit_jax.onebit_adam(
+      ...     1e-3,
+      ...     onebit_jax.sign_mean('data'),
+      ...     onebit_jax.freeze_at(1000),
+      ...     growth=GrowthByMeanSquares(period=16),
+      ... )
+
     References:
       Alon, Matias and Szegedy, The space complexity of approximating the frequency
       moments, 1999, section 2.2, for squares of random sums; Shazeer and Stern,

@@ -25,6 +25,14 @@ class IntervalRule(NamedTuple):
       update: from the state and the number of the step, which counts from 1, tells
         whether the step is due, and the new state. Called once a step, in compiled
         code, with the same values on all workers.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> def first_hundred_then_every_tenth(state, count):
+      ...     return (count <= 100) | (count % 10 == 0), state
+      >>> rule = IntervalRule(tuple, first_hundred_then_every_tenth)
+      >>> [bool(rule.update((), jnp.int32(t))[0]) for t in (7, 107, 110)]
+      [True, False, True]
     """
 
     init: Callable[[], Any]

@@ -62,7 +62,9 @@ def accumulate(
       A transformation.
 
     Raises:
-      ValueError: if `steps` is less than 1.
+      ValueError: if `steps` is less than 1, or, from `update`, for gradients that are
+        averaged already or a state of another number of workers.
+      TypeError: if `steps` is not an integer.
 
     Example:
       >>> import onebit_jax

@@ -58,6 +58,9 @@ def skip_nonfinite(
     Returns:
       A transformation whose state counts the steps skipped.
 
+    Raises:
+      ValueError: from `update`, if gradients differ over further axes than these.
+
     Example:
       >>> import onebit_jax
       >>> tx = skip_nonfinite(

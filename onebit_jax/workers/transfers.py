@@ -66,6 +66,9 @@ def sent_bytes(transfers: Iterable[Transfer], axis_sizes: Mapping[str, int]) -> 
     Returns:
       A number of bytes.
 
+    Raises:
+      KeyError: if the sizes lack an axis of a collective.
+
     Example:
       >>> sent_bytes([Transfer('all-gather', 1000, ('data',))], {'data': 4})
       750
