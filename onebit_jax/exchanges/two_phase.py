@@ -102,7 +102,7 @@ def two_phase(
     axis: AxisNames,
     codec: Codec,
     *,
-    name: str,
+    name: str | None = None,
     error_dtype: DTypeLike = jnp.float32,
     exact_below: int | None = None,
     exact_1d: bool = False,
@@ -130,7 +130,7 @@ def two_phase(
     Args:
       axis: name, or names, of the mesh axes whose members are the workers.
       codec: what blocks are encoded by.
-      name: the exchange's name, for messages.
+      name: the exchange's name, for messages; None for that of the codec's class.
       error_dtype: dtype of the stored errors. bfloat16 halves their memory and
         loses what rounding drops.
       exact_below: leaves of fewer values are averaged exactly, all in one all-reduce.
@@ -150,7 +150,7 @@ def two_phase(
 
     Example:
       >>> from onebit_jax.exchanges.sign_mean import SignCodec
-      >>> exchange = two_phase('data', SignCodec(256), name='signs of 256')
+      >>> exchange = two_phase('data', SignCodec(256))
       >>> exchange.codec.words  # 256 / 32 of signs and one scale
       9
 
@@ -159,7 +159,7 @@ def two_phase(
     """
     check_codec(codec)
     return TwoPhase(
-        name=name,
+        name=name or type(codec).__name__,
         axes=as_tuple(axis),
         codec=codec,
         error_dtype=error_dtype,

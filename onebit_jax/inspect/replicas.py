@@ -12,12 +12,13 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from onebit_jax.workers.axes import as_tuple
 from onebit_jax.workers.specs import names_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from jaxtyping import PyTree, Shaped, UInt32
+
+    from onebit_jax.workers.axes import AxisNames
 
 _SEEDS = (0x243F6A88, 0x85A308D3)
 
@@ -25,7 +26,7 @@ _SEEDS = (0x243F6A88, 0x85A308D3)
 def replica_mismatches(
     tree: PyTree[Shaped[jax.Array, " ..."]],
     mesh: jax.sharding.Mesh,
-    axis: str | Sequence[str] | None = None,
+    axis: AxisNames | None = None,
 ) -> dict[str, list[int]]:
     """The arrays of a tree whose replicas differ, and the workers where they do.
 
@@ -56,9 +57,7 @@ def replica_mismatches(
       >>> replica_mismatches(params, mesh)
       {}
     """
-    axes = (
-        mesh.axis_names if axis is None else (axis,) if isinstance(axis, str) else axis
-    )
+    axes = as_tuple(mesh.axis_names if axis is None else axis)
     for name in axes:
         if name not in mesh.axis_names:
             raise ValueError(f"the mesh has axes {mesh.axis_names}, not {name!r}")
@@ -94,7 +93,7 @@ def replica_mismatches(
 def assert_replicas_identical(
     tree: PyTree[Shaped[jax.Array, " ..."]],
     mesh: jax.sharding.Mesh,
-    axis: str | Sequence[str] | None = None,
+    axis: AxisNames | None = None,
 ) -> None:
     """Raise unless all replicas of all arrays of a tree are bit-identical.
 

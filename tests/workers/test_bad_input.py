@@ -87,7 +87,7 @@ class Halves(onebit_jax.Codec):
     ],
 )
 def test_a_codec_that_gives_other_words_or_values(wrong, match):
-    onebit_jax.two_phase("data", Halves(), name="halves")
+    onebit_jax.two_phase("data", Halves())
     codec = type("Wrong", (Halves,), wrong)()
     with pytest.raises(ValueError, match=match):
         onebit_jax.two_phase("data", codec, name="wrong")
@@ -101,7 +101,7 @@ def test_a_codec_that_gives_other_words_or_values(wrong, match):
         (lambda: sign_mean(("data", "data")), "tuple of different names, got"),
         (lambda: sign_mean(None), "tuple of different names, got None"),
         (
-            lambda: onebit_jax.two_phase("data", 7, name="x"),
+            lambda: onebit_jax.two_phase("data", 7),
             "needs an onebit_jax.Codec, got 7",
         ),
         (lambda: adam(bound=0), "bound must be more than 0, or None for none, got 0"),
