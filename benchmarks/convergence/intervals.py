@@ -31,8 +31,9 @@ class Effect(NamedTuple):
     Attributes:
       factor: The option.
       level: Its value.
-      difference: Mean difference of the loss, in nats, over all settings of the other
-        factors and all seeds; negative where the level is better.
+      difference: Median difference of the loss, in nats, over all settings of the
+        other factors and all seeds; negative where the level is better. Runs that
+        diverge would decide a mean.
       better: Pairs in which it is better.
       pairs: All pairs.
     """
@@ -159,8 +160,8 @@ def effects(
             ]
             if differences:
                 better = sum(d < 0 for d in differences)
-                mean, count = float(np.mean(differences)), len(differences)
-                found.append(Effect(factor, level, mean, better, count))
+                median = float(np.median(differences))
+                found.append(Effect(factor, level, median, better, len(differences)))
     return found
 
 

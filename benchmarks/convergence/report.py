@@ -102,7 +102,8 @@ def _round(plan: Plan, each: Round, task: str, done: Mapping[Case, Run]) -> list
         ]
         for effect in found
     ]
-    heads = ["level", "beside", "mean difference (nats)", "pairs in which it is better"]
+    middle = "median difference (nats)"
+    heads = ["level", "beside", middle, "pairs in which it is better"]
     return [*parts, table(heads, rows)] if rows else parts
 
 
