@@ -2,8 +2,8 @@
 
     python -m benchmarks.network.paper
 
-prints the tables of `docs/plan.md`. What goes in: the sizes of BERT-Large, one link
-rate a network, and one GPU's computation, that of the single host's row. What is
+prints the tables of `docs/notes/planner.md`. What goes in: the sizes of BERT-Large, one
+link rate a network, and one GPU's computation, that of the single host's row. What is
 predicted: every other row. "Gbit/s it takes" is the rate of a host's link, or of a
 GPU's inside a host, at which the predicted bytes take the measured time.
 

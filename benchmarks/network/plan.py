@@ -1,6 +1,6 @@
 """The planner's model beside what `benchmarks.network` measured.
 
-    python -m benchmarks.network.plan docs/network.json --page docs/plan.md
+    python -m benchmarks.network.plan docs/network.json --page docs/notes/planner.md
 
 prints a Markdown table, and puts it between the marks of a page. It is given the
 link's rate, less the headers of its packets, and one measured number, a computation:

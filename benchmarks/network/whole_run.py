@@ -123,6 +123,32 @@ def text(found: Mapping[str, WholeRun]) -> str:
     return table(HEADS, rows)
 
 
+def read(
+    plan: Path, steps: Path, task: str
+) -> tuple[dict[str, list[Run]], list[Measurement]]:
+    """What `whole_runs` takes, of the last round of a study.
+
+    Args:
+      plan: The study.
+      steps: The JSON of its arms' steps.
+      task: The study's task.
+
+    Returns:
+      The task's runs by arm, and the steps.
+
+    Raises:
+      SystemExit: The steps are of several rates, or the study has no such task.
+    """
+    study, rows = read_plan(plan), read_results(steps).rows
+    if len({row.where for row in rows}) > 1:
+        raise SystemExit(f"{steps} must have steps of one rate and number of hosts.")
+    if task not in study.tasks:
+        known = ", ".join(study.tasks)
+        raise SystemExit(f"--task must be one of {known}, not {task!r}.")
+    done = Store(plan.with_suffix(".json"), study).runs
+    return runs_of(study, study.rounds[-1], task, done), rows
+
+
 def main(
     plan: Annotated[Path, tyro.conf.Positional],
     steps: Annotated[Path, tyro.conf.Positional],
@@ -137,14 +163,7 @@ def main(
       task: The study's task whose runs they are.
       page: The page whose marks the table goes between.
     """
-    study, rows = read_plan(plan), read_results(steps).rows
-    if len({row.where for row in rows}) > 1:
-        raise SystemExit(f"{steps} must have steps of one rate and number of hosts.")
-    if task not in study.tasks:
-        known = ", ".join(study.tasks)
-        raise SystemExit(f"--task must be one of {known}, not {task!r}.")
-    done = Store(plan.with_suffix(".json"), study).runs
-    lines = text(whole_runs(runs_of(study, study.rounds[-1], task, done), rows))
+    lines = text(whole_runs(*read(plan, steps, task)))
     print(lines)
     if page is not None:
         page.write_text(fill(page.read_text("utf-8"), MARK, lines), "utf-8")

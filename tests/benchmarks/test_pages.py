@@ -9,6 +9,7 @@ from benchmarks.bert.report import text as bert_text
 from benchmarks.bert.results import Compiled, PassTiming, ProductRate
 from benchmarks.bert.results import Results as BertResults
 from benchmarks.network import plan as network_plan
+from benchmarks.network import whole_run
 from benchmarks.network.report import MARK, read_results, tables
 from benchmarks.page import fill
 
@@ -26,19 +27,26 @@ def bert():
     return bert_text(BertResults(**(values | {"rows": rows, "peaks": peaks})))
 
 
+def whole_runs():
+    plan, steps = (DOCS / "studies" / name for name in ("long.toml", "long-steps.json"))
+    read = whole_run.read(plan, steps, "decoder, documentation")
+    return whole_run.text(whole_run.whole_runs(*read))
+
+
 @pytest.mark.parametrize(
     ("page", "mark", "text"),
     [
+        ("network.md", whole_run.MARK, whole_runs),
         ("network.md", MARK, lambda: tables(read_results(DOCS / "network.json"))),
         ("bert.md", "cpu", bert),
         ("bert.md", "h200", lambda: bert_text(Compiled(**stored("bert-h200.json")))),
         (
-            "plan.md",
+            "notes/planner.md",
             MARK,
             lambda: network_plan.text(network_plan.compare(stored("network.json"))),
         ),
     ],
-    ids=["network", "bert", "bert compiled", "plan"],
+    ids=["whole runs", "network", "bert", "bert compiled", "plan"],
 )
 def test_a_page_is_what_its_json_says(page, mark, text):
     published = (DOCS / page).read_text(encoding="utf-8")
