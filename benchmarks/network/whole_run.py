@@ -126,7 +126,7 @@ def text(found: Mapping[str, WholeRun]) -> str:
 def read(
     plan: Path, steps: Path, task: str
 ) -> tuple[dict[str, list[Run]], list[Measurement]]:
-    """What `whole_runs` takes, of the last round of a study.
+    """Runs of the last round of a study, and the steps of its arms.
 
     Args:
       plan: The study.

@@ -1,4 +1,4 @@
-"""What optimizers with a frozen variance ask of their parts."""
+"""Checks of the parts of optimizers with a frozen variance."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ from onebit_jax.optimizers.onebit_adam_state import (
     RefreshState,
     ScaleByOnebitAdamState,
 )
+from onebit_jax.workers.arithmetic import zero_after
 from onebit_jax.workers.axes import bound_workers
 from onebit_jax.workers.stages import run_stage
 
@@ -370,7 +371,7 @@ class _OnebitAdam:
                 gradients,
                 self.growth.freeze(growth, ~frozen),
                 decay=self.b2,
-                count=count,
+                count=count + zero_after(mu),
                 axes=self.exchange.axes,
             )
             followed += self.growth.period * growth.measured

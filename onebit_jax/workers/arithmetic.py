@@ -15,7 +15,7 @@ from onebit_jax.workers.axes import is_recorded
 
 if TYPE_CHECKING:
     from jax import Array
-    from jaxtyping import Float32
+    from jaxtyping import Float32, Int32
 
 
 def mean(x: Any, axes: tuple[str, ...]) -> Any:
@@ -40,6 +40,29 @@ def means(tree: Any, axes: tuple[str, ...]) -> Any:
         return jax.tree.map(lambda x: lax.pmean(whole(x), axes), tree)
     flat, unravel = ravel_pytree(tree)
     return unravel(lax.pmean(flat, axes)) if flat.size else tree
+
+
+def zero_after(tree: Any) -> Int32[Array, ""]:
+    """A zero that is not known before the leaves of a tree are.
+
+    What it is added to is ordered after them. XLA's CPU devices (jax 0.10 to 0.12) run
+    collectives that do not depend on each other in any order, and mistake one for
+    another over the same devices: the process ends.
+
+    Args:
+      tree: what collectives give, the same on all workers. Beside automatic mesh axes
+        it is not looked at, as single values of divided arrays need more collectives.
+
+    Returns:
+      0.
+    """
+    if AxisType.Auto in jax.sharding.get_abstract_mesh().axis_types:
+        return jnp.zeros([], jnp.int32)
+    firsts = [
+        x.reshape(-1)[0].astype(jnp.float32) for x in jax.tree.leaves(tree) if x.size
+    ]
+    # Also of infinities and NaN; and XLA does not see that it is a constant.
+    return jnp.fmin(jnp.abs(sum(firsts)), 0).astype(jnp.int32)
 
 
 def gather(x: Array, axes: tuple[str, ...], **options: Any) -> Array:

@@ -280,7 +280,9 @@ def test_a_schedule_of_injected_numbers_is_not_looked_at():
         return onebit_adam(rising, sign_mean("data"), freeze_at(50))
 
     tx = optax.inject_hyperparams(make)(peak=1e-3)
-    jax.eval_shape(lambda p: onebit_jax.init(tx, p, mesh_of(2)), jnp.zeros(3))
+    run = Workers(tx, jnp.zeros(3), mesh_of(2))
+    run.update(jnp.ones((2, 3)))
+    assert int(onebit_jax.metrics(run.state)["count"]) == 1
 
 
 def test_a_variance_of_adams_is_not_forgotten_by_the_first_refresh():

@@ -198,7 +198,7 @@ def test_a_learning_rate_that_begins_at_zero_keeps_the_momentum():
 
 
 def test_a_learning_rate_of_zero_keeps_the_errors():
-    """What it sends moves nothing, and is still to be sent."""
+    """Such a step moves nothing, so that its message is still to be sent."""
     rates = jnp.array([0.1, 0.1, 0.0, 0.1])
     exchange = sign_mean("data", exact_below=0)
     run = Workers(adam(lambda t: rates[t], exchange=exchange), jnp.zeros(5), mesh_of(2))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from virtual_workers import mesh_of
+from virtual_workers import mesh_of, mesh_over
 
 import onebit_jax
 from onebit_jax import data_parallel, freeze_at, onebit_adam, sign_mean, simulated
@@ -103,3 +103,27 @@ def test_a_batch_of_one_of_several_processes():
         with pytest.raises(ValueError, match=r"\['x'\] is this process's own, and 2 p"):
             step(params, state, {"x": batch})
     step(params, state, 1.0)
+
+
+def test_collectives_beside_each_other_are_not_mistaken_for_one_another():
+    """XLA ends the process where they do not wait for each other."""
+    mesh = mesh_over({"host": 2, "device": 4})
+    exchange = onebit_jax.hierarchical(sign_mean("host"), within="device")
+    params = {
+        "w1": jax.random.normal(jax.random.key(0), (64, 256)) / 8,
+        "b1": jnp.zeros((1, 256)),
+        "w2": jax.random.normal(jax.random.key(1), (256, 8)) / 16,
+        "b2": jnp.zeros((1, 8)),
+    }
+
+    def of_two_layers(p, x):
+        hidden = jnp.tanh(x @ p["w1"] + p["b1"])
+        return jnp.mean((hidden @ p["w2"] + p["b2"] - jnp.sin(x[:, :8])) ** 2)
+
+    run = data_parallel(of_two_layers, onebit_adam(3e-3, exchange, freeze_at(2)), mesh)
+    params, state = run.init(params)
+    for step in range(24):
+        batch = jax.random.normal(jax.random.key(step), (48, 64))
+        params, state, _ = jax.block_until_ready(run.step(params, state, batch))
+    assert int(onebit_jax.steps_by_stage(state)["compressed/measuring"]) == 3
+    onebit_jax.assert_replicas_identical(params, mesh)

@@ -84,7 +84,7 @@ class Task:
 
 
 def identity(model: Any, optimizer: str) -> dict[str, Any]:
-    """What a checkpoint must have been saved with, for `Task.model`.
+    """The identity of a model and its optimizer in checkpoints, for `Task.model`.
 
     Args:
       model: The dataclass of the model's sizes.
