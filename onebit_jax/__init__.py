@@ -26,16 +26,16 @@ from onebit_jax.optimizers.distributed_lion import (
     distributed_lion,
     scale_by_distributed_lion,
 )
-from onebit_jax.optimizers.floor import FloorAtMean
-from onebit_jax.optimizers.freeze import FreezeRule, freeze_at, freeze_when_stable
-from onebit_jax.optimizers.growth import GrowthByMeanSquares
-from onebit_jax.optimizers.intervals import IntervalRule, every, growing_intervals
 from onebit_jax.optimizers.onebit_adam import AS_PUBLISHED, scale_by_onebit_adam
 from onebit_jax.optimizers.onebit_adam_alias import onebit_adam, onebit_adamw
 from onebit_jax.optimizers.onebit_adam_state import ScaleByOnebitAdamState
 from onebit_jax.optimizers.onebit_lamb import LAMB_AS_PUBLISHED, scale_by_onebit_lamb
 from onebit_jax.optimizers.onebit_lamb_alias import onebit_lamb
 from onebit_jax.optimizers.onebit_lamb_state import ScaleByOnebitLambState
+from onebit_jax.optimizers.parts.floor import FloorAtMean
+from onebit_jax.optimizers.parts.freeze import FreezeRule, freeze_at, freeze_when_stable
+from onebit_jax.optimizers.parts.growth import GrowthByMeanSquares
+from onebit_jax.optimizers.parts.intervals import IntervalRule, every, growing_intervals
 from onebit_jax.optimizers.zero_one_adam_alias import AS_DEEPSPEED, zero_one_adam
 from onebit_jax.optimizers.zero_one_adam_state import ZeroOneAdamState
 from onebit_jax.step.checked import Step

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import optax
     from jax.typing import ArrayLike
 
-    from onebit_jax.optimizers.growth import GrowthState
+    from onebit_jax.optimizers.parts.growth import GrowthState
 
 
 class GrowthByExactMeanSquares(onebit_jax.GrowthByMeanSquares):

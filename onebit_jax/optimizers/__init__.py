@@ -1,1 +1,1 @@
-"""Optimizers, one file a paper, and the parts that papers share."""
+"""Optimizers, one file a paper; what papers share is in `parts`."""

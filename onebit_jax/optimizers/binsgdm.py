@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from onebit_jax.exchanges.exchange import Exchange
-from onebit_jax.optimizers.moments import as_float32
-from onebit_jax.optimizers.own_moments import as_own, own_moments, zero_moments
+from onebit_jax.optimizers.parts.moments import as_float32
+from onebit_jax.optimizers.parts.own_moments import as_own, own_moments, zero_moments
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,8 @@ import optax
 from jax import lax
 
 from onebit_jax.exchanges.exchange import Exchange
-from onebit_jax.optimizers.moments import as_float32
-from onebit_jax.optimizers.own_moments import as_own, own_moments, zero_moments
+from onebit_jax.optimizers.parts.moments import as_float32
+from onebit_jax.optimizers.parts.own_moments import as_own, own_moments, zero_moments
 from onebit_jax.workers.worker_local import worker_local_nodes
 
 if TYPE_CHECKING:

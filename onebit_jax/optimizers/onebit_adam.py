@@ -2,48 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
-import jax
-import jax.numpy as jnp
 import optax
-from jax import lax
 
-from onebit_jax.exchanges.exchange import Exchange, gradient_mean
-from onebit_jax.optimizers.bound import BOUND, cut, share_beyond
-from onebit_jax.optimizers.checks import check_parts
-from onebit_jax.optimizers.floor import FLOOR, FloorAtMean
-from onebit_jax.optimizers.freeze import FreezeRule
-from onebit_jax.optimizers.growth import GrowthByMeanSquares, GrowthState
-from onebit_jax.optimizers.intervals import IntervalRule
-from onebit_jax.optimizers.moments import (
-    as_float32,
-    divide_by_weight,
-    extrapolate,
-    weight,
-)
-from onebit_jax.optimizers.onebit_adam_state import (
-    RefreshState,
-    ScaleByOnebitAdamState,
-)
-from onebit_jax.workers.arithmetic import zero_after
-from onebit_jax.workers.axes import bound_workers
-from onebit_jax.workers.stages import run_stage
+from onebit_jax.exchanges.exchange import gradient_mean
+from onebit_jax.optimizers.onebit_adam_stages import OnebitAdam
+from onebit_jax.optimizers.parts.bound import BOUND
+from onebit_jax.optimizers.parts.checks import check_parts
+from onebit_jax.optimizers.parts.floor import FLOOR
+from onebit_jax.optimizers.parts.growth import GrowthByMeanSquares
+from onebit_jax.optimizers.parts.intervals import IntervalRule
+from onebit_jax.optimizers.parts.moments import as_float32
 
 if TYPE_CHECKING:
-    from jax import Array
     from jax.typing import ArrayLike
-    from jaxtyping import Int32
 
-Send = Literal["gradient", "momentum"]
+    from onebit_jax.exchanges.exchange import Exchange
+    from onebit_jax.optimizers.onebit_adam_stages import Send
+    from onebit_jax.optimizers.parts.floor import FloorAtMean
+    from onebit_jax.optimizers.parts.freeze import FreezeRule
 
 LEAD = 1.14
 """The steps of the smallest loss in docs/studies/decoder.md."""
 GROWTH = GrowthByMeanSquares()
-
-_BOUNDED_EVERY = 8
 
 
 class Parts(TypedDict):
@@ -182,7 +165,7 @@ def scale_by_onebit_adam(
         raise ValueError(
             f"lead must be a finite number of steps from 0 on, or None, got {lead}."
         )
-    adam = _OnebitAdam(
+    adam = OnebitAdam(
         exchange=exchange,
         warm=warm,
         freeze=freeze,
@@ -199,254 +182,3 @@ def scale_by_onebit_adam(
     )
     init: Any = adam.init
     return optax.GradientTransformationExtraArgs(init, adam.update)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _OnebitAdam:
-    exchange: Exchange
-    warm: Exchange
-    freeze: FreezeRule
-    b1: ArrayLike
-    b2: ArrayLike
-    eps: ArrayLike
-    bias_correction: bool
-    refresh: IntervalRule | None
-    send: Send
-    lead: ArrayLike | None
-    growth: GrowthByMeanSquares | None
-    floor: FloorAtMean | None
-    bound: ArrayLike | None
-
-    def init(self, params: optax.Params) -> ScaleByOnebitAdamState:
-        return ScaleByOnebitAdamState(
-            count=jnp.zeros([], jnp.int32),
-            mu=optax.tree.zeros_like(params, dtype=jnp.float32),
-            nu=optax.tree.zeros_like(params, dtype=jnp.float32),
-            frozen_at=jnp.zeros([], jnp.int32),
-            floored=jnp.zeros([], jnp.float32),
-            bounded=jnp.zeros([], jnp.float32),
-            freeze=self.freeze.init(),
-            refresh=self.refresh
-            and RefreshState(
-                self.refresh.init(), jnp.zeros([], jnp.int32), jnp.zeros([], jnp.int32)
-            ),
-            growth=self.growth and self.growth.init(params),
-            exchange=self.exchange.init(params),
-            warmup=self.warm.init(params),
-        )
-
-    def update(
-        self,
-        updates: optax.Updates,
-        state: Any,
-        params: optax.Params | None = None,
-        *,
-        stage: str | None = None,
-        **extra_args: object,
-    ) -> tuple[optax.Updates, Any]:
-        del params, extra_args
-        bound_workers(self.exchange.axes)
-        count = jnp.asarray(optax.safe_increment(state.count))
-        frozen = state.frozen_at > 0
-        index = frozen.astype(jnp.int32)
-        stages = {
-            "warmup": lambda: self.warmup(updates, state, count, stage == "warmup"),
-            "between": lambda: self.between(updates, state, count),
-            "compressed": lambda: self.compressed(updates, state, count),
-        }
-        if self.refresh is None or state.refresh is None:
-            del stages["between"]
-        else:
-            due, rule = self.refresh.update(state.refresh.rule, count)
-            state = state._replace(refresh=state.refresh._replace(rule=rule))
-            # Without a variance there is no step.
-            due |= state.refresh.times == 0
-            index = jnp.where(frozen, 2, jnp.where(due, 0, 1))
-        new_updates, state = run_stage(stages, index, stage)
-        return optax.tree.cast_like(new_updates, updates), state._replace(count=count)
-
-    def warmup(
-        self,
-        gradients: optax.Updates,
-        state: ScaleByOnebitAdamState,
-        count: Int32[Array, ""],
-        alone: bool,
-    ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
-        """Adam on the mean of the gradients, until the freeze rule fires."""
-        mean, exchanged = self.warm.update(gradients, state.warmup)
-        mean = optax.tree.cast(mean, jnp.float32)
-        mu = optax.tree.update_moment(mean, state.mu, self.b1, 1)
-        state = state._replace(mu=mu, warmup=exchanged)
-        if not alone:
-            return self.adam(mean, state, count)
-        # A program that has no other stage goes on after it with what is frozen.
-        return lax.cond(
-            state.frozen_at > 0,
-            lambda: self.frozen_adam(mean, state, count),
-            lambda: self.adam(mean, state, count),
-        )
-
-    def adam(
-        self,
-        mean: optax.Updates,
-        state: ScaleByOnebitAdamState,
-        count: Int32[Array, ""],
-    ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
-        """A step of Adam by the new momentum, and the freeze if the rule fires."""
-        decay, refresh = self.b2, state.refresh
-        if refresh is not None:
-            # The first one's state may come from Adam, which refreshed in every step.
-            last = jnp.where(refresh.times == 0, count - 1, refresh.last)
-            decay = self.b2 ** (count - last).astype(jnp.float32)
-            refresh = refresh._replace(times=refresh.times + 1, last=count)
-        nu = optax.tree.update_moment_per_elem_norm(mean, state.nu, decay, 2)
-        norm = self.corrected(optax.tree.sum(nu), self.b2, count)
-        fires, rule = self.freeze.update(
-            state.freeze, count, jnp.asarray(norm, jnp.float32)
-        )
-        now = fires & (not self.exchange.is_alone())
-        growth = state.growth
-        if self.growth is not None and growth is not None:
-            growth = self.growth.freeze(self.growth.from_variance(nu, growth), now)
-        raised, floored = nu, 0.0
-        if self.floor is not None:
-            raised, floored = self.floor.apply(nu)
-        # This step is still Adam's, and floor and bound are for those after it. But
-        # with steps between, signs have moved coordinates without a variance.
-        signs = refresh is not None
-        direction = self.corrected(state.mu, self.b1, count)
-        new_updates = self.ratio(direction, raised if signs else nu, count)
-        return cut(new_updates, self.bound if signs else None), state._replace(
-            nu=optax.tree.where(now, raised, nu),
-            frozen_at=jnp.where(now, count, 0),
-            floored=jnp.where(now, floored, state.floored),
-            freeze=rule,
-            refresh=refresh,
-            growth=growth,
-        )
-
-    def frozen_adam(
-        self,
-        mean: optax.Updates,
-        state: ScaleByOnebitAdamState,
-        count: Int32[Array, ""],
-    ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
-        """A step by the new, exact momentum, beside the frozen variance."""
-        growth = state.growth
-        if self.growth is not None and growth is not None:
-            growth = self.growth.follow_mean(mean, growth, self.b2)
-        nu = self.grown(state.nu, growth, count, state.frozen_at)
-        direction = self.corrected(state.mu, self.b1, count)
-        new_updates = cut(self.ratio(direction, nu, state.frozen_at), self.bound)
-        return new_updates, state._replace(growth=growth)
-
-    def between(
-        self,
-        gradients: optax.Updates,
-        state: ScaleByOnebitAdamState,
-        count: Int32[Array, ""],
-    ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
-        """The momentum by the exchange, beside the variance as last refreshed."""
-        mu, exchanged = self.agreed(gradients, state)
-        nu = state.nu if self.floor is None else self.floor.apply(state.nu)[0]
-        direction = self.led(mu, state.mu, count)
-        steps = jnp.maximum(state.refresh.last, 1) if state.refresh else count
-        new_updates = self.ratio(direction, nu, steps)
-        return cut(new_updates, self.bound), state._replace(mu=mu, exchange=exchanged)
-
-    def compressed(
-        self,
-        gradients: optax.Updates,
-        state: ScaleByOnebitAdamState,
-        count: Int32[Array, ""],
-    ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
-        """The momentum by the exchange, beside the frozen variance."""
-        frozen = state.frozen_at > 0
-        taken = state.count if state.refresh is None else state.refresh.last
-        frozen_at = jnp.where(frozen, state.frozen_at, jnp.maximum(taken, 1))
-        mu, exchanged = self.agreed(gradients, state)
-        growth, followed = state.growth, frozen_at
-        if self.growth is not None and growth is not None:
-            growth = self.growth.follow(
-                gradients,
-                self.growth.freeze(growth, ~frozen),
-                decay=self.b2,
-                count=count + zero_after(mu),
-                axes=self.exchange.axes,
-            )
-            followed += self.growth.period * growth.measured
-
-        def unbounded() -> optax.Updates:
-            direction = self.led(mu, state.mu, count)
-            nu = self.grown(state.nu, growth, followed, frozen_at)
-            return self.ratio(direction, nu, frozen_at)
-
-        # Of updates computed once more: kept for it, they would be written to memory.
-        bounded = lax.cond(
-            count % _BOUNDED_EVERY == 0,
-            lambda: share_beyond(unbounded(), self.bound),
-            lambda: state.bounded,
-        )
-        return cut(unbounded(), self.bound), state._replace(
-            mu=mu,
-            frozen_at=frozen_at,
-            bounded=bounded,
-            growth=growth,
-            exchange=exchanged,
-        )
-
-    def agreed(
-        self, gradients: optax.Updates, state: ScaleByOnebitAdamState
-    ) -> tuple[optax.Params, Any]:
-        """The new momentum by the exchange, and the exchange's new state."""
-        if self.send == "momentum":
-            return self.exchange.exchange_momentum(
-                gradients, state.mu, self.b1, state.exchange
-            )
-        gradients = optax.tree.cast(gradients, jnp.float32)
-        mean, exchanged = self.exchange.update(gradients, state.exchange)
-        return optax.tree.update_moment(mean, state.mu, self.b1, 1), exchanged
-
-    def corrected(
-        self, moment: optax.Params, decay: ArrayLike, steps: Int32[Array, ""]
-    ) -> optax.Params:
-        """A moment without its start from zero, if that is to be corrected."""
-        if not self.bias_correction:
-            return moment
-        return divide_by_weight(moment, decay, steps)
-
-    def led(
-        self, mu: optax.Params, last: optax.Params, count: Int32[Array, ""]
-    ) -> optax.Params:
-        """The corrected momentum, ahead by the lead."""
-        now = self.corrected(mu, self.b1, count)
-        if self.lead is None:
-            return now
-        # Corrected before they are compared: a rise from zero is no lag.
-        before = self.corrected(last, self.b1, jnp.maximum(count - 1, 1))
-        steps = jnp.where(count > 1, self.lead, 0.0)
-        return extrapolate(now, before, steps)
-
-    def ratio(
-        self, mu: optax.Params, nu: optax.Params, steps: Int32[Array, ""]
-    ) -> optax.Updates:
-        """A corrected momentum beside the root of a variance of so many steps."""
-        nu = self.corrected(nu, self.b2, steps)
-        return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + self.eps), mu, nu)
-
-    def grown(
-        self,
-        nu: optax.Params,
-        growth: GrowthState | None,
-        followed: Int32[Array, ""],
-        frozen_at: Int32[Array, ""],
-    ) -> optax.Params:
-        """Frozen variances with their growth, which has followed so many steps."""
-        if self.growth is None or growth is None:
-            return nu
-        return self.growth.grow(
-            nu,
-            growth,
-            weight_now=weight(self.b2, followed) if self.bias_correction else 1,
-            weight_frozen=weight(self.b2, frozen_at) if self.bias_correction else 1,
-        )

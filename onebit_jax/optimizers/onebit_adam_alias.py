@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import optax
 
-from onebit_jax.optimizers.bound import BOUND
-from onebit_jax.optimizers.floor import FLOOR
-from onebit_jax.optimizers.freeze import warn_if_rising
 from onebit_jax.optimizers.onebit_adam import (
     GROWTH,
     LEAD,
-    Send,
     scale_by_onebit_adam,
 )
+from onebit_jax.optimizers.parts.bound import BOUND
+from onebit_jax.optimizers.parts.floor import FLOOR
+from onebit_jax.optimizers.parts.freeze import warn_if_rising
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,10 +21,11 @@ if TYPE_CHECKING:
     from jax.typing import ArrayLike
 
     from onebit_jax.exchanges.exchange import Exchange
-    from onebit_jax.optimizers.floor import FloorAtMean
-    from onebit_jax.optimizers.freeze import FreezeRule
-    from onebit_jax.optimizers.growth import GrowthByMeanSquares
-    from onebit_jax.optimizers.intervals import IntervalRule
+    from onebit_jax.optimizers.onebit_adam_stages import Send
+    from onebit_jax.optimizers.parts.floor import FloorAtMean
+    from onebit_jax.optimizers.parts.freeze import FreezeRule
+    from onebit_jax.optimizers.parts.growth import GrowthByMeanSquares
+    from onebit_jax.optimizers.parts.intervals import IntervalRule
 
 
 def onebit_adam(

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax.numpy as jnp
 import optax
 
-from onebit_jax.optimizers.error_norms import error_norms
+from onebit_jax.optimizers.parts.error_norms import error_norms
 
 if TYPE_CHECKING:
     from jax import Array
     from jaxtyping import Float32, Int32
 
-    from onebit_jax.optimizers.growth import GrowthState
+    from onebit_jax.optimizers.parts.growth import GrowthState
 
 
 class RefreshState(NamedTuple):

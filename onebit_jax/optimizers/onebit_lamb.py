@@ -11,17 +11,17 @@ import optax
 from jax import lax
 
 from onebit_jax.exchanges.exchange import exact_mean
-from onebit_jax.optimizers.bound import BOUND, cut, share_beyond
-from onebit_jax.optimizers.checks import check_parts
-from onebit_jax.optimizers.floor import FLOOR, FloorAtMean
-from onebit_jax.optimizers.layers import (
+from onebit_jax.optimizers.onebit_lamb_state import ScaleByOnebitLambState
+from onebit_jax.optimizers.parts.bound import BOUND, cut, share_beyond
+from onebit_jax.optimizers.parts.checks import check_parts
+from onebit_jax.optimizers.parts.floor import FLOOR, FloorAtMean
+from onebit_jax.optimizers.parts.layers import (
     equal_magnitudes,
     exchange_scaled_momentum,
     times,
 )
-from onebit_jax.optimizers.moments import as_float32, divide_by_weight
-from onebit_jax.optimizers.onebit_lamb_state import ScaleByOnebitLambState
-from onebit_jax.optimizers.trust_ratio import next_factor, trust_ratio
+from onebit_jax.optimizers.parts.moments import as_float32, divide_by_weight
+from onebit_jax.optimizers.parts.trust_ratio import next_factor, trust_ratio
 from onebit_jax.workers.axes import bound_workers
 from onebit_jax.workers.stages import run_stage
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float32, Int32
 
     from onebit_jax.exchanges.exchange import Exchange
-    from onebit_jax.optimizers.freeze import FreezeRule
+    from onebit_jax.optimizers.parts.freeze import FreezeRule
 
 
 class LambParts(TypedDict):

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import optax
 
-from onebit_jax.optimizers.bound import BOUND
-from onebit_jax.optimizers.floor import FLOOR
-from onebit_jax.optimizers.freeze import warn_if_rising
 from onebit_jax.optimizers.onebit_lamb import scale_by_onebit_lamb
+from onebit_jax.optimizers.parts.bound import BOUND
+from onebit_jax.optimizers.parts.floor import FLOOR
+from onebit_jax.optimizers.parts.freeze import warn_if_rising
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from jax.typing import ArrayLike
 
     from onebit_jax.exchanges.exchange import Exchange
-    from onebit_jax.optimizers.floor import FloorAtMean
-    from onebit_jax.optimizers.freeze import FreezeRule
+    from onebit_jax.optimizers.parts.floor import FloorAtMean
+    from onebit_jax.optimizers.parts.freeze import FreezeRule
 
 
 def onebit_lamb(

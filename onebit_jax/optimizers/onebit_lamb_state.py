@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax.numpy as jnp
 import optax
 
-from onebit_jax.optimizers.error_norms import error_norms
-from onebit_jax.optimizers.layers import times
+from onebit_jax.optimizers.parts.error_norms import error_norms
+from onebit_jax.optimizers.parts.layers import times
 
 if TYPE_CHECKING:
     from jax import Array

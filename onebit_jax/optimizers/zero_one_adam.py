@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from onebit_jax.optimizers.bound import cut
-from onebit_jax.optimizers.moments import weight
-from onebit_jax.optimizers.own_moments import as_own, own_moments, zero_moments
+from onebit_jax.optimizers.parts.bound import cut
+from onebit_jax.optimizers.parts.moments import weight
+from onebit_jax.optimizers.parts.own_moments import as_own, own_moments, zero_moments
 from onebit_jax.optimizers.zero_one_adam_state import ZeroOneAdamState
 from onebit_jax.workers.axes import bound_workers, to_varying
 from onebit_jax.workers.stages import run_stage
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Int32
 
     from onebit_jax.exchanges.exchange import Exchange
-    from onebit_jax.optimizers.floor import FloorAtMean
-    from onebit_jax.optimizers.freeze import FreezeRule
-    from onebit_jax.optimizers.intervals import IntervalRule
+    from onebit_jax.optimizers.parts.floor import FloorAtMean
+    from onebit_jax.optimizers.parts.freeze import FreezeRule
+    from onebit_jax.optimizers.parts.intervals import IntervalRule
 
 _NAME = "0/1 Adam"
 

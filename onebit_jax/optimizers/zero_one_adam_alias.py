@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import optax
 
 from onebit_jax.exchanges.exchange import gradient_mean
-from onebit_jax.optimizers.bound import BOUND
-from onebit_jax.optimizers.checks import check_parts
-from onebit_jax.optimizers.floor import FLOOR
-from onebit_jax.optimizers.freeze import warn_if_rising
-from onebit_jax.optimizers.intervals import IntervalRule, growing_intervals
-from onebit_jax.optimizers.moments import as_float32
+from onebit_jax.optimizers.parts.bound import BOUND
+from onebit_jax.optimizers.parts.checks import check_parts
+from onebit_jax.optimizers.parts.floor import FLOOR
+from onebit_jax.optimizers.parts.freeze import warn_if_rising
+from onebit_jax.optimizers.parts.intervals import IntervalRule, growing_intervals
+from onebit_jax.optimizers.parts.moments import as_float32
 from onebit_jax.optimizers.zero_one_adam import BeforeFreeze, Decay, ZeroOneAdam
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from jax.typing import ArrayLike
 
     from onebit_jax.exchanges.exchange import Exchange
-    from onebit_jax.optimizers.floor import FloorAtMean
-    from onebit_jax.optimizers.freeze import FreezeRule
+    from onebit_jax.optimizers.parts.floor import FloorAtMean
+    from onebit_jax.optimizers.parts.freeze import FreezeRule
 
 REFRESH = growing_intervals(16)
 SYNC = growing_intervals(32768, longest=16)

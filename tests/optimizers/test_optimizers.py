@@ -27,7 +27,7 @@ from virtual_workers import Workers, mesh_of
 
 import onebit_jax
 from onebit_jax.inspect.collectives import is_of
-from onebit_jax.optimizers.moments import as_float32
+from onebit_jax.optimizers.parts.moments import as_float32
 
 WORKERS, FREEZE, STEPS, STEPS_OF_FORMULA = 4, 3, 8, LONGEST
 DTYPES = {k: jnp.bfloat16 if k == "matrix" else jnp.float32 for k in SHAPES}

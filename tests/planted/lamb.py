@@ -14,13 +14,13 @@ FUSED = "tests/exchanges/test_exchanges.py::test_dtypes_stay[deepspeed-fused-3]"
 
 BUGS = {
     "a layer's ratio has no limits": Bug(
-        "onebit_jax/optimizers/trust_ratio.py",
+        "onebit_jax/optimizers/parts/trust_ratio.py",
         "jnp.clip(ratio, *limits)",
         "ratio",
         NARROW,
     ),
     "a layer of zeros has a limit for a ratio": Bug(
-        "onebit_jax/optimizers/trust_ratio.py",
+        "onebit_jax/optimizers/parts/trust_ratio.py",
         "return jnp.where(both, jnp.clip(ratio, *limits), 1)",
         "return jnp.clip(jnp.where(both, ratio, 1), *limits)",
         ZEROS,
@@ -62,37 +62,37 @@ BUGS = {
         FORMULA,
     ),
     "a factor may change at once": Bug(
-        "onebit_jax/optimizers/trust_ratio.py",
+        "onebit_jax/optimizers/parts/trust_ratio.py",
         "return jnp.clip(factor, last * (1 - change), last * (1 + change))",
         "return factor",
         WILD,
     ),
     "a factor has no limits": Bug(
-        "onebit_jax/optimizers/trust_ratio.py",
+        "onebit_jax/optimizers/parts/trust_ratio.py",
         "jnp.clip(1 - share + share * largest, *limits)",
         "1 - share + share * largest",
         WILD,
     ),
     "the decayed weights have no share of a factor": Bug(
-        "onebit_jax/optimizers/trust_ratio.py",
+        "onebit_jax/optimizers/parts/trust_ratio.py",
         "share = jnp.where(some, jnp.minimum(share, 1), 1)",
         "share = jnp.ones_like(share)",
         FORMULA,
     ),
     "layers are exchanged as large as they are": Bug(
-        "onebit_jax/optimizers/layers.py",
+        "onebit_jax/optimizers/parts/layers.py",
         "known = magnitudes > _NEGLIGIBLE * mean",
         "known = magnitudes < 0",
         MAGNITUDE,
     ),
     "a layer without a momentum to speak of is enlarged": Bug(
-        "onebit_jax/optimizers/layers.py",
+        "onebit_jax/optimizers/parts/layers.py",
         "known = magnitudes > _NEGLIGIBLE * mean",
         "known = magnitudes > 0",
         MAGNITUDE,
     ),
     "momenta are not scaled back": Bug(
-        "onebit_jax/optimizers/layers.py",
+        "onebit_jax/optimizers/parts/layers.py",
         "return times(1 / factors, agreed), state",
         "return agreed, state",
         FORMULA,

@@ -103,14 +103,14 @@ BUGS = {
     ),
     "a ratio is the same of gradients that have stopped": Bug(
         f"{OPTIMIZERS}/binsgdm.py",
-        "least = as_float32(eps)",
-        "least = 1e-30",
+        "m / (b + least)",
+        "m / (b + 1e-30)",
         optimizer("where_gradients_have_stopped_binsgdm_soon_stays"),
     ),
     "Lion sends its new momentum": Bug(
         f"{OPTIMIZERS}/distributed_lion.py",
-        "sent = optax.tree.update_moment(gradients, mu, as_float32(b1), 1)",
-        "sent = optax.tree.update_moment(gradients, mu, as_float32(b2), 1)",
+        "sent = optax.tree.update_moment(gradients, mu, share, 1)",
+        "sent = optax.tree.update_moment(gradients, mu, decay, 1)",
         optimizer("is_its_formula[Distributed Lion, majority]"),
     ),
     "ties go up in every step": Bug(
@@ -126,19 +126,19 @@ BUGS = {
         optimizer("what_has_no_majority_does_not_drift[majority]"),
     ),
     "workers have each other's running means": Bug(
-        f"{OPTIMIZERS}/own_moments.py",
+        f"{OPTIMIZERS}/parts/own_moments.py",
         "lambda mean: mean[None], means)",
         "lambda mean: jax.lax.ppermute(mean, axes, [(0, 1), (1, 0)])[None], means)",
         optimizer("is_its_formula[BinSGDM]"),
     ),
     "averaged gradients become a worker's own": Bug(
-        f"{OPTIMIZERS}/own_moments.py",
+        f"{OPTIMIZERS}/parts/own_moments.py",
         "    check_local(gradients, axes, who)\n",
         "",
         optimizer("averaged_gradients_are_refused[BinSGDM]"),
     ),
     "running means of other leaves are taken": Bug(
-        f"{OPTIMIZERS}/own_moments.py",
+        f"{OPTIMIZERS}/parts/own_moments.py",
         "check_workers(fits, who, workers, axes)",
         "check_workers(True, who, workers, axes)",
         optimizer("a_state_of_other_leaves_is_refused[BinSGDM]"),

@@ -32,9 +32,17 @@ BUGS = {
     ),
     "the rates of a synchronisation are added to the next's": Bug(
         ADAM,
-        "            rates=jnp.zeros([], jnp.float32),\n            exchange=exchange,",
-        "            exchange=exchange,",
+        "            rates=jnp.zeros([], jnp.float32),\n            # What",
+        "            # What",
         OWN,
+    ),
+    "a rate of zero loses the errors": Bug(
+        ADAM,
+        "optax.tree.where(some, exchange, state.exchange)",
+        "exchange",
+        (
+            "tests/optimizers/test_zero_one_adam.py::test_a_learning_rate_of_zero_keeps_the_errors",
+        ),
     ),
     "a rate of zero divides": Bug(
         ADAM,
@@ -111,13 +119,13 @@ BUGS = {
         ),
     ),
     "an interval is doubled beyond int32": Bug(
-        "onebit_jax/optimizers/intervals.py",
+        "onebit_jax/optimizers/parts/intervals.py",
         "jnp.where(interval > limit // 2, limit, 2 * interval)",
         "jnp.minimum(2 * interval, limit)",
         (f"{RULES}intervals_do_not_overflow",),
     ),
     "an interval's steps are not counted": Bug(
-        "onebit_jax/optimizers/intervals.py",
+        "onebit_jax/optimizers/parts/intervals.py",
         'due if counting == "times" else jnp.bool(True)',
         "due",
         GROWING,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 
-from onebit_jax.optimizers.layers import norms, of_layers
+from onebit_jax.optimizers.parts.layers import norms, of_layers
 
 if TYPE_CHECKING:
     import optax

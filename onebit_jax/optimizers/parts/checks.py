@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from onebit_jax.exchanges.exchange import Exchange
-from onebit_jax.optimizers.floor import FloorAtMean
-from onebit_jax.optimizers.freeze import FreezeRule
+from onebit_jax.optimizers.parts.floor import FloorAtMean
+from onebit_jax.optimizers.parts.freeze import FreezeRule
 
 
 def check_parts(who: str, exchange: Any, freeze: Any, floor: Any, bound: Any) -> None:
