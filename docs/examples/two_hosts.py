@@ -6,7 +6,7 @@ starts two processes on one machine that stand for two hosts. The mesh says whic
 devices share a host: its first axis is that of the hosts, its second that of the
 devices in each. Inside a host, where the links are fast, gradients are averaged
 exactly; between hosts each device sends the signs of its quarter of the parameters. The
-last lines say what that saves, by the collectives that span both hosts.
+last lines say what that saves on the link between the hosts.
 """
 
 import jax
@@ -44,7 +44,12 @@ for _ in range(60):
 onebit_jax.assert_replicas_identical(params, mesh)
 if jax.process_index() == 0:
     print(f"{shape[0]} hosts of {shape[1]} devices, loss {loss:.4f}")
-    for stage, sent in onebit_jax.stage_costs(tx, params, mesh.shape).items():
-        between = [transfer for transfer in sent if "host" in transfer.axes]
-        number = onebit_jax.sent_bytes(between, mesh.shape)
-        print(f"{stage}: a device sends {number:,} bytes a step between hosts")
+    for stage, transfers in onebit_jax.stage_costs(tx, params, mesh.shape).items():
+        # A ring over all devices leaves each host once, from one of its devices;
+        # between hosts alone each device has a ring of its own.
+        rings = {("host", "device"): 1, ("host",): shape[1], ("device",): 0}
+        number = sum(
+            rings[transfer.axes] * onebit_jax.sent_bytes([transfer], mesh.shape)
+            for transfer in transfers
+        )
+        print(f"{stage}: a host sends {number:,} bytes a step to the other")

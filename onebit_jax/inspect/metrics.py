@@ -18,7 +18,8 @@ def metrics(state: Any) -> dict[str, Array]:
     r"""Measures of the optimizer, from its state.
 
     A node of the state that has a method `metrics` tells its own: a dictionary of
-    scalars.
+    scalars. Of several processes all must call it, not process 0 alone: norms of
+    worker-local state are sums over the workers.
 
     Args:
       state: an optimizer's state with global arrays, outside `shard_map`.

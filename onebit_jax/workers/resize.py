@@ -60,9 +60,9 @@ def resize(
     """
     if not _same_types(state, abstract_state(tx, params, old_mesh)):
         raise ValueError(
-            "the state is not one of this optimizer's on the old mesh: resize it with "
-            "the optimizer, its options, the parameters and the mesh that it was made "
-            "with."
+            "the state is not one of this optimizer's on the old mesh, "
+            f"{dict(old_mesh.shape)}: pass the mesh that it was made on, and its "
+            "optimizer with the same options, exchange and parameters."
         )
     target = abstract_state(tx, params, mesh)
 

@@ -203,7 +203,7 @@ def family_table(runs: list[WholeRun], parameters: int) -> str:
     adam = runs[0]
     rows = [
         ("whole run", "sent, GB", "", "fewer", "hours", "faster", "state, bytes"),
-        ("", "GPU", "host", "bytes", "", "", "a parameter"),
+        ("beside Adam fp32", "GPU", "host", "bytes", "", "", "a parameter"),
     ]
     for run in runs:
         sent, adams = (r.host_bytes or r.gpu_bytes for r in (run, adam))

@@ -258,7 +258,7 @@ def test_what_was_measured_replaces_what_is_predicted(capsys, tmp_path):
     [
         ("--rate 0", "--rate must be a positive number"),
         ("--rate 1 --hosts 0", "--hosts must be at least 1"),
-        ("--rate 1 --model huge", "--model must be one of tiny"),
+        ("--rate 1 --model 60M", "a number of parameters, such as 60e6"),
         ("--rate 1 --seq 1024", "--seq must be at most 512"),
         ("--rate 1 --latency-us -1", "--latency-us must not be negative"),
         ("--rate 1 --fsdp", "--fsdp chooses what is compiled; add --compile"),
