@@ -64,8 +64,8 @@ def model_of(config: PlanConfig) -> Model:
         parameters = 0
     if parameters < 1:
         raise InputError(
-            f"--model must be one of {', '.join(SIZES)} or a number of parameters, such "
-            f"as 60e6, not {config.model}."
+            f"--model must be one of {', '.join(SIZES)} or a number of parameters, "
+            f"such as 60e6, not {config.model}."
         )
     flops = dense_flops(parameters, config.seq) * (4 / 3 if config.remat else 1)
     leaf = jax.ShapeDtypeStruct((parameters,), jnp.float32)
