@@ -19,7 +19,7 @@ from onebit_jax.step.local_gradients import local_value_and_grad
 from onebit_jax.step.local_params import local_params
 from onebit_jax.workers.arithmetic import mean, zero_after
 from onebit_jax.workers.axes import AxisNames, as_tuple, varying_axes
-from onebit_jax.workers.placement import abstract_state, state_specs
+from onebit_jax.workers.placement import abstract_state, check_params, state_specs
 from onebit_jax.workers.placement import init as init_state
 from onebit_jax.workers.specs import is_spec, names_of
 from onebit_jax.workers.stages import steps_by_stage
@@ -86,6 +86,9 @@ def data_parallel(
         state is one of other parameters or of another number of workers, parameters or
         state were donated before, the stage comes before anything is learnt, the loss
         is averaged over the workers already, or an update passes through no exchange.
+      TypeError: from `init`, if a random key or running statistics of Flax NNX are
+        among the parameters; from `step`, if `loss_fn` returns a pair without
+        `has_aux`, no pair with it, or a random key beside the loss.
 
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax, optax
@@ -120,6 +123,7 @@ def checked(init: Callable[[Any], tuple[Any, Any]], step: Step) -> DataParallel:
     """The two functions, of which a new run's step looks at its stage anew."""
 
     def begun(params: Any) -> tuple[Any, Any]:
+        check_params(params)
         step.begin_anew()
         return init(params)
 
@@ -240,7 +244,7 @@ def local_step(
     params = optax.apply_updates(params, updates)
     # A program of one stage has the means in an all-reduce that it makes anyway.
     last = zero_after(updates) if stage is None else jnp.int32(0)
-    floats = jax.tree.map(_as_float, value)
+    floats = jax.tree.map_with_path(_as_float, value)
     means = jax.tree.map(lambda x: mean(x + last.astype(x.dtype), axes), floats)
     return params, state, *(means if has_aux else (means,))
 
@@ -294,9 +298,15 @@ def _check_agreed(updates: Any, state: Any, axes: tuple[str, ...]) -> None:
                 )
 
 
-def _as_float(x: Any) -> jax.Array:
+def _as_float(path: Any, x: Any) -> jax.Array:
     # The mean of integers is not an integer, and their sum may overflow.
     x = jnp.asarray(x)
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        raise TypeError(
+            f"the auxiliary value {jax.tree_util.keystr(path[1:]) or 'itself'} is a "
+            "random key, of which there is no mean over the workers: return no keys "
+            "beside the loss, and pass each step's own to run.step."
+        )
     return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)
 
 

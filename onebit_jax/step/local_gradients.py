@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,7 +46,8 @@ def local_value_and_grad(
     Raises:
       ValueError: when called where the axis is not bound, or if the loss is averaged
         over the workers already; only `shard_map(check_vma=True)` records this.
-      TypeError: when called with keywords alone.
+      TypeError: when called with keywords alone, or if `fun` returns a pair without
+        `has_aux`, or no pair with it.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -61,7 +63,14 @@ def local_value_and_grad(
       Array([3., 4.], dtype=float32)
     """
     axes = as_tuple(axis)
-    value_and_grad = jax.value_and_grad(fun, argnums, has_aux)
+
+    @functools.wraps(fun)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        result = fun(*args, **kwargs)
+        _check_aux(result, has_aux)
+        return result
+
+    value_and_grad = jax.value_and_grad(checked, argnums, has_aux)
     numbers = {argnums} if isinstance(argnums, int) else set(argnums)
 
     def wrapped(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -87,3 +96,18 @@ def local_value_and_grad(
         return result, gradients
 
     return wrapped
+
+
+def _check_aux(result: Any, has_aux: bool) -> None:
+    several = isinstance(result, tuple | list)
+    if several and not has_aux:
+        raise TypeError(
+            "the loss function returns more than the loss: pass has_aux=True, and "
+            "return a pair, (loss, aux), of the loss and a tree of auxiliary values."
+        )
+    if has_aux and not (several and len(result) == 2):
+        raise TypeError(
+            "has_aux=True was passed and the loss function returns no pair: return "
+            "(loss, aux), of the loss and a tree of auxiliary values, or leave "
+            "has_aux=True out."
+        )

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
@@ -18,6 +19,9 @@ _REPLACEMENTS = {
     optax.MultiStepsState: ("optax.MultiSteps", "onebit_jax.accumulate"),
     optax.ApplyIfFiniteState: ("optax.apply_if_finite", "onebit_jax.skip_nonfinite"),
 }
+
+_NOT_TRAINED = {"BatchStat", "RngState"}
+"""Classes of Flax NNX, by name, as this package does not import Flax."""
 
 
 def state_specs(state: Any) -> Any:
@@ -138,6 +142,8 @@ def init(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
 
     Raises:
       ValueError: if the mesh lacks a worker axis, or as `state_specs`.
+      TypeError: if a random key or running statistics of Flax NNX are among the
+        parameters.
 
     Warns:
       UserWarning: if one of Optax's adaptive optimizers follows an exchange of signs.
@@ -149,6 +155,7 @@ def init(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
       >>> state.worker_error.value
       Array([[0., 0., 0.]], dtype=float32)
     """
+    check_params(params)
     abstract = abstract_state(tx, params, mesh)
     warn_of_adaptive(abstract)
     axes = {axis for node in worker_local_nodes(abstract) for axis in node.axes}
@@ -171,6 +178,23 @@ def _over(axes: tuple[str, ...], spec: PartitionSpec) -> PartitionSpec:
     while kept and kept[-1] is None:
         kept.pop()
     return PartitionSpec(*kept)
+
+
+def check_params(params: Any) -> None:
+    """Refuses random keys, and what Flax NNX keeps beside parameters."""
+
+    def of_flax(node: Any) -> bool:
+        return any(kind.__name__ in _NOT_TRAINED for kind in type(node).__mro__)
+
+    for path, node in jax.tree.leaves_with_path(params, is_leaf=of_flax):
+        is_key = jnp.issubdtype(getattr(node, "dtype", float), jax.dtypes.prng_key)
+        if is_key or of_flax(node):
+            kind = "a random key" if is_key else f"Flax's {type(node).__name__}"
+            raise TypeError(
+                f"the parameters' leaf {jax.tree_util.keystr(path) or 'itself'} is "
+                f"{kind}, which must not be trained: leave it out, as nnx.split(model, "
+                "nnx.Param, ...) does, and pass it to run.step beside the batch."
+            )
 
 
 def check_wrappers(state: Any) -> None:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from virtual_workers import mesh_of, mesh_over
 
 import onebit_jax
@@ -18,14 +19,15 @@ def loss(params, x):
     return jnp.mean((x @ params["w"] - 1) ** 2)
 
 
-def runs_of(tx=None, **options):
+def runs_of(tx=None, loss_fn=loss, **options):
     tx = onebit_adam(0.1, sign_mean("data"), freeze_at(2)) if tx is None else tx
     return {
-        "devices": data_parallel(loss, tx, mesh_of(2), **options),
-        "simulated": simulated(loss, tx, 2, **options),
+        "devices": data_parallel(loss_fn, tx, mesh_of(2), **options),
+        "simulated": simulated(loss_fn, tx, 2, **options),
     }
 
 
+SGD = optax.chain(onebit_jax.exact_mean("data"), optax.sgd(0.1))
 each = pytest.mark.parametrize("how", ["devices", "simulated"])
 
 
@@ -85,14 +87,57 @@ def test_what_the_optimizer_asks_for_by_name(how):
 
 @each
 def test_auxiliary_values_come_fourth(how):
-    tx = optax.chain(onebit_jax.exact_mean("data"), optax.sgd(0.1))
-    make = {
-        "devices": lambda f: data_parallel(f, tx, mesh_of(2), has_aux=True),
-        "simulated": lambda f: simulated(f, tx, 2, has_aux=True),
-    }[how]
-    run = make(lambda p, x: (loss(p, x), {"norm": jnp.sum(p["w"])}))
+    def loss_fn(p, x):
+        return loss(p, x), {"norm": jnp.sum(p["w"])}
+
+    run = runs_of(SGD, loss_fn, has_aux=True)[how]
     _, _, value, aux = run.step(*run.init({"w": jnp.ones(3)}), BATCH)
     assert (float(value), float(aux["norm"])) == (4.0, 3.0)
+
+
+@each
+@pytest.mark.parametrize(
+    ("returned", "has_aux", "said"),
+    [
+        (lambda x: (x, x), False, r"more than the loss: pass has_aux=True"),
+        (lambda x: x, True, r"no pair: return \(loss, aux\).* or leave has_aux=True"),
+        (lambda x: (x, x, x), True, r"no pair: return \(loss, aux\)"),
+        (lambda x: (x, {"k": jax.random.key(0)}), True, r"\['k'\] is a random key"),
+    ],
+)
+def test_what_a_loss_must_not_return(how, returned, has_aux, said):
+    run = runs_of(SGD, lambda p, x: returned(loss(p, x)), has_aux=has_aux)[how]
+    with pytest.raises(TypeError, match=said):
+        run.step(*run.init({"w": jnp.ones(3)}), BATCH)
+
+
+@pytest.mark.parametrize("how", ["devices", "simulated", "a step of one's own"])
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: jax.random.key(0), r"\['m'\] is a random key, which"),
+        (lambda: nnx.Rngs(0), r"\['m'\].default.count is Flax's RngCount, which"),
+        (lambda: nnx.BatchNorm(3, rngs=nnx.Rngs(0)), r"\.mean is Flax's BatchStat"),
+        (
+            lambda: nnx.state(nnx.BatchNorm(3, rngs=nnx.Rngs(0))),
+            r"\['m'\]\['mean'\] is Flax's BatchStat, which must not be trained: leave",
+        ),
+    ],
+)
+def test_what_must_not_be_trained(how, make, said):
+    """By an optimizer that would train whatever it is given."""
+    inits = {name: run.init for name, run in runs_of(SGD).items()}
+    inits["a step of one's own"] = lambda p: onebit_jax.init(SGD, p, mesh_of(2))
+    with pytest.raises(TypeError, match=said):
+        inits[how]({"w": jnp.ones(3), "m": make()})
+
+
+@each
+def test_an_nnx_model_of_parameters_alone(how):
+    run = runs_of(SGD, lambda model, x: jnp.mean(model(x) ** 2))[how]
+    params, state = run.init(nnx.Linear(3, 2, rngs=nnx.Rngs(0)))
+    first = run.step(params, state, BATCH)
+    assert float(run.step(*first[:2], BATCH)[2]) < float(first[2])
 
 
 def test_a_batch_of_one_of_several_processes():
