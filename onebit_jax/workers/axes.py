@@ -79,7 +79,7 @@ def not_bound(axes: tuple[str, ...]) -> ValueError:
         f"worker axis {axes} is not bound (axes in context: {known}): check its "
         "spelling, call update inside jax.shard_map over that axis, as "
         "onebit_jax.data_parallel does, and make the state with "
-        "onebit_jax.init(tx, params, mesh)."
+        "onebit_jax.init(tx, params, mesh); nnx.Optimizer can do neither."
     )
 
 

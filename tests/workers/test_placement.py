@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from jax.sharding import PartitionSpec
 from virtual_workers import mesh_of
 
@@ -142,3 +143,14 @@ def test_a_saved_state_is_divided_over_the_devices_that_are_there():
     chex.assert_trees_all_equal_structs(
         saved, onebit_jax.abstract_state(tx, params, mesh)[0]
     )
+
+
+def test_nnx_optimizers_are_told_that_they_cannot_hold_an_exchange():
+    model = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+    said = r"inside jax.shard_map .* as onebit_jax.data_parallel .* nnx.Optimizer can"
+    with pytest.raises(ValueError, match=said):
+        nnx.Optimizer(model, sign_mean("data"), wrt=nnx.Param)
+    with jax.set_mesh(mesh_of(2)):
+        optimizer = nnx.Optimizer(model, sign_mean("data"), wrt=nnx.Param)
+        with pytest.raises(ValueError, match=said):
+            optimizer.update(model, nnx.state(model, nnx.Param))
