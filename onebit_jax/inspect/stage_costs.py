@@ -42,7 +42,9 @@ def stage_costs(
     They are found by tracing `update`, which takes seconds for a thousand leaves and
     compiles nothing; of the branches of a condition the one that sends most counts.
     All all-reduces of a stage over the same axes are one, as the
-    compiler puts them together. `onebit_jax.traffic` counts those of a compiled step.
+    compiler puts them together. The means that `data_parallel` takes, of the loss and
+    of auxiliary values, are no part of `update` and not counted: `onebit_jax.traffic`
+    counts all of a compiled step.
 
     Args:
       tx: an optimizer, wrappers such as `skip_nonfinite` included.
