@@ -6,6 +6,23 @@ import pytest
 from test_readme import ROOT, printed_by
 
 EXAMPLES = ROOT / "docs" / "examples"
+LOSSES = """
+import runpy, sys
+import jax
+example = runpy.run_path(sys.argv[1])
+for step in range(2):
+    losses = jax.vmap(
+        lambda _: example["loss_fn"](
+            example["params"],
+            example["batch_of"](0),
+            example["statistics"],
+            jax.random.key(step),
+        )[0],
+        axis_name="data",
+        axis_size=8,
+    )(jax.numpy.arange(8))
+    print(*losses)
+"""
 LAUNCHER = ["-m", "onebit_launch", "--processes", "2"]
 
 
@@ -36,11 +53,14 @@ def test_a_step_of_your_own():
     assert warmup > 20 * compressed
 
 
-def test_an_nnx_model_with_its_statistics():
-    *_, last = lines_of("nnx_batch_norm.py")
-    _, accuracy, mean = numbers_in(last)
+def test_an_nnx_model_with_its_statistics_and_random_numbers():
+    lines = lines_of("nnx_batch_norm.py", "-c", LOSSES)
+    _, accuracy, mean = last_numbers(lines, "loss")
     assert accuracy > 0.8, "a quarter by chance"
     assert mean > 0, "the statistics were learnt, too"
+    assert last_numbers(lines, "steps skipped") == [1], "by what is not a number"
+    losses = " ".join(lines[-2:]).split()
+    assert len(set(losses)) == 16, "of one batch, by eight workers in two steps"
 
 
 def test_an_equinox_model():
