@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import warnings
 from typing import Any
 
 import jax
@@ -146,7 +148,8 @@ def init(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
         parameters.
 
     Warns:
-      UserWarning: if one of Optax's adaptive optimizers follows an exchange of signs.
+      UserWarning: if one of Optax's adaptive optimizers follows an exchange of signs,
+        or this process was started as one of several and has not joined the others.
 
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax
@@ -158,6 +161,7 @@ def init(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
     check_params(params)
     abstract = abstract_state(tx, params, mesh)
     warn_of_adaptive(abstract)
+    _warn_of_separate_processes()
     axes = {axis for node in worker_local_nodes(abstract) for axis in node.axes}
     local_init = jax.shard_map(
         tx.init,
@@ -168,6 +172,18 @@ def init(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
     )
     shardings = jax.tree.map(lambda x: x.sharding, abstract)
     return jax.jit(local_init, out_shardings=shardings)(params)
+
+
+def _warn_of_separate_processes() -> None:
+    """Warns a process that knows of others, by a launcher, and has not joined them."""
+    started = os.environ.get("JAX_NUM_PROCESSES", "")
+    if started.isdecimal() and int(started) > jax.process_count() == 1:
+        warnings.warn(
+            f"this process is one of {started} (JAX_NUM_PROCESSES), each of which "
+            "trains a model of its own: call jax.distributed.initialize() before "
+            "anything looks at a device.",
+            stacklevel=3,
+        )
 
 
 def _over(axes: tuple[str, ...], spec: PartitionSpec) -> PartitionSpec:

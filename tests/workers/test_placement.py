@@ -145,6 +145,21 @@ def test_a_saved_state_is_divided_over_the_devices_that_are_there():
     )
 
 
+def test_who_has_not_joined_the_other_processes_is_told_how(monkeypatch):
+    def init():
+        return onebit_jax.init(sign_mean("data"), jnp.zeros(3), mesh_of(2))
+
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "4")
+    with pytest.warns(UserWarning, match=r"one of 4 .* call jax.distributed.initia"):
+        init()
+    with monkeypatch.context() as joined:
+        joined.setattr(jax, "process_count", lambda: 4)
+        init()
+    for alone in ("1", "", "four"):
+        monkeypatch.setenv("JAX_NUM_PROCESSES", alone)
+        init()
+
+
 def test_nnx_optimizers_are_told_that_they_cannot_hold_an_exchange():
     model = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
     said = r"inside jax.shard_map .* as onebit_jax.data_parallel .* nnx.Optimizer can"
