@@ -19,6 +19,8 @@ _LONGEST = 400
 """Characters that are kept of a last line."""
 _FRAME = "│ \t\r\n"
 """What stands around the words of a line, as in the boxes that tyro draws."""
+_FOOTER = "For simplicity, JAX has removed its internal frames"
+"""How JAX begins the note that it puts below the exceptions of many functions."""
 
 
 @contextlib.contextmanager
@@ -64,7 +66,8 @@ class Relay(threading.Thread):
       prefix: Text before each line.
 
     Attributes:
-      last_line: The last line with a letter, cut to a length that can be read.
+      last_line: The last line with a letter, cut to a length that can be read; not
+        JAX's note on a traceback.
     """
 
     def __init__(self, pipe: IO[bytes], sink: IO[bytes], prefix: str):
@@ -80,7 +83,7 @@ class Relay(threading.Thread):
         with io.TextIOWrapper(self._pipe, *code, newline="") as lines:
             for line in lines:
                 words = line[:_LONGEST].strip(_FRAME)
-                if any(map(str.isalpha, words)):
+                if any(map(str.isalpha, words)) and not words.startswith(_FOOTER):
                     self.last_line = words
                 # A bar that is drawn again and again is for those who watch.
                 if not line.endswith("\r") or self._sink.isatty():

@@ -122,6 +122,15 @@ def test_a_failure_ends_all_and_is_named(script):
     ]
 
 
+def test_an_exception_is_told_and_not_what_jax_says_below_it(script):
+    text = "import jax\njax.jit(lambda x: len(x))(1.0)"
+    status, said = run(command=script(text), processes=1)
+    assert status == 1
+    *_, note, reason = said.splitlines()
+    assert "JAX has removed its internal frames" in note
+    assert "failed first, with exit status 1: TypeError: len() of unsized" in reason
+
+
 def test_a_line_comes_whole_however_long_it_is(script):
     # The reads that it takes must not each look at all that came before.
     text = "sys.stdout.buffer.write(b'\\xff' + b'x' * 30_000_000 + b'|')"
