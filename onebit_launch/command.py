@@ -10,12 +10,14 @@ however that ends. It needs Python alone, and does not import JAX.
 from __future__ import annotations
 
 import argparse
+import re
+import shlex
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from onebit_launch.environment import environments, free_port
+from onebit_launch.environment import environments, free_port, why_taken
 from onebit_launch.errors import UsageError
 from onebit_launch.output import say
 from onebit_launch.processes import Failure, run_together
@@ -99,15 +101,32 @@ def make_parser(program: str) -> argparse.ArgumentParser:
     return parser
 
 
-def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The launcher's own arguments, and the command after `--`.
+def parse(
+    parser: argparse.ArgumentParser, arguments: Sequence[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """The values of the launcher's own flags, and the command after `--`.
+
+    Args:
+      parser: The parser of the flags.
+      arguments: All arguments.
+
+    Raises:
+      UsageError: There is something else before `--`, as where it is forgotten.
 
     Example:
-      >>> split(['--processes', '2', '--', 'train.py', '--', 'x'])
-      (['--processes', '2'], ['train.py', '--', 'x'])
+      >>> parser = make_parser('onebit-launch')
+      >>> flags, command = parse(parser, ['--processes', '2', '--', 'a.py', '--', 'x'])
+      >>> flags['processes'], command
+      (2, ['a.py', '--', 'x'])
     """
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    return list(arguments[:end]), list(arguments[end + 1 :])
+    flags, others = parser.parse_known_args(arguments[:end])
+    if others:
+        raise UsageError(
+            f"{others[0]} is no flag of the launcher; write the command and its flags "
+            f"after --, as in {parser.prog} --processes 2 -- train.py."
+        )
+    return vars(flags), list(arguments[end + 1 :])
 
 
 def check(flags: Launch, command: Sequence[str]) -> None:
@@ -131,16 +150,31 @@ def check(flags: Launch, command: Sequence[str]) -> None:
             "that is free there, the same on all hosts."
         )
     if flags.coordinator is not None:
-        name, _, port = flags.coordinator.rpartition(":")
-        if not (name and port.isdecimal() and 0 < int(port) < 1 << 16):
-            raise UsageError(
-                f"--coordinator {flags.coordinator} is not an address; give HOST:PORT, "
-                "the port from 1 to 65535."
-            )
+        _check_address(flags.coordinator, is_here=flags.host == 0)
     if not flags.grace >= 0:
         raise UsageError("--grace must not be negative.")
     if not command:
         raise UsageError("there is no command; give one after --, such as -- train.py.")
+    if re.fullmatch(r"python[\d.]*", Path(command[0]).name):
+        raise UsageError(
+            f"the launcher starts the Python that it runs in by itself; leave out "
+            f"{command[0]} and write -- {shlex.join(command[1:])}"
+        )
+
+
+def _check_address(coordinator: str, *, is_here: bool) -> None:
+    """Refuses a coordinator's address that is none, or that this host cannot give."""
+    name, _, port = coordinator.rpartition(":")
+    if not (name and port.isdecimal() and 0 < int(port) < 1 << 16):
+        raise UsageError(
+            f"--coordinator {coordinator} is not an address; give HOST:PORT, the port "
+            "from 1 to 65535."
+        )
+    if is_here and (reason := why_taken(int(port))):
+        raise UsageError(
+            f"the processes of --host 0 cannot listen on port {port} here ({reason}); "
+            "give each launcher a --host of its own, or another port in all of them."
+        )
 
 
 def run(
@@ -190,9 +224,9 @@ def main() -> None:
     The exit status is that of the process that failed first; 128 and the signal's
     number if it ended by one.
     """
-    own, command = split(sys.argv[1:])
-    flags = Launch(**vars(make_parser("onebit-launch").parse_args(own)))
     try:
+        given, command = parse(make_parser("onebit-launch"), sys.argv[1:])
+        flags = Launch(**given)
         check(flags, command)
         failure = run(flags, command)
     except UsageError as error:

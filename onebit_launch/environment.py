@@ -63,3 +63,18 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
+
+
+def why_taken(port: int) -> str | None:
+    """Why nothing more can listen on a port; None where something can.
+
+    To be asked before `jax.distributed.initialize()`, which shares a port with whoever
+    listens on it.
+    """
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("", port))
+        except OSError as error:
+            return error.strerror
+    return None

@@ -1,13 +1,14 @@
 """`onebit-launch`: processes that find each other, and what cannot be used."""
 
 import signal
+import socket
 import subprocess
 import sys
 
 import pytest
 from launching import ROOT
 
-from onebit_launch.command import Launch, check, make_parser, split
+from onebit_launch.command import Launch, check, make_parser, parse
 from onebit_launch.environment import environments, free_port
 from onebit_launch.errors import UsageError
 
@@ -98,9 +99,33 @@ def test_only_processes_of_other_hosts_reach_the_coordinator_from_outside():
         ("--processes 1 --coordinator h:0 -- x.py", "h:0 is not an address"),
         ("--processes 1 --grace nan -- x.py", "--grace must not be negative"),
         ("--processes 1", "there is no command; give one after --"),
+        (
+            "--processes 2 train.py --lr 3",
+            "^train.py is no flag of the launcher; write the command and its flags "
+            r"after --, as in onebit-launch --processes 2 -- train.py\.$",
+        ),
+        ("--processes 2 -m train.lm", "^-m is no flag of the launcher"),
+        ("--processes 2 --device 4 -- x.py", "^--device is no flag of the launcher"),
+        ("--processes 2 -- python x.py --a", "leave out python and write -- x.py --a$"),
+        ("--processes 2 -- /bin/python3.11 x.py", r"leave out /bin/python3\.11 and"),
     ],
 )
 def test_flags_that_cannot_be_used_are_refused(flags, message):
-    own, command = split(flags.split())
     with pytest.raises(UsageError, match=message):
-        check(Launch(**vars(make_parser("onebit-launch").parse_args(own))), command)
+        check_all(*flags.split())
+
+
+def check_all(*arguments):
+    given, command = parse(make_parser("onebit-launch"), arguments)
+    check(Launch(**given), command)
+
+
+def test_a_second_launcher_of_the_first_host_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as first:
+        port = first.getsockname()[1]
+        flags = ("--processes", "1", "--hosts", "2", "--coordinator", f"a:{port}")
+        message = rf"--host 0 cannot listen on port {port} here \(Address already in"
+        with pytest.raises(UsageError, match=message):
+            check_all(*flags, "--host", "0", "--", "x.py")
+        check_all(*flags, "--host", "1", "--", "x.py")
+    check_all(*flags, "--host", "0", "--", "x.py")

@@ -91,7 +91,6 @@ def run_folder_of(command: Sequence[str]) -> Path | None:
 
 def main() -> None:
     """Runs the command line; a mistake in it ends in one sentence."""
-    own, command = launcher.split(sys.argv[1:])
     parser = launcher.make_parser(MODULE)
     parser.add_argument(
         "--restarts",
@@ -100,9 +99,9 @@ def main() -> None:
         help="times to start all again after a failure, with --resume where the "
         "command's --out folder holds a run (default: %(default)s)",
     )
-    given = vars(parser.parse_args(own))
-    restarts = given.pop("restarts")
     try:
+        given, command = launcher.parse(parser, sys.argv[1:])
+        restarts = given.pop("restarts")
         raise SystemExit(launch(Launch(**given), restarts, command))
     except UsageError as error:
         raise SystemExit(f"error: {error}") from error

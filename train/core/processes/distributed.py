@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import socket
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from onebit_launch.environment import why_taken
 from train.core.errors import InputError
 from train.core.processes.watchdog import Watchdog
 
@@ -296,17 +296,12 @@ def _check(cluster: Cluster) -> None:
 
 
 def _check_port(coordinator: str) -> None:
-    # Where it is taken, JAX's own server ends the process without a word.
     port = int(coordinator.rpartition(":")[2])
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("", port))
-        except OSError as error:
-            raise InputError(
-                f"process 0 cannot listen on port {port} ({error.strerror}); give "
-                "another in --coordinator."
-            ) from error
+    if reason := why_taken(port):
+        raise InputError(
+            f"process 0 cannot listen on port {port} ({reason}); give another in "
+            "--coordinator."
+        )
 
 
 def _number(name: str) -> int | None:
