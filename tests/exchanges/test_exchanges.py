@@ -275,7 +275,7 @@ def test_another_number_of_workers_keeps_what_is_owed(name, mesh):
 def test_a_state_of_other_options_or_parameters_is_not_resized(name):
     case, (run, state) = CASES[name], program(name)
     other = params_of(SHAPES | {"long": (600,)})
-    with pytest.raises(ValueError, match="its options, the parameters"):
+    with pytest.raises(ValueError, match="options, exchange and parameters"):
         onebit_jax.resize(state, case.make(), other, run.mesh, run.mesh)
 
 

@@ -39,7 +39,7 @@ def test_resizing_with_another_exchange_is_refused(other):
     right = onebit_jax.sign_mean("host", block_size=64)
     mesh = mesh_over({"host": 4, "device": 2})
     state = onebit_jax.init(onebit_jax.hierarchical(right, "device"), params, mesh)
-    with pytest.raises(ValueError, match="its options, the parameters"):
+    with pytest.raises(ValueError, match="options, exchange and parameters"):
         onebit_jax.resize(
             state,
             onebit_jax.hierarchical(other, "device"),
