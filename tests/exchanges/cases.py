@@ -1,7 +1,4 @@
-"""The exchanges that the suite asks: a row each, and how to read their states.
-
-What depends on the form of an exchange's state stands here alone.
-"""
+"""The exchanges that the suite asks: a row each."""
 
 import dataclasses
 import functools
@@ -12,6 +9,19 @@ from typing import Any
 import dense
 import jax.numpy as jnp
 import numpy as np
+from exchanges.formulas import (
+    as_deepspeed,
+    by_counts,
+    by_levels,
+    by_random_votes,
+    by_signs,
+    by_votes,
+    paid_in_full,
+    rms_counts,
+    rms_signs,
+    votes_for_means,
+    votes_twice,
+)
 from jax.sharding import PartitionSpec as P
 
 from onebit_jax import (
@@ -147,54 +157,6 @@ class Case:
         )
 
 
-def by_signs(values, errors, server_error, blocks, kind="mean_abs"):
-    codec = functools.partial(dense.signs, kind=kind)
-    return dense.two_phases(values, errors, server_error, codec, blocks)
-
-
-def by_counts(values, errors, server_error, blocks, kind="mean_abs"):
-    return dense.counted(values, errors, server_error, kind, blocks)
-
-
-def paid_in_full(values, errors, server_error):
-    """One worker's own values plus all errors."""
-    paid = values + (errors + server_error)[:, : values.shape[1]]
-    return dense.exact_mean(paid, errors, server_error)
-
-
-def as_deepspeed(values, errors, server_error, blocks):
-    """One scale a leaf and one a server's share, of padding as well."""
-    size = values.shape[1]
-    if len(values) == 1:
-        return paid_in_full(values, errors, server_error)
-    values = np.pad(values, ((0, 0), (0, errors.shape[1] - size)))
-    codec = functools.partial(dense.signs, kind="rms")
-    place = np.arange(errors.shape[1])
-    served = place // (errors.shape[1] // len(values))
-    result = dense.two_phases(values, errors, server_error, codec, 0 * place, served)
-    return result._replace(
-        agreed=result.agreed[:size], undecided=result.undecided[:size]
-    )
-
-
-def by_votes(values, errors, server_error, blocks, back="majority"):
-    del blocks
-    votes = np.where(values >= 0, 1, -1).mean(axis=0)
-    if back == "majority":
-        votes = np.where(votes >= 0, 1.0, -1.0)
-    undecided = dense.near_zero(values, 1e-2).any(axis=0)
-    return dense.Result(votes, 0 * errors, 0 * server_error, undecided)
-
-
-def by_random_votes(values, errors, server_error, blocks, back="mean"):
-    """Chance decides values below 1, and answers that not all have voted for."""
-    result = by_votes(values, errors, server_error, blocks, "mean")
-    chance = np.abs(values).min(axis=0) < 1
-    if back == "vote":
-        chance |= np.abs(result.agreed) < 1
-    return result._replace(undecided=chance)
-
-
 VOTES = {
     "exact_below": 0,
     "spoils": "nothing",
@@ -203,41 +165,7 @@ VOTES = {
 }
 # The formula of what is left to chance stands in test_random_vote_mean.py.
 RANDOM_VOTES = VOTES | {"beyond": 100.0}
-votes_for_means = functools.partial(by_votes, back="mean")
-votes_twice = functools.partial(by_random_votes, back="vote")
-
-
-def steps_of(x, blocks, bits):
-    """For each value the step of its block; 1 for a block of zeros."""
-    largest = 2 ** (bits - 1) - 1
-    if bits == 2:
-        steps = 1.224 * dense.scales_of(x, blocks, "rms")
-    else:
-        steps = np.zeros(blocks.max(initial=0) + 1)
-        np.maximum.at(steps, blocks, np.abs(x) / largest)
-        steps = steps[blocks]
-    return np.where(steps > 0, steps, 1)
-
-
-def levels(x, blocks, bits):
-    largest, steps = 2 ** (bits - 1) - 1, steps_of(x, blocks, bits)
-    return steps * np.clip(np.round(x / steps), -largest, largest)
-
-
-def between_levels(x, size, blocks, bits):
-    del size
-    part = np.abs(x / steps_of(x, blocks, bits)) % 1
-    return np.abs(part - 0.5) < 1e-4
-
-
-def by_levels(values, errors, server_error, blocks, bits):
-    codec, near = (functools.partial(f, bits=bits) for f in (levels, between_levels))
-    return dense.two_phases(values, errors, server_error, codec, blocks, near=near)
-
-
 BITS_16 = {"scale": "rms", "error_dtype": "bfloat16"}
-rms_signs = functools.partial(by_signs, kind="rms")
-rms_counts = functools.partial(by_counts, kind="rms")
 signs = functools.partial(sign_mean, block_size=BLOCK, scale="mean_abs")
 counts = functools.partial(count_mean, block_size=BLOCK, scale="mean_abs")
 quantized = functools.partial(quantized_mean, block_size=BLOCK)
@@ -498,81 +426,3 @@ def first_of_each_kind():
 
 
 KINDS = first_of_each_kind()[::-1]
-
-
-def errors_of(case, state):
-    """For each leaf what workers, or hosts, owe, and what all servers together do.
-
-    (teams, size) and (size,) in float64; zeros where an exchange owes nothing.
-    Asserts that nothing is owed where there is no value.
-    """
-    sizes = {name: math.prod(shape) for name, shape in SHAPES.items()}
-    teams = math.prod(case.mesh[a] for a in case.axes if a not in case.inside)
-    none = {n: (np.zeros((teams, s)), np.zeros(s)) for n, s in sizes.items()}
-    if hasattr(state, "groups") and hasattr(state.groups[0], "worker_error"):
-        return errors_of_shards(case, state.groups)
-    if not hasattr(state, "worker_error"):
-        return none
-    worker, servers = state.worker_error.value, [state.server_error.value]
-    if case.fused:
-        ends = np.cumsum(list(sizes.values()))[:-1]
-        own = np.split(flat(worker), ends, axis=1)
-        owed = np.split(flat(servers[0]).reshape(-1), ends)
-        return dict(zip(SHAPES, zip(own, owed, strict=True), strict=True))
-    if isinstance(servers[0], dict):
-        return {n: (flat(worker[n]), flat(servers[0][n]).reshape(-1)) for n in SHAPES}
-    own = (
-        {n: flat(worker[n]) for n in SHAPES}
-        if isinstance(worker, dict)
-        else in_order(case, flat(worker), SHAPES)
-    )
-    owed = {n: np.zeros((1, s)) for n, s in sizes.items()}
-    if servers[0] is not None:
-        owed = in_order(case, flat(servers[0]).reshape(1, -1), SHAPES)
-    return {n: (own[n], owed[n].reshape(-1)) for n in SHAPES}
-
-
-def errors_of_shards(case, groups):
-    """The same of leaves that are sharded: a state for each set of axes."""
-    by_axes, result = {}, {}
-    for name in SHAPES:
-        by_axes.setdefault(tuple(a for a in SPECS[name] if a), []).append(name)
-    for names, state in zip(by_axes.values(), groups, strict=True):
-        served = {n: np.zeros((1, math.prod(SHAPES[n]))) for n in names}
-        if state.server_error.value is not None:
-            buffer = np.asarray(state.server_error.value, float)
-            shards = np.swapaxes(buffer, 0, 1)
-            served = in_order(case, shards.reshape(len(shards), -1), names)
-        for name, errors in zip(names, state.worker_error.value, strict=True):
-            worker = np.zeros((case.workers, math.prod(SHAPES[name])))
-            for number, places in enumerate(case.shards_of(name)):
-                worker[:, places] = flat(errors[:, number])
-            result[name] = worker, served[name].reshape(-1)
-    return result
-
-
-def flat(x):
-    x = np.asarray(x, float)
-    return x.reshape(x.shape[0], math.prod(x.shape[1:]))
-
-
-def in_order(case, rows, names):
-    """Leaves' values out of buffers of blocks: a row a team, or a shard."""
-    found, start = {}, 0
-    for name in names:
-        shards = case.shards_of(name)
-        size, by_shard = shards[0].size, len(shards) > 1
-        found[name] = np.zeros((1 if by_shard else len(rows), size * len(shards)))
-        if case.is_exact(name):
-            continue
-        part = rows[:, start : start + size]
-        if by_shard:
-            for places, row in zip(shards, part, strict=True):
-                found[name][0, places] = row
-        else:
-            found[name] = part
-        end = start + -(-size // BLOCK) * BLOCK
-        assert not rows[:, start + size : end].any(), "padding owes nothing"
-        start = end
-    assert not rows[:, start:].any(), "padding owes nothing"
-    return found

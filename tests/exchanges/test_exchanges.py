@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from exchanges.cases import CASES, DTYPES, KINDS, SHAPES, errors_of
+from exchanges.cases import CASES, DTYPES, KINDS, SHAPES
+from exchanges.errors import errors_of
 from virtual_workers import Workers, mesh_over
 
 import onebit_jax
