@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from onebit_jax.exchanges.exchange import Exchange
     from onebit_jax.optimizers.parts.floor import FloorAtMean
     from onebit_jax.optimizers.parts.freeze import FreezeRule
-    from onebit_jax.optimizers.parts.growth import GrowthByMeanSquares, GrowthState
+    from onebit_jax.optimizers.parts.growth import GrowthByMeanSquares
     from onebit_jax.optimizers.parts.intervals import IntervalRule
 
 Send = Literal["gradient", "momentum"]
@@ -61,6 +61,7 @@ class OnebitAdam:
             mu=optax.tree.zeros_like(params, dtype=jnp.float32),
             nu=optax.tree.zeros_like(params, dtype=jnp.float32),
             frozen_at=jnp.zeros([], jnp.int32),
+            late=jnp.zeros([], jnp.int32),
             floored=jnp.zeros([], jnp.float32),
             bounded=jnp.zeros([], jnp.float32),
             freeze=self.freeze.init(),
@@ -174,10 +175,10 @@ class OnebitAdam:
         growth = state.growth
         if self.growth is not None and growth is not None:
             growth = self.growth.follow_mean(mean, growth, self.b2)
-        nu = self.grown(state.nu, growth, count, state.frozen_at)
+        state = state._replace(late=state.late + 1, growth=growth)
         direction = self.corrected(state.mu, self.b1, count)
-        new_updates = cut(self.ratio(direction, nu, state.frozen_at), self.bound)
-        return new_updates, state._replace(growth=growth)
+        new_updates = self.ratio(direction, self.grown(state), state.frozen_at)
+        return cut(new_updates, self.bound), state
 
     def between(
         self,
@@ -204,7 +205,7 @@ class OnebitAdam:
         taken = state.count if state.refresh is None else state.refresh.last
         frozen_at = jnp.where(frozen, state.frozen_at, jnp.maximum(taken, 1))
         mu, exchanged = self.agreed(gradients, state)
-        growth, followed = state.growth, frozen_at
+        growth = state.growth
         if self.growth is not None and growth is not None:
             growth = self.growth.follow(
                 gradients,
@@ -213,12 +214,11 @@ class OnebitAdam:
                 count=count + zero_after(mu),
                 axes=self.exchange.axes,
             )
-            followed += self.growth.period * growth.measured
+        state = state._replace(frozen_at=frozen_at, growth=growth)
 
         def unbounded() -> optax.Updates:
             direction = self.led(mu, state.mu, count)
-            nu = self.grown(state.nu, growth, followed, frozen_at)
-            return self.ratio(direction, nu, frozen_at)
+            return self.ratio(direction, self.grown(state), frozen_at)
 
         # Of updates computed once more: kept for it, they would be written to memory.
         bounded = lax.cond(
@@ -227,11 +227,7 @@ class OnebitAdam:
             lambda: state.bounded,
         )
         return cut(unbounded(), self.bound), state._replace(
-            mu=mu,
-            frozen_at=frozen_at,
-            bounded=bounded,
-            growth=growth,
-            exchange=exchanged,
+            mu=mu, bounded=bounded, exchange=exchanged
         )
 
     def agreed(
@@ -273,19 +269,15 @@ class OnebitAdam:
         nu = self.corrected(nu, self.b2, steps)
         return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + self.eps), mu, nu)
 
-    def grown(
-        self,
-        nu: optax.Params,
-        growth: GrowthState | None,
-        followed: Int32[Array, ""],
-        frozen_at: Int32[Array, ""],
-    ) -> optax.Params:
-        """Frozen variances with their growth, which has followed so many steps."""
-        if self.growth is None or growth is None:
-            return nu
+    def grown(self, state: ScaleByOnebitAdamState) -> optax.Params:
+        """The frozen variances with their growth so far."""
+        if self.growth is None or state.growth is None:
+            return state.nu
+        measured = self.growth.period * state.growth.measured
+        now, frozen = (
+            weight(self.b2, steps) if self.bias_correction else 1
+            for steps in (state.frozen_at + state.late + measured, state.frozen_at)
+        )
         return self.growth.grow(
-            nu,
-            growth,
-            weight_now=weight(self.b2, followed) if self.bias_correction else 1,
-            weight_frozen=weight(self.b2, frozen_at) if self.bias_correction else 1,
+            state.nu, state.growth, weight_now=now, weight_frozen=frozen
         )

@@ -39,6 +39,7 @@ class ScaleByOnebitAdamState(NamedTuple):
       nu: variance, float32, without bias correction; frozen once `frozen_at` is set.
       frozen_at: number of steps taken when the variance was frozen; 0 as long as it
         is not.
+      late: number of steps of the stage 'warmup' taken after the freeze.
       floored: share of the frozen variances that the floor raised.
       bounded: share of updates that were cut to the bound in the last compressed step
         whose number is a multiple of 8.
@@ -54,6 +55,7 @@ class ScaleByOnebitAdamState(NamedTuple):
     mu: optax.Params
     nu: optax.Params
     frozen_at: Int32[Array, ""]
+    late: Int32[Array, ""]
     floored: Float32[Array, ""]
     bounded: Float32[Array, ""]
     freeze: Any
@@ -65,14 +67,14 @@ class ScaleByOnebitAdamState(NamedTuple):
     def steps_by_stage(self) -> dict[str, Array]:
         """Steps taken in each stage; see `onebit_jax.steps_by_stage`."""
         until = jnp.where(self.frozen_at > 0, self.frozen_at, self.count)
-        stages = {"warmup": until}
+        stages = {"warmup": until + self.late}
         if self.refresh is not None:
             times = self.refresh.times
-            stages = {"warmup": times, "between": until - times}
-        after = self.count - until
+            stages = {"warmup": times + self.late, "between": until - times}
+        after = self.count - until - self.late
         if self.growth is None:
             return {**stages, "compressed": after}
-        # Who looks after several steps takes the last of their stages for theirs.
+        # Order matters: the training log names the last stage that has new steps.
         measured = self.growth.measured
         return {
             **stages,

@@ -176,6 +176,21 @@ def test_what_is_agreed_of_low_precision_gradients_is_float32(send):
     assert updates.dtype == jnp.bfloat16
 
 
+def test_warm_up_steps_after_the_freeze_are_followed_and_counted():
+    """Of one value random sums say the square, so that all steps are of length 1."""
+    parts = {**onebit_jax.AS_PUBLISHED, "growth": onebit_jax.GrowthByMeanSquares()}
+    tx = onebit_adam(1.0, exact_mean("data"), freeze_at(20), **parts)
+    update = {stage: alone(tx, stage) for stage in ("warmup", "compressed")}
+    state, taken = tx.init(jnp.zeros([])), [("warmup", 120), ("compressed", 20)] * 2
+    for stage, steps in taken:
+        for _ in range(steps):
+            updates, state = update[stage](jnp.ones(2), state)
+            np.testing.assert_allclose(updates, -1, rtol=1e-4)
+    assert onebit_jax.steps_by_stage(state) == {
+        "warmup": 240, "compressed/measuring": 5, "compressed": 35
+    }  # fmt: skip
+
+
 def test_a_momentum_that_still_rises_from_zero_is_not_led():
     """Of constant gradients, compressed from the first step on."""
     parts = {**onebit_jax.AS_PUBLISHED, "lead": 2.0}

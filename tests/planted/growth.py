@@ -1,7 +1,7 @@
 """Planted bugs of the growth of a frozen variance."""
 
 from planted.bug import Bug
-from planted.optimizers import FORMULA, WRONG_STAGE
+from planted.optimizers import FORMULA, RULES, WRONG_STAGE
 
 GROWTH = "tests/optimizers/test_growth.py::test_"
 SUMS = (f"{GROWTH}random_sums_say_the_mean_squares_of_the_mean_in_the_mean",)
@@ -17,21 +17,27 @@ def after(scene):
 BUGS = {
     "the growth is not applied": Bug(
         "onebit_jax/optimizers/onebit_adam_stages.py",
-        "nu = self.grown(state.nu, growth, followed, frozen_at)",
-        "nu = state.nu",
+        "return self.ratio(direction, self.grown(state), frozen_at)",
+        "return self.ratio(direction, state.nu, frozen_at)",
         FORMULA,
     ),
     "the growth is corrected by the steps of the freeze": Bug(
         "onebit_jax/optimizers/onebit_adam_stages.py",
-        "weight_now=weight(self.b2, followed)",
-        "weight_now=weight(self.b2, frozen_at)",
+        "(state.frozen_at + state.late + measured, state.frozen_at)",
+        "(state.frozen_at, state.frozen_at)",
         FORMULA,
     ),
     "the growth is corrected by steps that it has not seen": Bug(
         "onebit_jax/optimizers/onebit_adam_stages.py",
-        "followed += self.growth.period * growth.measured",
-        "followed = count",
+        "measured = self.growth.period * state.growth.measured",
+        "measured = state.count + 1 - state.frozen_at - state.late",
         EVEN,
+    ),
+    "the growth is corrected without warm-up steps after the freeze": Bug(
+        "onebit_jax/optimizers/onebit_adam_stages.py",
+        "late=state.late + 1",
+        "late=state.late",
+        (f"{RULES}warm_up_steps_after_the_freeze_are_followed_and_counted",),
     ),
     "a measured step counts for itself alone": Bug(
         "onebit_jax/optimizers/parts/growth.py",

@@ -29,8 +29,8 @@ BUGS = {
     # 1-bit Adam.
     "the variance's correction goes on after the freeze": Bug(
         "onebit_jax/optimizers/onebit_adam_stages.py",
-        "self.ratio(direction, nu, frozen_at)",
-        "self.ratio(direction, nu, count)",
+        "self.ratio(direction, self.grown(state), frozen_at)",
+        "self.ratio(direction, self.grown(state), count)",
         PUBLISHED,
     ),
     "a refreshment counts for one step": Bug(
@@ -95,8 +95,8 @@ BUGS = {
     ),
     "the share at the bound is the warm-up's": Bug(
         "onebit_jax/optimizers/onebit_adam_stages.py",
-        "bounded=bounded,\n            growth=growth,\n            exchange",
-        "bounded=state.bounded,\n            growth=growth,\n            exchange",
+        "bounded=bounded,",
+        "bounded=state.bounded,",
         FORMULA,
     ),
     "updates are not bounded": Bug(
