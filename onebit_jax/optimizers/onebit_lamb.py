@@ -209,6 +209,7 @@ class _OnebitLamb:
             nu=optax.tree.zeros_like(params, dtype=jnp.float32),
             nu_fresh=optax.tree.zeros_like(params, dtype=jnp.float32),
             frozen_at=jnp.zeros([], jnp.int32),
+            late=jnp.zeros([], jnp.int32),
             ratio=jnp.zeros(layers, jnp.float32),
             ratio_weight=jnp.zeros(layers, jnp.float32),
             factor=jnp.ones(layers, jnp.float32),
@@ -260,9 +261,10 @@ class _OnebitLamb:
         if not alone:
             return self.lamb(mean, mu, state, params, count)
         # A program that has no other stage goes on after it with what is frozen.
+        late = state._replace(late=state.late + 1)
         return lax.cond(
             state.frozen_at > 0,
-            lambda: self.frozen_lamb(mu, state, params, count),
+            lambda: self.frozen_lamb(mu, late, params, count),
             lambda: self.lamb(mean, mu, state, params, count),
         )
 

@@ -28,6 +28,7 @@ class ScaleByOnebitLambState(NamedTuple):
         restored from momenta; zero before.
       frozen_at: number of warm-up steps taken when the variance was frozen; 0 as
         long as it is not.
+      late: number of steps of the stage 'warmup' taken after the freeze.
       ratio: (layers,) running mean, from zero, of each layer's ratio of norms in the
         warm-up.
       ratio_weight: (layers,) weight of all ratios so far in that mean.
@@ -46,6 +47,7 @@ class ScaleByOnebitLambState(NamedTuple):
     nu: optax.Params
     nu_fresh: optax.Params
     frozen_at: Int32[Array, ""]
+    late: Int32[Array, ""]
     ratio: Float32[Array, " layers"]
     ratio_weight: Float32[Array, " layers"]
     factor: Float32[Array, " layers"]
@@ -58,7 +60,8 @@ class ScaleByOnebitLambState(NamedTuple):
 
     def steps_by_stage(self) -> dict[str, Array]:
         """Steps taken in each stage; see `onebit_jax.steps_by_stage`."""
-        warmup = jnp.where(self.frozen_at > 0, self.frozen_at, self.count)
+        until = jnp.where(self.frozen_at > 0, self.frozen_at, self.count)
+        warmup = until + self.late
         return {"warmup": warmup, "compressed": self.count - warmup}
 
     def metrics(self) -> dict[str, Array]:

@@ -253,6 +253,7 @@ def test_a_static_stage_in_the_wrong_place_still_makes_sense():
         before, after = (getattr(each.state[0], kept) for each in (run, late))
         chex.assert_trees_all_equal(after, before)
     assert not np.array_equal(late.state[0].factor, run.state[0].factor)
+    assert onebit_jax.steps_by_stage(late.state) == {"warmup": 4, "compressed": 2}
     # A program of the compression that starts early: it freezes first.
     short = trained(tx, 2)
     early = Workers(tx, tree_of(0), mesh_of(WORKERS), stage="compressed")
