@@ -1,7 +1,8 @@
-"""A jitted step that looks at what it is given before it runs."""
+"""A jitted step that checks its arguments before it runs."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from onebit_jax.workers.stages import steps_by_stage
 
 
 class Step:
-    """A jitted training step that refuses what it would misread without a word.
+    """A jitted training step that checks its arguments before it runs.
 
     Args:
       step: from parameters, state, batch, further arguments and, by name, a static
@@ -22,13 +23,15 @@ class Step:
       processes: the number of processes whose devices it runs on.
 
     Attributes:
-      jitted: the step as `jax.jit` makes it, without the looks at its arguments.
+      jitted: the step as `jax.jit` makes it, without the checks.
     """
 
     def __init__(self, step: Callable[..., Any], processes: int = 1):
         self.jitted: Any = jax.jit(step, donate_argnums=(0, 1), static_argnames="stage")
         self._processes = processes
-        self._stages: set[str] = set()
+        # The first array of the last state returned, and the stages that it has begun.
+        self._last: Callable[[], Any] = lambda: None
+        self._begun: frozenset[str] = frozenset()
 
     def __call__(
         self, params: Any, state: Any, batch: Any, *args: Any, **options: Any
@@ -44,15 +47,19 @@ class Step:
         if self._processes > 1:
             _check_of_all(batch, self._processes)
         stage = options.get("stage")
-        if stage is not None and stage not in self._stages:
-            # Only where its program is new: the counters are waited for.
+        if stage is None:
+            return self.jitted(params, state, batch, *args, **options)
+        # To read a state's counters is to wait for the step that returns it: a state
+        # that went through a stage already is not read for it again.
+        first = _first_array(state)
+        is_last = first is not None and first is self._last()
+        begun = self._begun if is_last else frozenset()
+        if stage not in begun:
             _check_begun(state, stage)
-            self._stages.add(stage)
-        return self.jitted(params, state, batch, *args, **options)
-
-    def begin_anew(self) -> None:
-        """Looks at the next state of each stage again, as it is a new run's."""
-        self._stages.clear()
+        result = self.jitted(params, state, batch, *args, **options)
+        self._last = weakref.ref(_first_array(result[1]))
+        self._begun = begun | {stage}
+        return result
 
     def lower(self, *args: Any, **options: Any) -> Any:
         """As of a function that `jax.jit` returns."""
@@ -65,6 +72,11 @@ class Step:
 
 def _is_concrete(x: Any) -> bool:
     return isinstance(x, jax.Array) and not isinstance(x, Tracer)
+
+
+def _first_array(state: Any) -> Any:
+    arrays = (x for x in jax.tree.leaves(state) if isinstance(x, jax.Array))
+    return next(arrays, None)
 
 
 def _check_there(given: Any) -> None:

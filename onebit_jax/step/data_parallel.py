@@ -116,18 +116,7 @@ def data_parallel(
         )
     run = _Run(loss_fn, optax.with_extra_args_support(tx), mesh, axes, specs, has_aux)
     processes = len({device.process_index for device in mesh.devices.flat})
-    return checked(run.init, Step(run.step, processes))
-
-
-def checked(init: Callable[[Any], tuple[Any, Any]], step: Step) -> DataParallel:
-    """The two functions, of which a new run's step looks at its stage anew."""
-
-    def begun(params: Any) -> tuple[Any, Any]:
-        check_params(params)
-        step.begin_anew()
-        return init(params)
-
-    return DataParallel(begun, step)
+    return DataParallel(run.init, Step(run.step, processes))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +130,7 @@ class _Run:
 
     def init(self, params: Any) -> tuple[Any, Any]:
         """Copies of parameters, and the optimizer's state, on the mesh."""
+        check_params(params)
         params = jax.tree.map(_copy, params, self.placed(params))
         state = init_state(self.tx, params, self.mesh)
         _check_axes(state, self.axes)

@@ -15,11 +15,10 @@ from onebit_jax.step.data_parallel import (
     check_batch,
     check_made_for,
     check_stage,
-    checked,
     local_step,
 )
 from onebit_jax.workers.adaptive import warn_of_adaptive
-from onebit_jax.workers.placement import check_wrappers
+from onebit_jax.workers.placement import check_params, check_wrappers
 from onebit_jax.workers.worker_local import is_worker_local
 
 if TYPE_CHECKING:
@@ -68,6 +67,7 @@ def simulated(
     over_workers = functools.partial(jax.vmap, axis_name=axis, axis_size=workers)
 
     def init(params: Any) -> tuple[Any, Any]:
+        check_params(params)
         params = jax.tree.map(jnp.array, params)
         make = functools.partial(over_workers, tx.init, in_axes=None)
         shapes = jax.eval_shape(make(out_axes=0), params)
@@ -99,7 +99,7 @@ def simulated(
         )(params, state, extra, batch, *args)
         return params, _merged(state), *rest
 
-    return checked(init, Step(step))
+    return DataParallel(init, Step(step))
 
 
 def _local_axes(state: Any) -> Any:

@@ -67,9 +67,33 @@ def test_a_stage_that_needs_what_nothing_has_learnt(how):
     for stage in ("warmup", "compressed"):
         params, state, _ = run.step(params, state, BATCH, stage=stage)
     assert int(onebit_jax.metrics(state)["frozen_at"]) == 1
-    params, state = run.init({"w": jnp.zeros(3)})  # by a step that knows its stages
+    # A step that has run both stages is given a state that is new, made elsewhere.
+    params, state = runs_of()[how].init({"w": jnp.zeros(3)})
     with pytest.raises(ValueError, match="begin with stage='warmup', or leave"):
         run.step(params, state, BATCH, stage="compressed")
+
+
+def test_a_stage_after_a_skipped_step():
+    tx = onebit_adam(0.1, sign_mean("data"), freeze_at(2))
+    run = runs_of(onebit_jax.skip_nonfinite(tx, "data"))["simulated"]
+    params, state = run.init({"w": jnp.zeros(3)})
+    params, state, _ = run.step(params, state, jnp.nan * BATCH, stage="warmup")
+    with pytest.raises(ValueError, match="begin with stage='warmup', or leave"):
+        run.step(params, state, BATCH, stage="compressed")
+
+
+def test_a_state_is_waited_for_once_a_stage(monkeypatch):
+    """Its counters are read where a stage begins, not in every step."""
+    looks = []
+    monkeypatch.setattr(
+        "onebit_jax.step.checked.steps_by_stage",
+        lambda state: looks.append(state) or onebit_jax.steps_by_stage(state),
+    )
+    run = runs_of()["simulated"]
+    params, state = run.init({"w": jnp.zeros(3)})
+    for stage in ("warmup", "warmup", *["compressed"] * 3, "warmup", "compressed"):
+        params, state, _ = run.step(params, state, BATCH, stage=stage)
+    assert len(looks) == 2
 
 
 @each
