@@ -70,6 +70,7 @@ def scale_by_binsgdm(
 
     Raises:
       TypeError: if `exchange` is not an exchange.
+      ValueError: if `eps` is not more than 0.
 
     Example:
       >>> import onebit_jax, optax
@@ -86,6 +87,8 @@ def scale_by_binsgdm(
             "BinSGDM needs an exchange, such as random_vote_mean('data'), got "
             f"{exchange!r}."
         )
+    if isinstance(eps, (int, float)) and not eps > 0:
+        raise ValueError(f"eps must be more than 0, such as 1e-8, got {eps}.")
     axes = exchange.axes
     beta, least = as_float32(decay), as_float32(eps)
 
@@ -155,6 +158,7 @@ def binsgdm(
 
     Raises:
       TypeError: if `exchange` is not an exchange.
+      ValueError: if `eps` is not more than 0.
 
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax, optax

@@ -262,3 +262,9 @@ def test_distributed_lion_refuses_an_exchange_with_errors(exchange):
     tx = distributed_lion(0.1, exchange)
     with pytest.raises(TypeError, match="an exchange without errors"):
         onebit_jax.init(tx, jnp.zeros(100), mesh_of(2))
+
+
+@pytest.mark.parametrize("eps", [0, -1e-8, np.nan])
+def test_binsgdm_refuses_to_divide_zeros_by_zeros(eps):
+    with pytest.raises(ValueError, match="eps must be more than 0"):
+        onebit_jax.binsgdm(0.1, onebit_jax.random_vote_mean("data"), eps=eps)
