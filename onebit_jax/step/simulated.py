@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from onebit_jax.step.checked import Step
 from onebit_jax.step.data_parallel import (
@@ -18,7 +19,7 @@ from onebit_jax.step.data_parallel import (
     local_step,
 )
 from onebit_jax.workers.adaptive import warn_of_adaptive
-from onebit_jax.workers.placement import check_params, check_wrappers
+from onebit_jax.workers.placement import check_params, check_wrappers, state_specs
 from onebit_jax.workers.worker_local import is_worker_local
 
 if TYPE_CHECKING:
@@ -66,15 +67,18 @@ def simulated(
     transformation = optax.with_extra_args_support(tx)
     over_workers = functools.partial(jax.vmap, axis_name=axis, axis_size=workers)
 
+    def state_of(params: Any) -> Any:
+        make = functools.partial(over_workers, tx.init, in_axes=None)
+        shapes = jax.eval_shape(make(out_axes=0), params)
+        return _merged(jax.jit(make(out_axes=_local_axes(shapes)))(params))
+
     def init(params: Any) -> tuple[Any, Any]:
         check_params(params)
         params = jax.tree.map(jnp.array, params)
-        make = functools.partial(over_workers, tx.init, in_axes=None)
-        shapes = jax.eval_shape(make(out_axes=0), params)
+        shapes = jax.eval_shape(state_of, params)
         check_wrappers(shapes)
         warn_of_adaptive(shapes)
-        state = jax.jit(make(out_axes=_local_axes(shapes)))(params)
-        return params, _merged(state)
+        return params, state_of(params)
 
     def step(
         params: Any,
@@ -85,21 +89,44 @@ def simulated(
         **extra: Any,
     ) -> tuple[Any, ...]:
         check_batch(batch, workers, (axis,))
-        check_made_for(state, jax.eval_shape(init, params)[1])
+        check_made_for(state, jax.eval_shape(state_of, params))
         check_stage(state, stage)
-        state, batch = _split(state, workers), _divided(batch, workers)
-        axes = _local_axes(state)
         one = functools.partial(
             local_step, loss_fn, transformation, (axis,), has_aux, stage
         )
-        params, state, *rest = over_workers(
+        parts = _split(state, workers), extra, _divided(batch, workers)
+        axes = _local_axes(state)
+        over = over_workers(
             one,
             in_axes=(None, axes, None, 0, *(None for _ in args)),
             out_axes=(None, axes, None, *[None] * has_aux),
-        )(params, state, extra, batch, *args)
+        )
+        try:
+            params, state, *rest = over(params, *parts, *args)
+        except ValueError:
+            _explain(one, workers, axis, params, state, extra, batch, *args)
+            raise
         return params, _merged(state), *rest
 
     return DataParallel(init, Step(step))
+
+
+def _explain(step: Callable[..., Any], workers: int, axis: str, *given: Any) -> None:
+    """Raises the error of `data_parallel`, if it has one for the same step.
+
+    `jax.vmap` does not say which value differs from worker to worker. Types on a mesh
+    do, and tracing needs none of its devices.
+    """
+    _, state, _, _, *args = given
+    everywhere, specs = PartitionSpec(), state_specs(state)
+    own = PartitionSpec(axis)
+    on_mesh = jax.shard_map(
+        lambda *given: step(*given)[1],
+        mesh=AbstractMesh((workers,), (axis,), axis_types=(AxisType.Auto,)),
+        in_specs=(everywhere, specs, everywhere, own, *(everywhere for _ in args)),
+        out_specs=specs,
+    )
+    jax.eval_shape(on_mesh, *given)
 
 
 def _local_axes(state: Any) -> Any:

@@ -105,6 +105,22 @@ def test_what_a_mesh_would_refuse_or_warn_of_is_refused_and_warned_of():
         onebit_jax.simulated(loss_fn, tx, 2).init(PARAMS)
 
 
+def test_an_update_that_no_exchange_has_agreed_on():
+    run = onebit_jax.simulated(lambda p, x: jnp.mean(x @ p["w"]), optax.sgd(0.1), 2)
+    params, state = run.init({"w": jnp.ones(4)})
+    with pytest.raises(ValueError, match=r"\['w'\] differs from worker .*exact_mean"):
+        run.step(params, state, jnp.ones((2, 4)))
+
+
+def test_a_step_does_not_repeat_the_warning_of_init():
+    tx = optax.chain(onebit_jax.sign_mean("data"), optax.adam(0.1))
+    run = onebit_jax.simulated(lambda p, x: jnp.mean(x @ p["w"]), tx, 2)
+    with pytest.warns(UserWarning, match="adaptive optimizer follows"):
+        params, state = run.init({"w": jnp.ones(4)})
+    with jax.numpy_dtype_promotion("standard"):
+        run.step(params, state, jnp.ones((2, 4)))
+
+
 def test_simulated_workers_may_have_empty_leaves():
     tx = onebit_jax.distributed_lion(
         0.1, onebit_jax.vote_mean("data"), weight_decay=0.0
