@@ -157,13 +157,13 @@ class ZeroOneAdam:
         self, gradients: optax.Updates, state: ZeroOneAdamState, params: Any
     ) -> tuple[optax.Updates, ZeroOneAdamState]:
         """The variance and the momentum with the mean of the gradients."""
-        return self.agreed_step(*self.refreshed(gradients, state), params)
+        return self.agreed_step(*self.refresh_variance(gradients, state), params)
 
     def refresh_and_synchronise(
         self, gradients: optax.Updates, state: ZeroOneAdamState, params: Any
     ) -> tuple[optax.Updates, ZeroOneAdamState]:
         """The variance with the mean of the gradients, the momentum by its exchange."""
-        _, state = self.refreshed(gradients, state)
+        _, state = self.refresh_variance(gradients, state)
         return self.synchronise(gradients, state, params)
 
     def exchange_gradients(
@@ -177,14 +177,14 @@ class ZeroOneAdam:
         self, gradients: optax.Updates, state: ZeroOneAdamState, params: Any
     ) -> tuple[optax.Updates, ZeroOneAdamState]:
         """A step of each worker's own, which the agreed parameters do not take."""
-        state = self.moved(gradients, state, params)
+        state = self.step_own(gradients, state, params)
         return optax.tree.zeros_like(state.nu), state
 
     def synchronise(
         self, gradients: optax.Updates, state: ZeroOneAdamState, params: Any
     ) -> tuple[optax.Updates, ZeroOneAdamState]:
         """A step of each worker's own, and all since the last agreed on."""
-        state = self.moved(gradients, state, params)
+        state = self.step_own(gradients, state, params)
         roots = self.roots(state)
         sums = jax.tree.map(lambda d, root: d[0] * root, state.moved.value, roots)
         agreed, exchange = self.exchange.update(sums, state.exchange)
@@ -192,7 +192,7 @@ class ZeroOneAdam:
         # alone there is none.
         some = state.rates > 0
         mu = _scaled(-1 / jnp.where(some, state.rates, 1), agreed)
-        return _scaled(-state.rates, self.steps(mu, roots)), state._replace(
+        return _scaled(-state.rates, self.direction(mu, roots)), state._replace(
             own_mu=optax.tree.where(some, self.own(mu), state.own_mu),
             moved=self.own(optax.tree.zeros_like(mu)),
             rates=jnp.zeros([], jnp.float32),
@@ -200,7 +200,7 @@ class ZeroOneAdam:
             exchange=optax.tree.where(some, exchange, state.exchange),
         )
 
-    def moved(
+    def step_own(
         self, gradients: optax.Updates, state: ZeroOneAdamState, params: Any
     ) -> ZeroOneAdamState:
         """The state after a step of each worker's own."""
@@ -209,11 +209,12 @@ class ZeroOneAdam:
             for node in (state.own_mu, state.moved)
         )
         mu = optax.tree.update_moment(gradients, before, self.b1, 1)
-        steps = self.steps(mu, self.roots(state))
+        direction = self.direction(mu, self.roots(state))
         if self.decay == "accumulated":
-            steps, state = self.decayed(steps, state, state.local_params(params))
+            own_params = state.local_params(params)
+            direction, state = self.decayed(direction, state, own_params)
         rate = self.corrected_rate(state.count)
-        moved = jax.tree.map(lambda d, u: d - rate * u, moved, steps)
+        moved = jax.tree.map(lambda d, u: d - rate * u, moved, direction)
         return state._replace(
             own_mu=self.own(mu), moved=self.own(moved), rates=state.rates + rate
         )
@@ -223,13 +224,13 @@ class ZeroOneAdam:
     ) -> tuple[optax.Updates, ZeroOneAdamState]:
         """A step that all workers take, with an agreed gradient."""
         mu = optax.tree.update_moment(mean, state.mu, self.b1, 1)
-        steps = self.steps(mu, self.roots(state))
+        direction = self.direction(mu, self.roots(state))
         if self.decay == "accumulated":
-            steps, state = self.decayed(steps, state, params)
+            direction, state = self.decayed(direction, state, params)
         rate = self.corrected_rate(state.count)
-        return _scaled(-rate, steps), state._replace(mu=mu)
+        return _scaled(-rate, direction), state._replace(mu=mu)
 
-    def refreshed(
+    def refresh_variance(
         self, gradients: optax.Updates, state: ZeroOneAdamState
     ) -> tuple[optax.Updates, ZeroOneAdamState]:
         """The mean of the gradients, and the state with it in the variance.
@@ -248,7 +249,7 @@ class ZeroOneAdam:
         )
 
     def at_freeze(
-        self, state: ZeroOneAdamState, refreshed: Bool[Array, ""]
+        self, state: ZeroOneAdamState, has_refreshed: Bool[Array, ""]
     ) -> ZeroOneAdamState:
         """The state with the variance frozen, if the rule fires now."""
         norm = jnp.asarray(optax.tree.sum(state.nu), jnp.float32)
@@ -258,7 +259,7 @@ class ZeroOneAdam:
         now = fires & (state.frozen_at == 0)
         if self.freeze.by_norm:
             # Between two refreshes every variance is stable.
-            now &= refreshed
+            now &= has_refreshed
         raised, floored = state.nu, 0.0
         if self.floor is not None:
             raised, floored = self.floor.apply(state.nu)
@@ -276,16 +277,16 @@ class ZeroOneAdam:
             exchange=exchange,
         )
 
-    def steps(self, mu: optax.Params, roots: optax.Params) -> optax.Updates:
+    def direction(self, mu: optax.Params, roots: optax.Params) -> optax.Updates:
         """Momenta beside the roots of the variance, cut to the bound."""
         return cut(jax.tree.map(jnp.divide, mu, roots), self.bound)
 
     def decayed(
-        self, steps: optax.Updates, state: ZeroOneAdamState, params: Any
+        self, direction: optax.Updates, state: ZeroOneAdamState, params: Any
     ) -> tuple[optax.Updates, ZeroOneAdamState]:
-        """Steps plus the decay of parameters, agreed ones or a worker's own."""
-        steps, decay = self.weight_decay.update(steps, state.decay, params)
-        return steps, state._replace(decay=decay)
+        """A direction plus the decay of parameters, agreed ones or a worker's own."""
+        direction, decay = self.weight_decay.update(direction, state.decay, params)
+        return direction, state._replace(decay=decay)
 
     def roots(self, state: ZeroOneAdamState) -> optax.Params:
         """The roots of the variance, with what keeps them from zero."""

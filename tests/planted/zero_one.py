@@ -58,9 +58,9 @@ BUGS = {
     ),
     "the variance is refreshed after the exchange": Bug(
         ADAM,
-        "        _, state = self.refreshed(gradients, state)\n"
+        "        _, state = self.refresh_variance(gradients, state)\n"
         "        return self.synchronise(gradients, state, params)",
-        "        _, new = self.refreshed(gradients, state)\n"
+        "        _, new = self.refresh_variance(gradients, state)\n"
         "        updates, state = self.synchronise(gradients, state, params)\n"
         "        return updates, state._replace(\n"
         "            nu=new.nu, refreshed=new.refreshed,\n"
@@ -93,7 +93,7 @@ BUGS = {
     ),
     "a variance that was not refreshed is stable": Bug(
         ADAM,
-        "now &= refreshed",
+        "now &= has_refreshed",
         "now &= True",
         (f"{RULES}it_freezes_when_its_refreshed_variance_is_stable",),
     ),
