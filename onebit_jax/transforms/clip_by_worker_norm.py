@@ -52,6 +52,8 @@ def clip_by_worker_norm(
     The norm of the mean gradient, which `optax.clip_by_global_norm` takes, is not
     known where gradients are not exchanged. G is never smaller than it, is the same
     on all workers, costs one scalar all-reduce, and means the same in both stages.
+    Where G, in float32, is not finite, no gradient that is returned is: a
+    `skip_nonfinite` around this or after it skips the step.
 
     Args:
       max_norm: the largest G that is left as it is.
@@ -67,10 +69,14 @@ def clip_by_worker_norm(
         if gradients differ over further axes than the workers'.
 
     Example:
-      >>> import onebit_jax, optax
-      >>> tx = optax.chain(
-      ...     clip_by_worker_norm(1.0, 'data'), onebit_jax.exact_mean('data')
-      ... )
+      >>> import jax, jax.numpy as jnp
+      >>> tx = clip_by_worker_norm(2.5, 'data')
+      >>> def clipped(g):
+      ...     return tx.update(g, tx.init(g))[0]
+      >>> own = jnp.array([[1.0, -7.0], [0.0, 0.0]])  # G = 5
+      >>> print(jax.vmap(clipped, axis_name='data')(own))
+      [[ 0.5 -3.5]
+       [ 0.   0. ]]
     """
     if isinstance(max_norm, (int, float)) and not max_norm > 0:
         raise ValueError(f"max_norm must be more than 0, got {max_norm}.")
@@ -87,14 +93,22 @@ def clip_by_worker_norm(
         check_all_axes(updates, axes, "clip_by_worker_norm")
         norm = jnp.sqrt(lax.pmean(squared_norm(updates), axes))
         factor = jnp.minimum(1.0, jnp.asarray(max_norm, jnp.float32) / norm)
+        # By an infinite norm all would be divided to zeros, which pass for gradients.
+        factor = jnp.where(jnp.isfinite(norm), factor, jnp.nan)
         state = ClipByWorkerNormState(
             jnp.asarray(optax.safe_increment(state.count)),
             jnp.where(factor < 1, optax.safe_increment(state.clipped), state.clipped),
         )
-        return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates), state
+        return jax.tree.map(lambda g: _scaled(g, factor), updates), state
 
     def init_fn(params: optax.Params) -> ClipByWorkerNormState:
         del params
         return ClipByWorkerNormState(jnp.zeros([], jnp.int32), jnp.zeros([], jnp.int32))
 
     return optax.GradientTransformation(init_fn, update_fn)
+
+
+def _scaled(g: Array, factor: Array) -> Array:
+    # A 16-bit factor may be zero where the product is not.
+    dtype = g.dtype if jnp.finfo(g.dtype).bits > 32 else jnp.float32
+    return (g.astype(dtype) * factor.astype(dtype)).astype(g.dtype)

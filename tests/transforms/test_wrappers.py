@@ -109,6 +109,24 @@ def test_clipping_is_by_the_root_mean_square_of_the_workers_norms():
         assert np.linalg.norm(clipped) <= limit * 1.0001
 
 
+def test_gradients_whose_norm_overflows_are_skipped_behind_clipping():
+    """And are not taken for zeros."""
+    tx = optax.chain(exact_mean("data"), optax.sgd(1.0))
+    clipped = optax.chain(clip_by_worker_norm(1.0, "data"), skip_nonfinite(tx, "data"))
+    run = Workers(clipped, start(), mesh_of(2))
+    run.update(jnp.ones((2, SIZE)).at[0, 0].set(2e19))
+    assert int(run.state[1].skipped) == 1
+    assert np.isfinite(run.update(jnp.ones((2, SIZE)))).all()
+    assert int(run.state[1].skipped) == 1
+
+
+def test_a_factor_that_float16_cannot_hold_clips_float16():
+    tx = optax.chain(clip_by_worker_norm(1.0, "data"), exact_mean("data"))
+    params = jnp.zeros(400_000, jnp.float16)
+    updates = Workers(tx, params, mesh_of(2)).update(jnp.full((2, 400_000), 6e4, "f2"))
+    np.testing.assert_allclose(updates, 1 / np.sqrt(400_000), rtol=2e-3)
+
+
 def test_clipped_steps_are_counted_but_for_skipped_ones():
     """The share is of the steps that were taken."""
     exact = optax.chain(clip_by_worker_norm(20.0, "data"), exact_mean("data"))
