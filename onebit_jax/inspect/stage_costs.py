@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from onebit_jax.workers.placement import abstract_state, state_specs
 from onebit_jax.workers.stages import stage_of, steps_by_stage
-from onebit_jax.workers.transfers import Transfer
+from onebit_jax.workers.transfers import Transfer, sent_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -116,10 +116,13 @@ def _traced(
         lambda p: jax.ShapeDtypeStruct((number, *p.shape), p.dtype), params
     )
     shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
-    return _collectives(jax.make_jaxpr(mapped)(own, state, shapes).jaxpr, "")
+    jaxpr = jax.make_jaxpr(mapped)(own, state, shapes).jaxpr
+    return _collectives(jaxpr, "", mesh.shape)
 
 
-def _collectives(jaxpr: Any, around: str) -> Iterator[tuple[str | None, Transfer]]:
+def _collectives(
+    jaxpr: Any, around: str, axis_sizes: Mapping[str, int]
+) -> Iterator[tuple[str | None, Transfer]]:
     for eqn in jaxpr.eqns:
         scopes = f"{around}/{eqn.source_info.name_stack}"
         name = eqn.primitive.name
@@ -137,12 +140,15 @@ def _collectives(jaxpr: Any, around: str) -> Iterator[tuple[str | None, Transfer
                 "and count its bytes with onebit_jax.traffic."
             )
         inner = [
-            list(_collectives(getattr(x, "jaxpr", x), scopes))
+            list(_collectives(getattr(x, "jaxpr", x), scopes, axis_sizes))
             for x in jax.tree.leaves(list(eqn.params.values()), is_leaf=_is_jaxpr)
             if _is_jaxpr(x)
         ]
         if name == "cond":
-            yield from max(inner, key=lambda found: sum(t.bytes for _, t in found))
+            yield from max(
+                inner,
+                key=lambda found: sent_bytes((t for _, t in found), axis_sizes),
+            )
             continue
         if name == "while" and any(inner):
             raise ValueError(

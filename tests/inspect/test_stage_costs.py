@@ -8,10 +8,10 @@ from jax import lax
 import onebit_jax
 
 
-def cost_of(update):
+def cost_of(update, workers=4, size=100):
     tx = optax.GradientTransformation(lambda p: (), lambda g, s, p=None: (update(g), s))
-    (only,) = onebit_jax.stage_costs(tx, jnp.zeros(100), {"data": 4}).values()
-    return onebit_jax.sent_bytes(only, {"data": 4})
+    (only,) = onebit_jax.stage_costs(tx, jnp.zeros(size), {"data": workers}).values()
+    return onebit_jax.sent_bytes(only, {"data": workers})
 
 
 def mean(x):
@@ -38,6 +38,19 @@ def test_of_a_condition_the_branch_that_sends_most_counts():
         )
 
     assert cost_of(update) == 3 * ONCE
+
+
+def test_a_branch_that_sends_most_may_have_the_smaller_payload():
+    """With 8 workers 600 bytes are reduced by sending 1050, 1024 gathered by 896."""
+
+    def update(g):
+        return lax.cond(
+            g[0] > 0,
+            lambda: jnp.sum(lax.pmean(g[:150], "data")),
+            lambda: jnp.sum(lax.all_gather(g[:32], "data", to="invarying")),
+        )
+
+    assert cost_of(update, workers=8, size=200) == 2 * 7 * 600 // 8
 
 
 def test_a_loop_of_unknown_length_is_refused():
