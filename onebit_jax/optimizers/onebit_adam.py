@@ -147,7 +147,6 @@ def scale_by_onebit_adam(
       Algorithm 1.
     """
     check_parts("1-bit Adam", exchange, freeze, floor, bound)
-    warm = gradient_mean(warmup_exchange, exchange, "warmup_exchange")
     if send not in ("gradient", "momentum"):
         raise ValueError(f"send must be 'gradient' or 'momentum', got {send!r}.")
     for name, part, kind in (
@@ -167,7 +166,7 @@ def scale_by_onebit_adam(
         )
     adam = OnebitAdam(
         exchange=exchange,
-        warm=warm,
+        warmup_exchange=gradient_mean(warmup_exchange, exchange, "warmup_exchange"),
         freeze=freeze,
         b1=as_float32(b1),
         b2=as_float32(b2),

@@ -41,7 +41,7 @@ class OnebitAdam:
     """The transformation of `scale_by_onebit_adam`, by the names of its arguments."""
 
     exchange: Exchange
-    warm: Exchange
+    warmup_exchange: Exchange
     freeze: FreezeRule
     b1: ArrayLike
     b2: ArrayLike
@@ -71,7 +71,7 @@ class OnebitAdam:
             ),
             growth=self.growth and self.growth.init(params),
             exchange=self.exchange.init(params),
-            warmup=self.warm.init(params),
+            warmup=self.warmup_exchange.init(params),
         )
 
     def update(
@@ -113,7 +113,7 @@ class OnebitAdam:
         alone: bool,
     ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
         """Adam on the mean of the gradients, until the freeze rule fires."""
-        mean, exchanged = self.warm.update(gradients, state.warmup)
+        mean, exchanged = self.warmup_exchange.update(gradients, state.warmup)
         mean = optax.tree.cast(mean, jnp.float32)
         mu = optax.tree.update_moment(mean, state.mu, self.b1, 1)
         state = state._replace(mu=mu, warmup=exchanged)

@@ -161,7 +161,6 @@ def zero_one_adam(
     warn_if_rising(learning_rate, freeze)
     if not callable(weight_decay):
         weight_decay = as_float32(weight_decay)
-    whole = gradient_mean(variance_exchange, exchange, "variance_exchange")
     adam = ZeroOneAdam(
         learning_rate=learning_rate,
         exchange=exchange,
@@ -170,7 +169,9 @@ def zero_one_adam(
         b2=as_float32(b2),
         eps=as_float32(eps),
         refresh=refresh,
-        variance_exchange=whole,
+        variance_exchange=gradient_mean(
+            variance_exchange, exchange, "variance_exchange"
+        ),
         sync=sync,
         before_freeze=before_freeze,
         decay=decay,
