@@ -251,7 +251,11 @@ def test_the_page_says_what_the_runs_are(plan):
     ]
     # Adam's loss is 5.05, that of this arm 7.05.
     assert rows[0][2:4] == ["7.0500", "+39.60% ± 0.00%"]
+    assert "| progress since step 200 lost |" in text
     assert "## best: digits" in text
+    assert "![Held-out loss by step](study.png)" in text
+    text = page("study.toml", replace(plan, picture="bytes"), done)
+    assert "![Held-out loss by the bytes that a worker has sent](study.png)" in text
 
 
 def test_runs_are_kept_and_only_those_of_the_same_settings(plan_file, plan, tmp_path):
