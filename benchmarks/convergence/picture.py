@@ -87,7 +87,7 @@ def drawn_study(plan: Plan, done: Mapping[Case, Run]) -> Figure | None:
         [*lines.values()],
         [*lines],
         loc="outside lower center",
-        ncols=5,
+        ncols=2 if len(drawn) == 1 else 5,
         fontsize="small",
     )
     return figure
