@@ -119,6 +119,13 @@ class RandomVoteState(NamedTuple):
     workers: WorkerLocal
 
 
+class RandomSignState(RandomVoteState):
+    """The same, with back='vote': all values that are agreed have one magnitude."""
+
+    __slots__ = ()
+    has_one_magnitude = True
+
+
 @dataclasses.dataclass(frozen=True)
 class RandomVoteMean(Exchange):
     """The exchange of `random_vote_mean`.
@@ -136,9 +143,8 @@ class RandomVoteMean(Exchange):
 
     def init(self, params: optax.Params) -> RandomVoteState:
         """No call so far."""
-        del params
-        workers = WorkerLocal((), self.axes, "drop")
-        return RandomVoteState(jnp.zeros([], jnp.int32), workers)
+        kind = RandomSignState if self.back == "vote" else RandomVoteState
+        return kind(jnp.zeros([], jnp.int32), super().init(params))
 
     def update(
         self,

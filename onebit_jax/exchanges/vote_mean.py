@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from onebit_jax.exchanges.ballots import exchange_votes, vote_transfers
 from onebit_jax.exchanges.exchange import Exchange
 from onebit_jax.workers.axes import AxisNames, as_tuple
+from onebit_jax.workers.worker_local import WorkerLocal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from jax import Array
 
     from onebit_jax.workers.transfers import Transfer
-    from onebit_jax.workers.worker_local import WorkerLocal
 
 Back = Literal["majority", "mean"]
 
@@ -75,6 +75,18 @@ def vote_mean(axis: AxisNames, *, back: Back = "majority") -> Exchange:
     return VoteMean(as_tuple(axis), back)
 
 
+class MajorityState(NamedTuple):
+    """State of `vote_mean` with back='majority'.
+
+    Attributes:
+      workers: the declaration of the workers, without arrays.
+    """
+
+    workers: WorkerLocal
+
+    has_one_magnitude = True
+
+
 @dataclasses.dataclass(frozen=True)
 class VoteMean(Exchange):
     """The exchange of `vote_mean`.
@@ -88,12 +100,17 @@ class VoteMean(Exchange):
     back: Back
     keeps_scale = False
 
+    def init(self, params: optax.Params) -> MajorityState | WorkerLocal:
+        """The declaration of the workers."""
+        workers = super().init(params)
+        return MajorityState(workers) if self.back == "majority" else workers
+
     def update(
         self,
         updates: optax.Updates,
-        state: WorkerLocal,
+        state: Any,
         params: optax.Params | None = None,
-    ) -> tuple[optax.Updates, WorkerLocal]:
+    ) -> tuple[optax.Updates, Any]:
         """The majority's votes, or the means of all, in the dtypes of the updates."""
         del params
 

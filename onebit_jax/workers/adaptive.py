@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import optax
 
-from onebit_jax.workers.nodes import nodes_with
 from onebit_jax.workers.worker_local import is_worker_local
 
 _ADAPTIVE = (
@@ -79,6 +78,11 @@ def _is_adaptive(node: Any) -> bool:
 
 
 def _is_of_signs(state: Any) -> bool:
-    """True of the state of an exchange of signs, in which all is worker-local."""
-    is_exchange = all(map(is_worker_local, _leaves(state, is_worker_local)))
-    return is_exchange and bool(nodes_with((state,), "has_one_magnitude"))
+    """True of the state of an exchange of signs, with nothing of an optimizer in it."""
+
+    def is_exchange(node: Any) -> bool:
+        return is_worker_local(node) or hasattr(node, "has_one_magnitude")
+
+    nodes = _leaves(state, is_exchange)
+    has_signs = any(hasattr(node, "has_one_magnitude") for node in nodes)
+    return has_signs and all(map(is_exchange, nodes))

@@ -2,6 +2,7 @@
 
 import warnings
 
+import jax
 import jax.numpy as jnp
 import optax
 import pytest
@@ -11,6 +12,7 @@ import onebit_jax
 from onebit_jax import freeze_at, quantized_mean, sign_mean
 
 OF_HOSTS = onebit_jax.hierarchical(sign_mean("host"), within="device")
+RANDOM_VOTES = onebit_jax.random_vote_mean("host", back="vote")
 CLIP = onebit_jax.clip_by_worker_norm(1.0, "host")
 ADAM = optax.adam(0.1)
 OURS = {
@@ -25,6 +27,14 @@ BEHIND_SIGNS = {
         onebit_jax.deepspeed_sign_mean("host"), optax.rmsprop(0.1)
     ),
     "hierarchical": lambda: optax.chain(OF_HOSTS, optax.lamb(0.1)),
+    "vote_mean": lambda: optax.chain(onebit_jax.vote_mean("host"), ADAM),
+    "random votes": lambda: optax.chain(RANDOM_VOTES, ADAM),
+    "hierarchical votes": lambda: optax.chain(
+        onebit_jax.hierarchical(onebit_jax.vote_mean("host"), "device"), ADAM
+    ),
+    "votes by shard": lambda: optax.chain(
+        onebit_jax.per_shard(RANDOM_VOTES, {"w": jax.P("device"), "b": jax.P()}), ADAM
+    ),
     **{
         make.__name__: lambda make=make: optax.chain(sign_mean("host"), make(0.1))
         for make in (optax.adadelta, optax.adafactor, optax.adan, optax.novograd)
@@ -40,6 +50,15 @@ BEHIND_SIGNS = {
 FINE = {
     "four bits": lambda: optax.chain(quantized_mean("host", 4), ADAM),
     "exact": lambda: optax.chain(onebit_jax.exact_mean("host"), ADAM),
+    "means of votes": lambda: optax.chain(
+        onebit_jax.vote_mean("host", back="mean"), ADAM
+    ),
+    "means of random votes": lambda: optax.chain(
+        onebit_jax.random_vote_mean("host"), ADAM
+    ),
+    "votes in an optimizer": lambda: optax.chain(
+        onebit_jax.scale_by_distributed_lion(onebit_jax.vote_mean("host")), ADAM
+    ),
     "lion": lambda: optax.chain(sign_mean("host"), optax.lion(0.1)),
     "sgd": lambda: optax.chain(sign_mean("host"), optax.sgd(0.1, momentum=0.9)),
     "beside": lambda: optax.partition(
