@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 FOLDER = "checkpoints"
 _KEPT = 2
+_MEAN = "mean_params"
 _TENSORSTORE_CODE = re.compile(r"os_error_code='(\d+)'")
 _DAMAGED = "is damaged; move that folder away to go on from the one before"
 _OTHER = (
@@ -65,6 +66,14 @@ class Checkpoint(NamedTuple):
     params: Any
     state: Any
     progress: Progress
+
+    @property
+    def mean_params(self) -> Any:
+        """The mean of the workers' own parameters, which differ in local steps.
+
+        An evaluation, the next phase and a fine-tuning take these.
+        """
+        return onebit_jax.local_params(self.params, self.state)
 
 
 def latest_step(folder: Path) -> int:
@@ -101,6 +110,20 @@ def saved_model(folder: Path, step: int) -> dict[str, Any]:
             return checkpointer.restore(path / "about")["model"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise InputError(f"the checkpoint {path} {_DAMAGED}.") from error
+
+
+def arrays_with_params(folder: Path, step: int) -> Path:
+    """The folder of arrays that holds a checkpoint's `mean_params` as `params`.
+
+    Args:
+      folder: The run's folder.
+      step: The checkpoint's.
+
+    Returns:
+      The folder, which may be damaged.
+    """
+    path = folder.resolve() / FOLDER / str(step)
+    return path / _MEAN if (path / _MEAN).exists() else path / "arrays"
 
 
 class Checkpoints:
@@ -148,13 +171,15 @@ class Checkpoints:
             "data": progress.data,
         }
         arrays = {"params": checkpoint.params, "state": checkpoint.state}
+        items: dict[str, Any] = {"arrays": ocp.args.StandardSave(arrays)}
+        if (mean := checkpoint.mean_params) is not checkpoint.params:
+            # For who reads a model without the state that it is computed from.
+            items[_MEAN] = ocp.args.StandardSave({"params": mean})
         before = self._manager.latest_step()
         try:
             is_saved = self._manager.save(
                 progress.totals.steps,
-                args=ocp.args.Composite(
-                    arrays=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(about)
-                ),
+                args=ocp.args.Composite(about=ocp.args.JsonSave(about), **items),
             )
         except Exception as error:
             code = None if loss_in(error) else _system_error_in(error)

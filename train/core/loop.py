@@ -79,7 +79,7 @@ def train(
             if loop.totals.steps < last:
                 loop.train(phase, last)
     watchdog.expect("")
-    reached, totals = loop.take(), loop.totals
+    totals = loop.totals
     if totals.total_skipped:
         say(
             f"{totals.total_skipped:,} of {totals.steps:,} steps were skipped, as "
@@ -89,9 +89,8 @@ def train(
     if is_main_process():
         with writable(folder):
             picture.draw(folder / picture.FILE, {task.name: metrics_log.read(folder)})
-    params = onebit_jax.local_params(reached.params, reached.state)
-    del reached  # what `finish` computes may need the memory of the state
-    task.finish(params)
+    # What `finish` computes may need the memory of the state.
+    task.finish(loop.take().mean_params)
     return totals
 
 
@@ -176,7 +175,7 @@ class _Loop:
             batches.set_state(reached.progress.data)
             return reached
         is_new = self._reached is None
-        params = self.task.init() if is_new else self.take().params
+        params = self.task.init() if is_new else self.take().mean_params
         progress = Progress(self.totals.at_phase_start(), batches.get_state())
         begun = Checkpoint(*run.init(params), progress)
         if is_new:

@@ -71,9 +71,11 @@ class Task:
       name: What the progress bar, the picture and messages call the training.
       model: Names and values that a checkpoint must have been saved with.
       init: The parameters that the first phase starts from.
-      phases: Stretches of steps; each after the first starts from the parameters that
-        the one before has left, and with a new state of its own optimizer.
-      finish: Called with the parameters after the last step, on all processes.
+      phases: Stretches of steps; each after the first starts from the mean of the
+        workers' parameters at the end of the one before, and with a new state of its
+        own optimizer.
+      finish: Called with the mean of the workers' parameters after the last step, on
+        all processes.
     """
 
     name: str

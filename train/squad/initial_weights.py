@@ -183,7 +183,7 @@ def _read_run(folder: Path) -> tuple[BertConfig, dict[str, Any]]:
     """The encoder of a pre-training run's newest checkpoint."""
     run_folder.read(folder, "train.pretrain", PretrainConfig)
     step = checkpoint.latest_step(folder)
-    arrays = folder.resolve() / checkpoint.FOLDER / str(step) / "arrays"
+    arrays = checkpoint.arrays_with_params(folder, step)
     config = _saved_sizes(folder)
     try:
         checkpoint.read_through(arrays, b"params.")

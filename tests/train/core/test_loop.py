@@ -48,6 +48,7 @@ class Run:
     ):
         self.optimizer, self.tx, self.freeze, self.bad = optimizer, tx, freeze, bad
         self.folder, self.finished, self.evaluated, self.held = folder, [], [], []
+        self.begun = []
         self.copied_after = ()
         folder.mkdir(exist_ok=True)
 
@@ -106,10 +107,14 @@ class Run:
             schedule=schedule,
             earlier_steps=earlier,
             last=last,
-            evaluation=lambda params: self.evaluate,
+            evaluation=self.compiled,
             eval_every=self.eval_every,
             advice="freeze earlier",
         )
+
+    def compiled(self, params):
+        self.begun.append(jax.device_get(params))
+        return self.evaluate
 
     def evaluate(self, params):
         step = steps_of(self.folder)[-1]["step"]
@@ -200,12 +205,17 @@ def test_it_evaluates_logs_and_saves_when_asked_and_at_the_end(tmp_path):
     assert rate == pytest.approx(2 * 3 / 4 * 4 * SIZE, rel=0.01)
 
 
-def test_parameters_of_local_steps_are_evaluated_and_handed_on(tmp_path):
+def with_local_steps(folder):
+    """A run whose workers step alone, but in every fifth after the first."""
     tx = onebit_jax.zero_one_adam(
         PEAK, onebit_jax.sign_mean("data"), onebit_jax.freeze_at(1),
-        sync=onebit_jax.every(4),
+        sync=onebit_jax.every(5),
     )  # fmt: skip
-    run = Run(tmp_path / "run", tx=tx)
+    return Run(folder, tx=tx)
+
+
+def test_parameters_of_local_steps_are_evaluated_and_handed_on(tmp_path):
+    run = with_local_steps(tmp_path / "run")
     run.train(until=4, eval_every=1)
     stages = [line["stage"] for line in steps_of(run.folder)]
     assert stages == ["variance", *["local"] * 3]
@@ -213,6 +223,16 @@ def test_parameters_of_local_steps_are_evaluated_and_handed_on(tmp_path):
     losses = [line["eval_loss"] for line in lines if "eval_loss" in line]
     assert len(set(losses)) == 4, "agreed parameters stay in a local step"
     assert np.mean(run.finished[-1]["kernel"]) == pytest.approx(losses[-1], rel=1e-5)
+
+
+@pytest.mark.parametrize("workers", [WORKERS, 2])
+def test_a_phase_begins_where_local_steps_have_ended(tmp_path, workers):
+    run = with_local_steps(tmp_path / "run")
+    run.train()
+    assert steps_of(run.folder)[-1]["stage"] == "local"
+    run.train(second=SECOND, workers=workers)
+    (_, begun), ended = run.begun, run.finished[0]
+    np.testing.assert_allclose(begun["kernel"], ended["kernel"], rtol=1e-6)
 
 
 def test_only_the_time_of_steps_is_counted(tmp_path, monkeypatch):

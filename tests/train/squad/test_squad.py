@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import chex
@@ -11,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from launching import Launched
+from launching import Launched, arrays_of
 from runs import (
     PROMOTION,
     SMALL,
@@ -23,9 +24,11 @@ from runs import (
 )
 from squad_files import answer
 
+import onebit_jax
 from models import Encoder, huggingface
 from train.core import loop, metrics_log
 from train.core.errors import InputError
+from train.core.optimizer import OPTIMIZERS
 from train.core.processes.watchdog import Watchdog
 from train.data.vocabulary import SPECIAL, train_vocabulary, write_vocabulary
 from train.squad import answer as answer_module
@@ -312,6 +315,38 @@ def test_fine_tuning_starts_from_a_pretraining_run(tmp_path, capsys):
     (config.out / "checkpoints" / "2" / "about" / "metadata").write_text("{")
     with pytest.raises(InputError, match=r"the checkpoint .*/2 is damaged"):
         read_weights(config.out, None, "large")
+
+
+def test_fine_tuning_starts_from_the_mean_of_workers_that_stepped_alone(
+    tmp_path, monkeypatch
+):
+    alone = partial(onebit_jax.zero_one_adam, sync=onebit_jax.every(5))
+    optimizer = OPTIMIZERS["zero_one_adam"]._replace(make=alone)
+    monkeypatch.setitem(OPTIMIZERS, "zero_one_adam", optimizer)
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    config = dataclasses.replace(
+        small_config(write_corpus(corpus)),
+        optimizer="zero_one_adam",
+        compare=False,
+        steps=4,
+        freeze_step=1,
+        warmup_steps=1,
+        workers=2,
+        out=tmp_path / "pretrained",
+    )
+    train(config)
+    assert steps_of(config.out)[-1]["stage"] == "local"
+    saved = arrays_of(config.out, 4)
+    leaf = "bert.embeddings.norm.scale"
+    (own,) = (x for k, x in saved.items() if "moved" in k and k.endswith(leaf))
+    assert own.any()
+    begun = read_weights(config.out, None, "tiny").params
+    np.testing.assert_allclose(
+        begun["bert"]["embeddings"]["norm"]["scale"],
+        saved[f"params.{leaf}"] + own.mean(axis=0),
+        rtol=1e-6,
+    )
 
 
 def test_what_cannot_be_used_is_refused(files, tmp_path):
