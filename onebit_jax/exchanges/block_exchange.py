@@ -18,7 +18,7 @@ from onebit_jax.exchanges.exchange import Exchange
 from onebit_jax.workers.arithmetic import gather
 from onebit_jax.workers.axes import (
     bound_workers,
-    check_float,
+    check_floats,
     check_local,
     check_workers,
     worker_count,
@@ -184,15 +184,10 @@ class BlockExchange(Exchange):
         ends = [rows * k // number for k in range(number + 1)]
         return [slice(a, b) for a, b in itertools.pairwise(ends)]
 
-    def check_floats(self, params: Any) -> None:
-        """Refuses parameters of a dtype that cannot be exchanged."""
-        for path, leaf in jax.tree.leaves_with_path(params):
-            check_float(jax.tree_util.keystr(path), leaf, self.name)
-
     def init(self, params: optax.Params) -> ErrorFeedbackState:
         """Errors of zero."""
         workers, slices = worker_count(self.axes)
-        self.check_floats(params)
+        check_floats(params, self.name)
         shapes = [p.shape for p in jax.tree.leaves(params)]
         served = self.divide(shapes, workers).layout.served_blocks
         worker = jax.tree.map(

@@ -18,7 +18,7 @@ from onebit_jax.workers.axes import (
     AxisNames,
     as_tuple,
     bound_workers,
-    check_float,
+    check_floats,
     check_local,
     check_workers,
     worker_count,
@@ -103,8 +103,7 @@ class DeepSpeedSignMean(Exchange):
     def init(self, params: optax.Params) -> DeepSpeedSignMeanState:
         """Errors of zero."""
         workers, slices = worker_count(self.axes)
-        for path, leaf in jax.tree.leaves_with_path(params):
-            check_float(jax.tree_util.keystr(path), leaf, _NAME)
+        check_floats(params, _NAME)
 
         def errors(parts: int) -> optax.Params:
             def zeros(size: int) -> Array:

@@ -25,6 +25,7 @@ from onebit_jax.workers.axes import (
     AxisNames,
     as_tuple,
     bound_workers,
+    check_floats,
     check_local,
     check_workers,
     worker_count,
@@ -174,7 +175,7 @@ class _OfBlocks(_Hierarchical):
     def init(self, params: optax.Params) -> ErrorFeedbackState:
         hosts, slices = worker_count(self.exchange.axes)
         devices, slices_inside = worker_count(self.inside)
-        self.exchange.check_floats(params)
+        check_floats(params, self.exchange.name)
         shapes = [p.shape for p in jax.tree.leaves(params)]
         layout = self.exchange.divide(shapes, hosts * devices).layout
         worker, server = self._shapes(layout, hosts, slices, slices_inside)

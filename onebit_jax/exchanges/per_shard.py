@@ -14,7 +14,7 @@ from onebit_jax.exchanges.exchange import Exchange
 from onebit_jax.exchanges.shards import add_shard_axis, of_shard, put_shard
 from onebit_jax.workers.axes import (
     bound_workers,
-    check_float,
+    check_floats,
     check_local,
     varying_axes,
     worker_index,
@@ -123,8 +123,7 @@ class PerShard(Exchange):
     def init(self, params: optax.Params) -> PerShardState:
         """A state for each group of leaves."""
         self._check_structure(params)
-        for path, leaf in jax.tree.leaves_with_path(params):
-            check_float(jax.tree_util.keystr(path), leaf, "per_shard")
+        check_floats(params, "per_shard")
         axis_sizes = jax.sharding.get_abstract_mesh().shape
         states = []
         for group, shapes in self._shards(params, axis_sizes):

@@ -124,12 +124,12 @@ def check_local(updates: Any, axes: tuple[str, ...], who: str) -> None:
       ValueError: if a leaf is the same on all workers: it was averaged, or summed,
         before. Only `shard_map(check_vma=True)` records this.
     """
+    check_floats(updates, who)
     for path, leaf in jax.tree.leaves_with_path(updates):
-        name = jax.tree_util.keystr(path) or "the update"
-        check_float(name, leaf, who)
         if is_agreed(leaf, axes):
             raise ValueError(
-                f"{who} needs each worker's own gradients, but {name} is already "
+                f"{who} needs each worker's own gradients, but "
+                f"{jax.tree_util.keystr(path) or 'the only leaf'} is already "
                 f"the same on every worker of {axes}: jax.grad with respect to "
                 "replicated parameters sums over the workers in full precision; "
                 "use onebit_jax.local_value_and_grad, no pmean before the optimizer, "
@@ -149,13 +149,15 @@ def check_all_axes(updates: Any, axes: tuple[str, ...], who: str) -> None:
             )
 
 
-def check_float(name: str, leaf: Any, who: str) -> None:
-    """Refuses a leaf that is not real floating-point."""
-    if not jnp.issubdtype(leaf.dtype, jnp.floating):
-        raise TypeError(
-            f"{who} exchanges real floating-point leaves only, but {name} is "
-            f"{leaf.dtype}: leave it out with optax.masked or optax.partition."
-        )
+def check_floats(tree: Any, who: str) -> None:
+    """Refuses leaves that are not real floating-point."""
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise TypeError(
+                f"{who} exchanges real floating-point leaves only, but "
+                f"{jax.tree_util.keystr(path) or 'the only leaf'} is {leaf.dtype}: "
+                "leave it out with optax.masked or optax.partition."
+            )
 
 
 def check_workers(fits: bool, who: str, workers: int, axes: tuple[str, ...]) -> None:

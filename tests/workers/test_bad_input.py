@@ -116,6 +116,12 @@ def test_a_codec_that_gives_other_words_or_values(wrong, match):
         (lambda: onebit_jax.FloorAtMean(-1.0), "negligible must be a share from 0"),
         (lambda: sign_mean("x").wire_cost({}, {"y": 2}), "has no axis 'x' of the work"),
         (
+            lambda: onebit_jax.sent_bytes(
+                [onebit_jax.Transfer("all-reduce", 8, ("x",))], {"y": 2}
+            ),
+            "axis_sizes has no axis 'x' of .* such as mesh.shape",
+        ),
+        (
             lambda: onebit_jax.hierarchical(sign_mean("x"), "z").wire_cost(
                 {}, {"x": 2}
             ),
@@ -272,6 +278,21 @@ def test_leaves_that_are_not_real_numbers(name, dtype):
     params = {"fine": jnp.zeros(3), "odd": jnp.zeros(3, dtype)}
     with pytest.raises(TypeError, match=r"\['odd'\] is .*optax.masked"):
         onebit_jax.init(TRANSFORMATIONS[name]("data"), params, mesh_of(2))
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        sign_mean("data"),
+        deepspeed_sign_mean("data"),
+        onebit_jax.per_shard(sign_mean("data"), PartitionSpec()),
+        onebit_jax.distributed_lion(0.1, onebit_jax.vote_mean("data")),
+    ],
+)
+def test_a_tree_of_one_leaf_that_is_not_real_numbers(tx):
+    """The leaf has no name in it."""
+    with pytest.raises(TypeError, match="leaves only, but the only leaf is int32"):
+        onebit_jax.init(tx, jnp.zeros(3, jnp.int32), mesh_of(2))
 
 
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.complex64])

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from onebit_jax.workers.axes import (
     bound_workers,
-    check_float,
+    check_floats,
     check_local,
     check_workers,
     worker_count,
@@ -36,8 +36,7 @@ def zero_moments(params: optax.Params, axes: tuple[str, ...], who: str) -> Worke
       ValueError: if an axis is neither bound nor in the mesh in context.
     """
     _, slices = worker_count(axes)
-    for path, leaf in jax.tree.leaves_with_path(params):
-        check_float(jax.tree_util.keystr(path), leaf, who)
+    check_floats(params, who)
     zeros = jax.tree.map(lambda p: jnp.zeros((slices, *p.shape), jnp.float32), params)
     return WorkerLocal(zeros, axes, "average")
 
