@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import math
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax
@@ -13,7 +12,7 @@ import optax
 
 from onebit_jax.workers.arithmetic import mean
 from onebit_jax.workers.axes import AxisNames, as_tuple, bound_workers, check_local
-from onebit_jax.workers.transfers import Transfer
+from onebit_jax.workers.transfers import Transfer, workers_of
 from onebit_jax.workers.worker_local import WorkerLocal
 
 if TYPE_CHECKING:
@@ -122,21 +121,18 @@ class Exchange(_Transformation):
         )
 
     def is_alone(self) -> bool:
-        """True where one worker exchanges with nobody, and its axes are bound.
+        """Whether there is one worker alone.
 
         An optimizer has no reason there to freeze a variance.
+
+        Raises:
+          ValueError: if an axis is not bound.
         """
         return bound_workers(self.axes) == 1
 
     def workers(self, axis_sizes: Mapping[str, int]) -> int:
         """The number of workers on a mesh of these axis sizes."""
-        missing = [axis for axis in self.axes if axis not in axis_sizes]
-        if missing:
-            raise ValueError(
-                f"axis_sizes has no axis {missing[0]!r} of the workers: give the sizes "
-                f"of {self.axes}, such as mesh.shape, got {axis_sizes!r}."
-            )
-        return math.prod(axis_sizes[axis] for axis in self.axes)
+        return workers_of(self.axes, axis_sizes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -67,13 +67,34 @@ def sent_bytes(transfers: Iterable[Transfer], axis_sizes: Mapping[str, int]) -> 
       A number of bytes.
 
     Raises:
-      KeyError: if the sizes lack an axis of a collective.
+      ValueError: if the sizes lack an axis of a collective.
 
     Example:
       >>> sent_bytes([Transfer('all-gather', 1000, ('data',))], {'data': 4})
       750
     """
     return sum(
-        ring_bytes(t.op, t.bytes, math.prod(axis_sizes[axis] for axis in t.axes))
-        for t in transfers
+        ring_bytes(t.op, t.bytes, workers_of(t.axes, axis_sizes)) for t in transfers
     )
+
+
+def workers_of(axes: tuple[str, ...], axis_sizes: Mapping[str, int]) -> int:
+    """The number of workers along some axes of a mesh.
+
+    Args:
+      axes: the worker axes.
+      axis_sizes: sizes of the mesh axes, such as `mesh.shape`.
+
+    Returns:
+      The product of the axes' sizes.
+
+    Raises:
+      ValueError: if the sizes lack an axis.
+    """
+    missing = [axis for axis in axes if axis not in axis_sizes]
+    if missing:
+        raise ValueError(
+            f"axis_sizes has no axis {missing[0]!r} of the workers: give the sizes "
+            f"of {axes}, such as mesh.shape, got {axis_sizes!r}."
+        )
+    return math.prod(axis_sizes[axis] for axis in axes)
