@@ -28,7 +28,7 @@ class WorkerLocal:
       resizing: the meaning of the slices when the number of workers changes.
         'average': each worker holds its own share of a mean, which is preserved by
         giving every new worker the mean. 'concatenate': the slices are consecutive
-        parts of one buffer, which is divided anew. 'drop': they are made anew.
+        parts of one buffer, which is divided anew. 'drop': zeros take their place.
       specs: the partition of each leaf; None for the leading axis over `axes` alone.
         Over other axes than the workers' it tells where a leaf is placed.
       shard_axes: axes after the worker axis that number shards, each of which is

@@ -19,6 +19,7 @@ from onebit_jax import (
     sign_mean,
     skip_nonfinite,
 )
+from onebit_jax.workers.axes import worker_count
 
 PARAMS = {"w": jnp.zeros((70, 11)), "b": jnp.zeros(11)}
 
@@ -114,6 +115,20 @@ def test_a_state_over_two_axes_is_resized():
         state._replace(worker_error=worker), tx, params, mesh(4, 2), mesh(1, 2)
     )
     np.testing.assert_allclose(resized.worker_error.value, [error.mean(0)] * 2)
+
+
+def test_a_state_that_is_dropped_becomes_zeros():
+    """Whatever it begins with."""
+
+    def init(params):
+        _, slices = worker_count(("data",))
+        own = jnp.full((slices, *params.shape), 5.0)
+        return onebit_jax.WorkerLocal(own, ("data",), "drop")
+
+    tx = optax.GradientTransformation(init, optax.identity().update)
+    state = onebit_jax.init(tx, jnp.zeros(3), mesh_of(4))
+    resized = onebit_jax.resize(state, tx, jnp.zeros(3), mesh_of(4), mesh_of(2))
+    np.testing.assert_array_equal(resized.value, np.zeros((2, 3)))
 
 
 def test_a_state_with_empty_leaves_is_placed_as_the_abstract_one():
