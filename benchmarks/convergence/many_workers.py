@@ -1,11 +1,7 @@
-"""`python -m benchmarks.convergence.many_workers`: updates of 2 to 512 workers.
+"""Updates of 2 to 512 workers while the signal grows.
 
-    python -m benchmarks.convergence.many_workers --out docs/studies/many-workers
-
-Every worker has gradients of one signal and noise of its own, the same share of data
-however many workers there are. After the freeze the signal grows ten times under the
-same noise: Adam's variance grows with it, a frozen one must follow. A table has the
-root mean square of the last updates beside that of Adam's.
+`python -m benchmarks.convergence.many_workers --out docs/studies/many-workers` writes
+the page and its JSON.
 """
 
 from __future__ import annotations
@@ -30,6 +26,17 @@ if TYPE_CHECKING:
 
     from jax import Array
 
+ABOUT = """\
+# Updates of 2 to 512 workers while the signal grows
+
+Every worker has gradients of one signal and noise of its own, of the same size however
+many workers there are. After the freeze the signal grows ten times under the same
+noise. Adam's variance grows with it, and a frozen one must follow, or updates grow too.
+
+*Signal* says how the signal's values are distributed over the parameters. *Adam's* is
+the root mean square of Adam's last updates at a learning rate of 1; the columns after
+it are that of other optimizers, in multiples of Adam's. This page is written by
+`python -m benchmarks.convergence.many_workers`."""
 AXIS = "data"
 SIGNALS = {"even": "±1", "normal": "normally distributed"}
 ARMS: Mapping[str, Callable[..., Any]] = {
@@ -140,11 +147,11 @@ def measure(config: Config) -> list[dict[str, Any]]:
     return rows
 
 
-def text(rows: list[dict[str, Any]]) -> str:
-    """The rows as a Markdown table."""
+def page(rows: list[dict[str, Any]]) -> str:
+    """The rows as a Markdown page."""
     arms = list(ARMS)[1:]
-    return table(
-        ["signal", "workers", "Adam's", *(f"{arm} beside" for arm in arms)],
+    lines = table(
+        ["signal", "workers", "Adam's", *arms],
         [
             [
                 SIGNALS[row["signal"]],
@@ -155,18 +162,18 @@ def text(rows: list[dict[str, Any]]) -> str:
             for row in rows
         ],
     )
+    return f"{ABOUT}\n\n{lines}\n"
 
 
 def main(config: Config) -> None:
-    """Measures, prints the table and writes it."""
+    """Measures, prints the page and writes it."""
     rows = measure(config)
-    print(text(rows))
+    print(page(rows))
     if config.out:
         settings = {**dataclasses.asdict(config), "out": None}
         stored = json.dumps({"settings": settings, "rows": rows}, indent=1)
         config.out.with_suffix(".json").write_text(stored + "\n", encoding="utf-8")
-        page = f"# {(__doc__ or '').splitlines()[0]}\n\n{text(rows)}\n"
-        config.out.with_suffix(".md").write_text(page, encoding="utf-8")
+        config.out.with_suffix(".md").write_text(page(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -8,12 +8,18 @@ import pytest
 from benchmarks.bert.report import text as bert_text
 from benchmarks.bert.results import Compiled, PassTiming, ProductRate
 from benchmarks.bert.results import Results as BertResults
+from benchmarks.convergence import many_workers, report
+from benchmarks.convergence.plan import read_plan
+from benchmarks.convergence.runs import Store
 from benchmarks.network import plan as network_plan
 from benchmarks.network import whole_run
 from benchmarks.network.report import MARK, read_results, tables
 from benchmarks.page import fill
 
 DOCS = Path(__file__).parents[2] / "docs"
+STUDIES = [
+    f for f in (DOCS / "studies").glob("*.toml") if f.with_suffix(".md").exists()
+]
 
 
 def stored(name):
@@ -51,6 +57,18 @@ def whole_runs():
 def test_a_page_is_what_its_json_says(page, mark, text):
     published = (DOCS / page).read_text(encoding="utf-8")
     assert fill(published, mark, text()) == published
+
+
+@pytest.mark.parametrize("file", STUDIES, ids=lambda file: file.stem)
+def test_a_studys_page_is_what_its_runs_say(file):
+    plan = read_plan(file)
+    runs = Store(file.with_suffix(".json"), plan).runs
+    assert report.page(file.name, plan, runs) == file.with_suffix(".md").read_text()
+
+
+def test_the_page_of_many_workers_is_what_its_json_says():
+    page = (DOCS / "studies" / "many-workers.md").read_text()
+    assert many_workers.page(stored("studies/many-workers.json")["rows"]) == page
 
 
 def test_a_page_keeps_all_but_its_tables():
