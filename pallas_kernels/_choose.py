@@ -56,7 +56,7 @@ def mosaic(
         _check_hopper(x)
     if implementation in (None, "xla"):
         return None
-    # Where it is used: the backend is experimental, and large.
+    # Imported where it is used: the backend is experimental, and large.
     from pallas_kernels import _mosaic
 
     return _mosaic

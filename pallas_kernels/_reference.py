@@ -56,13 +56,13 @@ def corrected_value(
     decay: float | Array | None,
 ) -> Float32[Array, "*shape"]:
     """The value, or its running mean, plus the error: the input of the encoding."""
-    owed = error.astype(jnp.float32)
+    residual = error.astype(jnp.float32)
     value = value.astype(jnp.float32)
     if momentum is None or decay is None:
-        return value + owed
+        return value + residual
     if not isinstance(decay, float):
         decay = jnp.asarray(decay, jnp.float32)
-    return (1 - decay) * value + decay * momentum.astype(jnp.float32) + owed
+    return (1 - decay) * value + decay * momentum.astype(jnp.float32) + residual
 
 
 def _by_chunks(

@@ -50,10 +50,10 @@ def exchange_votes(
       updates: each worker's own tree.
       axes: the worker axes.
       who: the exchange's name, for messages.
-      ballot: from a worker's values, a row a server, to what it votes the sign of; of
-        zero 1, of NaN -1.
-      verdict: from the means of the votes for the values served here to what the sign
-        is sent back of; None to send back the means, as digits of base n + 1.
+      ballot: from a worker's values, a row for each server, to the values whose signs
+        it votes; zero votes 1, NaN -1.
+      verdict: from the means of the votes that are counted here to the values whose
+        signs are sent back; None to send back the means, as digits of base n + 1.
 
     Returns:
       The means, or the signs, in the dtypes of the updates.

@@ -63,7 +63,7 @@ class Buffer(NamedTuple):
 
     Attributes:
       value: what is to be sent; with a momentum, the gradient.
-      error: what earlier messages lack.
+      error: the residual of earlier messages.
       momentum: float32, the same on all workers; None for a value as it is.
     """
 
@@ -76,9 +76,9 @@ class Buffer(NamedTuple):
 class BlockExchange(Exchange):
     """An exchange of blocks over worker axes; subclasses say how blocks are agreed.
 
-    One worker has nobody to agree with: nothing is encoded (`Alone`). Its state has
-    errors of the usual shapes all the same. They are zero, unless the state was resized
-    from that of several workers: then the next update adds them in full.
+    One worker encodes nothing (`Alone`). Its state has errors of the usual shapes all
+    the same. They are zero, unless the state was resized from that of several workers:
+    then the next update adds them in full.
 
     Attributes:
       name: the exchange's name, for messages.
@@ -293,13 +293,13 @@ class BlockExchange(Exchange):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Alone(BlockExchange):
-    """The exchange of one worker: its values, and what earlier messages lack of them.
+    """The exchange of one worker: its values plus the residual, not encoded.
 
-    Nothing is encoded, so that no error is made. Errors that several workers have left
-    are paid in full by the first message.
+    There is a residual after a state of several workers was resized; the first update
+    adds all of it, and leaves none.
     """
 
-    has_server = False  # Its servers' errors, if it has some, are paid with its own.
+    has_server = False  # Server errors of a resized state are added with its own.
 
     def words(self, workers: int) -> int:
         """A word a value."""
@@ -315,8 +315,8 @@ class Alone(BlockExchange):
         *,
         padded: bool = False,
     ) -> tuple[UInt32[Array, "blocks words"], list[Array], Array | None]:
-        """The values with all errors, as they are; errors of zero."""
-        del padded  # of padding, there is no error
+        """The values plus all errors, not encoded; errors of zero."""
+        del padded  # New errors are zero everywhere.
         flat = [
             _local_value(x.value, x.momentum, decay) + x.error.astype(jnp.float32)
             for x in buffers
@@ -347,7 +347,7 @@ class Alone(BlockExchange):
     def block_transfers(
         self, blocks: int, axis_sizes: Mapping[str, int]
     ) -> tuple[Transfer, ...]:
-        """None."""
+        """No collective: one worker sends nothing."""
         del blocks, axis_sizes
         return ()
 

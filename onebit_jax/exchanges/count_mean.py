@@ -144,7 +144,7 @@ class CountMean(BlockExchange):
         *,
         padded: bool = False,
     ) -> tuple[UInt32[Array, "blocks words"], list[Array], Array | None]:
-        """Adds the counts of all workers; errors are beside the shared scale."""
+        """Adds the counts of all workers; errors are those of the shared scale."""
         workers = bound_workers(self.axes)
         if workers > MAX_WORKERS:
             raise ValueError(
@@ -154,7 +154,7 @@ class CountMean(BlockExchange):
         encoded = [
             self.codec.encode_with_error(
                 buffer.value,
-                # Not final yet: rounded once, in the end.
+                # In float32 until the shared scale is known, and then rounded once.
                 buffer.error.astype(jnp.float32),
                 momentum=buffer.momentum,
                 decay=decay,
@@ -174,7 +174,7 @@ class CountMean(BlockExchange):
         new_errors, first = [], 0
         for words, error in encoded:
             last = first + words.shape[0]
-            # The error so far is beside the worker's own scale.
+            # The error so far is that of the worker's own scale.
             signs, scales = split_message(words)
             change = unpack_signs(signs, scales - shared[first:last]).reshape(-1)
             error = error + change[: error.size]
@@ -217,12 +217,12 @@ def _dropped_bits(workers: int) -> int:
 def _scale_words(
     scales: Float32[Array, " b"], workers: int
 ) -> tuple[UInt32[Array, "b 1"], UInt32[Array, "b 1"]]:
-    """A scale's pattern, and whether it is one, in words that can be added."""
+    """Bits of the scales, and flags of those that count, as words that can be added."""
     pattern = lax.bitcast_convert_type(scales, jnp.uint32)
     finite = jnp.isfinite(scales)
     counted = finite & (scales > 0)
     short = jnp.where(counted, pattern >> _dropped_bits(workers), jnp.uint32(0))
-    # Workers that count in the lower half, workers with a bad value in the upper.
+    # The lower half counts workers with a scale, the upper those not finite.
     flags = counted.astype(jnp.uint32) + (~finite).astype(jnp.uint32) * 2**16
     return short[:, None], flags[:, None]
 

@@ -149,8 +149,8 @@ class DeepSpeedSignMean(Exchange):
         ):
             fits = worker_error.shape == (1, padded_size(leaf.size, workers))
             check_workers(fits, _NAME, workers, axes)
-            # DeepSpeed does not compress what it need not send.
-            exchange = _exchange_leaf if workers > 1 else _pay_leaf
+            # DeepSpeed compresses nothing for one worker.
+            exchange = _exchange_leaf if workers > 1 else _add_residual
             results.append(exchange(leaf, worker_error, server_error, axes))
         means, worker_errors, server_errors = (
             treedef.unflatten([result[i] for result in results]) for i in range(3)
@@ -192,15 +192,15 @@ def padded_size(size: int, workers: int) -> int:
     return -(-size // quantum) * quantum
 
 
-def _pay_leaf(
+def _add_residual(
     leaf: Array,
     worker_error: Float32[Array, "1 padded"],
     server_error: Float32[Array, "1 padded"],
     axes: tuple[str, ...],
 ) -> tuple[Array, Float32[Array, "1 padded"], Float32[Array, "1 padded"]]:
-    """A leaf of the only worker, with the errors that several have left it."""
-    owed = (worker_error + server_error)[0, : leaf.size].reshape(leaf.shape)
-    value = (leaf.astype(jnp.float32) + owed).astype(leaf.dtype)
+    """A leaf of one worker plus the residual that its state has from several."""
+    residual = (worker_error + server_error)[0, : leaf.size].reshape(leaf.shape)
+    value = (leaf.astype(jnp.float32) + residual).astype(leaf.dtype)
     zeros = jnp.zeros_like(worker_error), jnp.zeros_like(server_error)
     return lax.pmean(value, axes), *zeros
 
@@ -212,7 +212,7 @@ def _exchange_leaf(
     axes: tuple[str, ...],
 ) -> tuple[Array, Float32[Array, "1 padded"], Float32[Array, "1 served"]]:
     if not leaf.size:
-        # Nothing agreed differs from nothing in type alone.
+        # An empty leaf needs only the type of an agreed value.
         return lax.pmean(leaf, axes), worker_error, server_error
     served = server_error.size
     flat = leaf.reshape(-1).astype(jnp.float32)

@@ -140,8 +140,9 @@ class _OfLeaves(_Hierarchical):
             total = lax.psum_scatter(flat.astype(jnp.float32), self.inside, tiled=True)
             return total / devices
 
-        def whole(mean: Array, x: Array) -> Array:
-            if not x.size:  # agreed in type alone
+        def gathered(mean: Array, x: Array) -> Array:
+            if not x.size:
+                # An empty leaf needs only the type of an agreed value.
                 return lax.pmean(x, self.axes)
             mean = mean.astype(x.dtype)
             flat = gather(mean, self.inside, tiled=True)
@@ -150,7 +151,7 @@ class _OfLeaves(_Hierarchical):
         means, new = self.exchange.update(
             jax.tree.map(share, updates), of_shard(state, self.exchange.axes)
         )
-        return jax.tree.map(whole, means, updates), put_shard(state, new)
+        return jax.tree.map(gathered, means, updates), put_shard(state, new)
 
     def wire_cost(
         self, params: Any, axis_sizes: Mapping[str, int]
@@ -218,7 +219,7 @@ class _OfBlocks(_Hierarchical):
             counts = lax.dynamic_index_in_dim(
                 counts, worker_index(inside), 1, keepdims=False
             )
-            # Blocks that are cut short change the error after it would be rounded.
+            # In float32: errors of cut blocks are corrected before they are rounded.
             buffer = Buffer(
                 (share / devices).reshape(-1), error.reshape(-1).astype(jnp.float32)
             )

@@ -159,7 +159,7 @@ class PerShard(Exchange):
                     means[i] = mean
             return means, tuple(new_states)
 
-        # Manual over all further axes, so that nothing of it is partitioned anew.
+        # Manual over all further axes, so that the compiler partitions none of it.
         further = _further(self.axes)
         run = of_shards
         if further:
@@ -206,7 +206,7 @@ class PerShard(Exchange):
                         leaves[i].dtype,
                     )
                     for i in group.leaves
-                    # Optax asks for the state of no parameters.
+                    # Optax's tree_map_params calls init with a tree without leaves.
                     if leaves
                 ],
             )
@@ -214,7 +214,7 @@ class PerShard(Exchange):
         ]
 
     def _check_structure(self, tree: Any) -> None:
-        # Optax asks for the state of no parameters, to learn where they are in it.
+        # Optax's tree_map_params calls init with a tree without leaves.
         places, wanted = _places(tree), _places(self.specs)
         if places and places != wanted:
             odd = sorted(set(places) ^ set(wanted)) or places

@@ -172,7 +172,7 @@ def two_phase(
 def _to_servers(
     message: UInt32[Array, "n served words"], axes: tuple[str, ...]
 ) -> UInt32[Array, "n served words"]:
-    """Gives each worker what all have for it, in any order."""
+    """Sends each worker the blocks that it serves, of all workers in any order."""
     if message.shape[0] != 2:
         return lax.all_to_all(message, axes, 0, 0)
     # Two workers swap halves. Gloo's all-to-all asks for the other's half behind its

@@ -29,7 +29,7 @@ _COUNTED = (
 _UNCOUNTED = ("ragged-all-to-all", "send")
 
 UNNAMED = "unnamed"
-"""The stage of a branch that XLA has left no name, beside one of a named stage."""
+"""The stage of a branch whose name XLA has dropped, beside that of a named stage."""
 
 
 class Collective(NamedTuple):
@@ -235,7 +235,8 @@ class _Stages:
         """The stage that each branch is in; None for one of several or none."""
         branches = conditional.calls
         named = [self.of_computation(name) for name in branches]
-        # XLA's combiner drops names: a branch that sends beside one of a stage.
+        # XLA's combiner drops names: beside a named stage's branch, another that has
+        # collectives and no name is one of a stage, too.
         return [
             UNNAMED
             if not each and any(named) and self._sends(branch)

@@ -84,11 +84,12 @@ def stage_costs(
         return {
             "every": _merged(t for _, t in _traced(tx, params, state, mesh, **extra))
         }
-    whole = [name for name in stages if "/" not in name]
+    outer = [name for name in stages if "/" not in name]
     costs = {}
-    for name in whole:
+    for name in outer:
         found = list(_traced(tx, params, state, mesh, **extra, stage=name))
-        # What has no scope is done in every step; what is inside another, in some.
+        # A collective without a scope runs in every step; one of a nested stage, in
+        # some steps of the outer stage.
         inside = {s for s, _ in found if s is not None and s.startswith(f"{name}/")}
         for stage in (*inside, name):
             costs[stage] = _merged(t for s, t in found if s in (None, name, stage))

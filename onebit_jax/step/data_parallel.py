@@ -198,7 +198,7 @@ class _Run:
         """Parameters and state where they were, where they are sharded."""
         if self.specs is None:
             return params, state
-        # What is sharded inside workers is not the compiler's to move.
+        # The compiler would choose shardings of its own for what a step returns.
         shardings = self.placed(params)
         shapes = jax.tree.map(
             lambda p, s: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=s),
@@ -240,7 +240,7 @@ def local_step(
 
 
 def _copy(x: Any, sharding: NamedSharding) -> Any:
-    # A copy: step donates what it is given, and the caller keeps his own.
+    # A copy: step donates its arguments, and the caller keeps the parameters.
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         return jax.jit(jnp.copy, out_shardings=sharding)(x)
     # From the host, as a process's own array may be known to no other process.
@@ -258,15 +258,14 @@ def _check_axes(state: Any, axes: tuple[str, ...]) -> None:
 
 
 def _check_sharded(state: Any, specs: Any) -> None:
-    """Refuses parameters that are sharded for one of step and exchange alone."""
-    nodes = worker_local_nodes(state)
-    by_shard, whole = False, False
-    for node in nodes:
+    """Refuses specs that were given to the step or to the exchange alone."""
+    has_shards, has_servers = False, False
+    for node in worker_local_nodes(state):
         named = {name for spec in node.specs or () for name in names_of(spec)}
-        by_shard |= bool(named - set(node.axes))
-        whole |= node.resizing == "concatenate"
+        has_shards |= bool(named - set(node.axes))
+        has_servers |= node.resizing == "concatenate"
     sharded = any(names_of(spec) for spec in jax.tree.leaves(specs, is_leaf=is_spec))
-    if (sharded and whole and not by_shard) or (by_shard and specs is None):
+    if (sharded and has_servers and not has_shards) or (has_shards and specs is None):
         raise ValueError(
             "parameters that are sharded inside each worker need the same specs in "
             "data_parallel(specs=specs) and in the exchange, "
@@ -329,7 +328,7 @@ def check_made_for(state: Any, made: Any) -> None:
 
 def check_stage(state: Any, stage: str | None) -> None:
     """Refuses a stage that the optimizer does not have."""
-    # A stage inside of another is none that a program can be of.
+    # A nested stage ('compressed/measuring') cannot be compiled alone.
     stages = [s for s in jax.eval_shape(steps_by_stage, state) if "/" not in s]
     if stage is not None and stage not in stages:
         known = ", ".join(map(repr, stages)) or "none"

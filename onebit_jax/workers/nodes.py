@@ -1,4 +1,4 @@
-"""Nodes of a state that tell something of themselves."""
+"""Nodes of a state, found by an attribute that they have."""
 
 from __future__ import annotations
 

@@ -98,14 +98,14 @@ def abstract_state(
     }
 
     def place(x: jax.ShapeDtypeStruct, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
-        # What has no elements leaves every jitted function replicated.
+        # jax.jit returns empty arrays replicated, whatever sharding is asked for.
         sharding = NamedSharding(mesh, spec if x.size else PartitionSpec())
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     workers = {axis for node in worker_local_nodes(state) for axis in node.axes}
 
     def own_spec(path: Any, shape: tuple[int, ...]) -> PartitionSpec:
-        # What is kept for a parameter is placed as it is: moments, averages.
+        # Moments and averages are placed as their parameter is.
         ends = (path[i:] for i in range(len(path) + 1))
         matches = (placed[end] for end in ends if end in placed)
         specs = (spec for like, spec in matches if like == shape)

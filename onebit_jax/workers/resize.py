@@ -133,7 +133,7 @@ def _divided(x: jax.ShapeDtypeStruct, mesh: Mesh) -> jax.ShapeDtypeStruct:
 
 
 def _check_shards(node: WorkerLocal, old_mesh: Mesh | AbstractMesh, mesh: Mesh) -> None:
-    """Refuses shards that are cut differently, though there be as many."""
+    """Refuses shards that are cut differently, even where there are as many."""
     if not node.shard_axes:
         return
     names = {name for spec in node.specs or () for name in names_of(spec)}

@@ -112,10 +112,10 @@ def steps_by_stage(state: Any) -> dict[str, Int32[Array, ""]]:
       state: an optimizer's state.
 
     Returns:
-      Steps by the stage's name, each in one: those of a stage inside of another, such
-      as 'compressed/measuring', are not in the other. Of several nodes that have a
-      stage of the same name, as in `optax.partition`, the most. Empty where no node
-      tells. Steps that `skip_nonfinite` has skipped are in no stage.
+      Steps by the stage's name, each counted once: those of a nested stage, such as
+      'compressed/measuring', are not counted in the outer one too. Of several nodes
+      that have a stage of the same name, as in `optax.partition`, the most. Empty
+      where no node tells. Steps that `skip_nonfinite` has skipped are in no stage.
 
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax

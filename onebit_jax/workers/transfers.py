@@ -1,4 +1,4 @@
-"""Collectives as they are paid for: the bytes that each worker sends."""
+"""Collectives, and the bytes that each worker sends for them."""
 
 from __future__ import annotations
 
