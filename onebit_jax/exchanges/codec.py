@@ -26,6 +26,25 @@ class Codec(abc.ABC):
     Attributes:
       block_size: values a block.
       has_one_magnitude: True where all values of a block are decoded to one magnitude.
+
+    Example:
+      >>> import dataclasses
+      >>> @dataclasses.dataclass(frozen=True)
+      ... class Bytes(Codec):
+      ...     step: float
+      ...     block_size = 4
+      ...     words = 1
+      ...     def encode(self, blocks, counts):
+      ...         levels = jnp.clip(jnp.round(blocks / self.step), -127, 127)
+      ...         return jax.lax.bitcast_convert_type(
+      ...             levels.astype(jnp.int8).reshape(-1, 1, 4), jnp.uint32)
+      ...     def decode(self, words):
+      ...         levels = jax.lax.bitcast_convert_type(words[..., 0], jnp.int8)
+      ...         return levels.astype(jnp.float32) * self.step
+      >>> value = jnp.array([0.25, -0.5, 0.75])
+      >>> words, error = Bytes(0.5).encode_with_error(value, jnp.zeros(3))
+      >>> print(Bytes(0.5).decode_flat(words, 3, jnp.float32), error)
+      [ 0.  -0.5  1. ] [ 0.25  0.   -0.25]
     """
 
     block_size: int

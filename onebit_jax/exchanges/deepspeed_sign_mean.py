@@ -73,14 +73,13 @@ def deepspeed_sign_mean(axis: AxisNames, *, fused: bool = False) -> Exchange:
         or the state is one of another number of workers.
 
     Example:
-      >>> import onebit_jax
-      >>> tx = onebit_jax.onebit_adam(
-      ...     1e-3,
-      ...     deepspeed_sign_mean('data'),
-      ...     onebit_jax.freeze_at(1000),
-      ...     bias_correction=False,
-      ...     **onebit_jax.AS_PUBLISHED,
-      ... )
+      >>> import jax, jax.numpy as jnp
+      >>> exchange = deepspeed_sign_mean('data')
+      >>> def mean(g):
+      ...     return exchange.update(g, exchange.init(g))[0]
+      >>> own = jnp.array([[-4.0, 0.0], [-4.0, 0.0]])  # padded to N = 16
+      >>> print(jax.vmap(mean, axis_name='data')(own)[0].round(3))
+      [-1.  1.]
 
     References:
       DeepSpeed 0.19.6, `runtime/comm/nccl.py` and `compressed.py`; `fused` as in

@@ -149,10 +149,22 @@ def two_phase(
       TypeError: if `codec` is not a codec.
 
     Example:
-      >>> from onebit_jax.exchanges.sign_mean import SignCodec
-      >>> exchange = two_phase('data', SignCodec(256))
-      >>> exchange.codec.words  # 256 / 32 of signs and one scale
-      9
+      >>> import jax, jax.numpy as jnp, onebit_jax
+      >>> class Halves(onebit_jax.Codec):
+      ...     block_size = 64
+      ...     words = 32  # two bfloat16 values a word
+      ...     def encode(self, blocks, counts):
+      ...         pairs = blocks.astype(jnp.bfloat16).reshape(-1, 32, 2)
+      ...         return jax.lax.bitcast_convert_type(pairs, jnp.uint32)
+      ...     def decode(self, words):
+      ...         pairs = jax.lax.bitcast_convert_type(words, jnp.bfloat16)
+      ...         return pairs.reshape(*words.shape[:-1], 64).astype(jnp.float32)
+      >>> exchange = two_phase('data', Halves(), exact_below=0)
+      >>> def mean(g):
+      ...     return exchange.update(g, exchange.init(g))[0]
+      >>> own = jnp.array([[1.0, 2.0], [3.0, 2.0]])
+      >>> print(jax.vmap(mean, axis_name='data')(own)[0])
+      [2. 2.]
 
     References:
       Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888, Algorithm 1.

@@ -46,9 +46,11 @@ def accumulate(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Updates once every so many steps, with the mean of their gradients.
 
+    .. math:: \bar g^{(i)} = \tfrac1k \textstyle\sum_{j=1}^k g_j^{(i)}
+
     Each worker accumulates its own gradients, in float32, and nothing is exchanged
-    in between; the updates in between are zero. Their mean is given on in the
-    gradients' dtype.
+    in between; the updates in between are zero. The transformation is given the mean of
+    k steps, in the gradients' dtype.
 
     `optax.MultiSteps` cannot be used around an exchange: it takes the accumulated
     gradients for the same on all workers.
@@ -67,14 +69,15 @@ def accumulate(
       TypeError: if `steps` is not an integer.
 
     Example:
-      >>> import onebit_jax
-      >>> tx = accumulate(
-      ...     onebit_jax.onebit_adam(
-      ...         1e-3, onebit_jax.sign_mean('data'), onebit_jax.freeze_at(1000)
-      ...     ),
-      ...     4,
-      ...     'data',
-      ... )
+      >>> import jax, jax.numpy as jnp, onebit_jax
+      >>> tx = accumulate(onebit_jax.exact_mean('data'), 2, 'data')
+      >>> def both_updates(first, second):
+      ...     updates, state = tx.update(first, tx.init(first))
+      ...     return updates, tx.update(second, state)[0]
+      >>> own = jnp.array([[1.0], [2.0]]), jnp.array([[3.0], [6.0]])
+      >>> first, second = jax.vmap(both_updates, axis_name='data')(*own)
+      >>> print(first[0], second[0])
+      [-0.] [3.]
     """
     steps = operator.index(steps)
     if steps < 1:

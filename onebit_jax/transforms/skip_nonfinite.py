@@ -64,13 +64,15 @@ def skip_nonfinite(
       ValueError: from `update`, if gradients differ over further axes than these.
 
     Example:
-      >>> import onebit_jax
-      >>> tx = skip_nonfinite(
-      ...     onebit_jax.onebit_adam(
-      ...         1e-3, onebit_jax.sign_mean('data'), onebit_jax.freeze_at(1000)
-      ...     ),
-      ...     'data',
-      ... )
+      >>> import jax, jax.numpy as jnp, onebit_jax
+      >>> tx = skip_nonfinite(onebit_jax.exact_mean('data'), 'data')
+      >>> def update(g):
+      ...     updates, state = tx.update(g, tx.init(g))
+      ...     return updates, state.skipped
+      >>> updates, skipped = jax.vmap(update, axis_name='data')(
+      ...     jnp.array([[1.0, 2.0], [3.0, jnp.nan]]))
+      >>> print(updates[0], skipped[0])
+      [-0. -0.] 1
     """
     axes = as_tuple(axis)
     inner = optax.with_extra_args_support(tx)
