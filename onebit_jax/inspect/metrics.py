@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @jax.jit
 def metrics(state: Any) -> dict[str, Array]:
-    r"""Measures of the optimizer, from its state.
+    """Measures of the optimizer, from its state.
 
     A node of the state that has a method `metrics` tells its own: a dictionary of
     scalars. Of several processes all must call it, not process 0 alone: norms of
@@ -25,18 +25,9 @@ def metrics(state: Any) -> dict[str, Array]:
       state: an optimizer's state with global arrays, outside `shard_map`.
 
     Returns:
-      Scalars by name, of several nodes that tell the same, as in `optax.partition`,
-      the largest. From 1-bit Adam: 'count', steps taken; 'compressed', 1 once the
-      variance is frozen; 'frozen_at', warm-up steps taken by then; 'floored_share',
-      the share of the frozen variances that the floor raised; 'bounded_share', the
-      share of updates that were cut to the bound, when last measured; 'worker_error',
-      :math:`\sqrt{\frac1n \sum_i \|\delta^{(i)}\|^2} / \|m\|`, and 'server_error',
-      :math:`\|\bar\delta\| / \|m\|`, errors of what is sent: gradients, which are
-      larger than their momentum m, or momenta. From 1-bit LAMB the same, and
-      'largest_factor', the largest factor on a layer's frozen ratio; its errors are
-      those of momenta brought to one magnitude, and its share of updates is that of the
-      last step. From `skip_nonfinite`: 'skipped', steps skipped. From
-      `clip_by_worker_norm`: 'clipped_share', the share of steps clipped.
+      Scalars by name; of several nodes that tell the same name, as in
+      `optax.partition`, the largest. What each measures is told by the type of the
+      node, beside its method or the attribute that it reads.
 
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax
