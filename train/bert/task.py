@@ -69,7 +69,6 @@ def _phase(
         phase,
         last,
         mesh,
-        config.topology,
         loss=training_loss(model, config.seed, mesh.axis_names, phase.accumulate),
         batches=data.training,
         evaluation=evaluation(model, data, mesh, config.eval_sequences),

@@ -18,6 +18,7 @@ from typing import (
 from models.config import Attention, Remat, TransformerConfig
 from train.core.errors import InputError
 from train.core.exchange import ExchangeName
+from train.core.mesh import Topology
 from train.core.optimizer import (
     FREEZE,
     OPTIMIZERS,
@@ -111,6 +112,10 @@ class TrainingFlags:
     workers: Changeable[Count | None] = None
     """Devices to train on, of all processes together; default: all, or 8 virtual ones
     on the CPU of a process that is alone."""
+    topology: Topology = "auto"
+    """Compression by each device (flat), or by each host for its devices together
+    (hierarchical); auto: hierarchical where several processes have several devices
+    each. A run that goes on keeps its own."""
     seed: Seed = 0
     """Decides the new parameters, the order of the examples and the dropout."""
     learning_rate: Positive = 1e-3
@@ -136,16 +141,17 @@ class TrainingFlags:
         return set()
 
     def decided_by(self, earlier: TrainingFlags) -> Self:
-        """These flags, completed by what the run that goes on chose at its start.
+        """These flags, an open topology filled in from the run that is resumed.
 
         Args:
           earlier: The run's own flags.
 
         Returns:
-          The flags, with the run's choice where they leave one open.
+          The flags.
         """
-        del earlier
-        return self
+        if self.topology != "auto":
+            return self
+        return replace(self, topology=earlier.topology)
 
     def planned(self, steps: int, share: float = FREEZE) -> Plan:
         """Schedule and freeze of the optimizer, all defaults put in.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from train.core.command import say
 from train.core.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 AXIS = "data"
 """The axis of a mesh of workers that are all alike."""
@@ -68,6 +72,35 @@ def make_mesh(workers: int | None = None, topology: Topology = "auto") -> Mesh:
         return Mesh(np.array(chosen), (AXIS,), axis_types=(AxisType.Auto,))
     hosts = np.array(chosen).reshape(processes, each)
     return Mesh(hosts, (HOST, DEVICE), axis_types=(AxisType.Auto,) * 2)
+
+
+def kept_topology(mesh: Mesh, folder: Path, *, goes_on: bool) -> Topology:
+    """The topology that a run keeps; refuses, or tells of, hosts that are one.
+
+    Args:
+      mesh: The workers.
+      folder: The run's.
+      goes_on: Whether the run has begun before, maybe on several hosts.
+
+    Returns:
+      The topology of the mesh.
+
+    Raises:
+      InputError: A new run would compress between hosts, and there is one.
+    """
+    if HOST not in mesh.axis_names:
+        return "flat"
+    if mesh.shape[HOST] == 1:
+        if not goes_on:
+            raise InputError(
+                "--topology hierarchical compresses between hosts, and there is one "
+                "process; start one on each of several hosts, or leave --topology out."
+            )
+        say(
+            f"{folder} compresses between hosts, and there is one: its warm-up does "
+            "not end until it goes on in several processes."
+        )
+    return "hierarchical"
 
 
 def check_divisible(

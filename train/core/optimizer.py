@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from train.core.flags import TrainingFlags
-    from train.core.mesh import Topology
 
 FREEZE = 0.2
 """Share of the steps after which a variance is frozen by default."""
@@ -254,15 +253,14 @@ def make_optimizer(
 
 
 def planned_optimizer(
-    config: TrainingFlags, plan: Plan, mesh: Mesh, topology: Topology = "auto"
+    config: TrainingFlags, plan: Plan, mesh: Mesh
 ) -> tuple[optax.GradientTransformationExtraArgs, optax.Schedule]:
     """The optimizer and the learning rate that the flags ask for.
 
     Args:
       config: The flags.
       plan: Its schedule and its freeze.
-      mesh: The workers.
-      topology: Who compresses.
+      mesh: The workers; where it is one of hosts, these compress.
 
     Returns:
       A transformation for `onebit_jax.data_parallel`, and its schedule.
@@ -278,12 +276,10 @@ def planned_optimizer(
         config.optimizer,
         schedule,
         freeze_rule(plan.freeze, plan.warmup, plan.steps),
-        make_exchange(
-            mesh, OPTIMIZERS[config.optimizer].exchange or config.exchange, topology
-        ),
+        make_exchange(mesh, OPTIMIZERS[config.optimizer].exchange or config.exchange),
         weight_decay=config.weight_decay,
         clip=config.clip,
-        warmup_exchange=make_warmup_exchange(mesh, config.warmup_bits, topology),
+        warmup_exchange=make_warmup_exchange(mesh, config.warmup_bits),
     )
     return tx, schedule
 

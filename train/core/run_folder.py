@@ -247,8 +247,9 @@ def read(folder: Path, command: str, kind: type[Flags]) -> Run[Flags]:
         values = json.loads(text)
         other = values["command"]
         if other == command:
-            # It may have been moved since it was written.
-            flags = replace(from_json(kind, values["flags"]), out=folder)
+            # Earlier versions of some tasks had one topology alone.
+            flags = from_json(kind, {"topology": "flat", **values["flags"]})
+            flags = replace(flags, out=folder)  # it may have been moved
             return Run(command, flags, values["contents"], values["until"])
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise InputError(

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from train.core.flags import TrainingFlags
-    from train.core.mesh import Topology
     from train.core.optimizer import Plan
 
 Params = Any
@@ -105,7 +104,6 @@ def planned_phase(
     plan: Plan,
     last: int,
     mesh: Mesh,
-    topology: Topology,
     **values: Any,
 ) -> Phase:
     """A phase with the optimizer that the flags ask for; says if it freezes too late.
@@ -115,13 +113,12 @@ def planned_phase(
       plan: The phase's schedule and freeze.
       last: Steps of the run at its end.
       mesh: The workers.
-      topology: Who compresses.
       **values: The other attributes of a `Phase`.
 
     Returns:
       The phase.
     """
-    tx, schedule = planned_optimizer(config, plan, mesh, topology)
+    tx, schedule = planned_optimizer(config, plan, mesh)
     steps, flag = last - plan.earlier_steps, f"{plan.flags}freeze-step"
     advice = freeze_advice(config, plan.freeze, steps, flag)
     if advice and plan.freeze != "auto":  # known before the first step

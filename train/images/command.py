@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from train.core import metrics_log, run_folder
 from train.core.command import is_main_process, say, watched
 from train.core.commands.line import Command, parse_flags, run_command
 from train.core.loop import train
-from train.core.mesh import check_divisible, make_mesh
+from train.core.mesh import check_divisible, kept_topology, make_mesh
 from train.core.processes.distributed import Cluster
 from train.images.config import ImagesConfig, check
 from train.images.task import make_task, read
@@ -41,8 +42,10 @@ def train_images(config: ImagesConfig, timeout: float = Cluster.timeout) -> None
       LostError: Another process is gone.
     """
     check(config)
-    mesh = make_mesh(config.workers, "flat")
+    mesh = make_mesh(config.workers, config.topology)
     check_divisible(config.batch, mesh)
+    topology = kept_topology(mesh, config.out, goes_on=config.resume)
+    config = replace(config, topology=topology)
     data = read(config)
     contents = {"set of images": data.contents}
     run = run_folder.run_of(config, MODULE, contents, config.steps)

@@ -75,7 +75,6 @@ def make_task(config: ImagesConfig, data: Dataset, mesh: Mesh) -> Task:
                 config.plan,
                 config.steps,
                 mesh,
-                "flat",
                 loss=training_loss(network),
                 batches=training,
                 evaluation=evaluation(

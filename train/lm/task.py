@@ -103,7 +103,6 @@ def make_task(
         plan,
         until,
         mesh,
-        config.topology,
         loss=training_loss(model, config.seed, mesh.axis_names, config.accumulate),
         batches=data.training,
         evaluation=objective.mean_over(

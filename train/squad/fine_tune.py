@@ -8,6 +8,7 @@ Hugging Face's layout.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from train.core.command import say, say_if_unknown, watched
 from train.core.commands.line import Command, parse_flags, run_command
 from train.core.errors import InputError
 from train.core.loop import train
-from train.core.mesh import check_attention, check_divisible, make_mesh
+from train.core.mesh import check_attention, check_divisible, kept_topology, make_mesh
 from train.core.optimizer import check_plan
 from train.core.processes.distributed import Cluster
 from train.core.run_folder import contents_name
@@ -72,9 +73,11 @@ def fine_tune(
       LostError: Another process is gone.
     """
     file = check(config)
-    mesh = make_mesh(config.workers, "flat")
+    mesh = make_mesh(config.workers, config.topology)
     check_divisible(config.batch, mesh)
     check_attention(config.attention, mesh)
+    topology = kept_topology(mesh, config.out, goes_on=config.resume)
+    config = replace(config, topology=topology)
     weights = read_resumed(config.out) if config.resume else None
     weights = weights or read_weights(
         config.start, config.vocab, config.model or "tiny", size
@@ -160,8 +163,7 @@ def _task(
                 config.planned(steps, FREEZE),
                 steps,
                 mesh,
-                "flat",
-                loss=training_loss(model, config.seed),
+                loss=training_loss(model, config.seed, mesh.axis_names),
                 batches=batches(ordered, config.batch),
             )
         ],

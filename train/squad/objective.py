@@ -46,7 +46,7 @@ def init_params(
 
 
 def training_loss(
-    config: BertConfig, seed: int
+    config: BertConfig, seed: int, axes: str | tuple[str, ...] = AXIS
 ) -> Callable[[Any, SpanBatch, Int[Array, ""]], Float[Array, ""]]:
     """The loss of a worker's share of a batch, with dropout.
 
@@ -54,6 +54,7 @@ def training_loss(
       config: The model's sizes.
       seed: Decides the dropout, together with the step and the place of a window in
         the global batch: the number of workers does not matter to it.
+      axes: The mesh axes whose members are the workers.
 
     Returns:
       A function from parameters, the worker's share of a batch, and the number of
@@ -65,7 +66,7 @@ def training_loss(
         params: Any, batch: SpanBatch, step: Int[Array, ""]
     ) -> Float[Array, ""]:
         share = batch.token_ids.shape[0]
-        keys = objective.dropout_keys(config.dropout, seed, step, share, AXIS)
+        keys = objective.dropout_keys(config.dropout, seed, step, share, axes)
         model = nnx.merge(graph, params)
         starts, ends = model(batch.token_ids, batch.token_types, batch.lengths, keys)
         return span_loss(starts, ends, batch)

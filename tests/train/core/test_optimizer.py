@@ -80,7 +80,7 @@ def test_a_freeze_that_comes_too_late_is_told_at_once(capsys):
     )
     data = {"loss": None, "batches": None}
     for last, advice in (9, late), (10, ""):
-        phase = planned_phase(onebit, plan, last, make_mesh(1), "flat", **data)
+        phase = planned_phase(onebit, plan, last, make_mesh(1), **data)
         assert phase.advice == advice
         said = capsys.readouterr().out
         assert said == (f"no step will come after the freeze: {late}.\n" * bool(advice))

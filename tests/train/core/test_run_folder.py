@@ -47,6 +47,15 @@ def test_a_run_is_read_as_it_was_written_wherever_it_has_moved(run, tmp_path):
     assert read(moved, "train.task", Flags) == elsewhere
 
 
+def test_a_run_of_an_earlier_version_without_topologies_stays_flat(run):
+    write(run)
+    file = run.flags.out / "config.json"
+    values = json.loads(file.read_text())
+    del values["flags"]["topology"]
+    file.write_text(json.dumps(values))
+    assert read(run.flags.out, "train.task", Flags).flags.topology == "flat"
+
+
 @pytest.mark.parametrize("taken", ["config.json", "metrics.jsonl", "checkpoints"])
 def test_a_folder_that_holds_a_run_is_refused(tmp_path, taken):
     check_free(tmp_path)

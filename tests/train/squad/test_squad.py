@@ -235,6 +235,20 @@ def test_two_processes_train_and_answer_as_one_does(files, tmp_path):
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
+def test_hosts_compress_for_their_devices_together(files, tmp_path):
+    flags = (
+        f"--train {files.train} --vocab {files.vocab} --batch 8 --seq 32 --steps 4 "
+        "--freeze-step 2 --warmup-steps 1 --log-every 1 --workers 4"
+    ).split()
+    command = ["-m", "train.squad", *flags, "--out", tmp_path / "run"]
+    with Launched(command=command) as launched:
+        assert launched.end() == 0, launched.said
+    assert "onebit_adam: between hosts" in launched.said
+    values = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert values["flags"]["topology"] == "hierarchical"
+
+
 def encoder_of(files, **sizes):
     num_pieces = len(files.vocab.read_text().splitlines())
     config = dataclasses.replace(SMALL, vocab_size=num_pieces, **sizes)
@@ -360,6 +374,8 @@ def test_what_cannot_be_used_is_refused(files, tmp_path):
         run(files, seq=33)
     with pytest.raises(InputError, match=r"--batch 7 cannot be shared equally by 2"):
         run(files, batch=7)
+    with pytest.raises(InputError, match="there is one process; start one on each"):
+        run(files, topology="hierarchical")
     with pytest.raises(InputError, match="--attention cudnn needs NVIDIA GPUs"):
         run(files, attention="cudnn", dtype="bfloat16")
     with pytest.raises(InputError, match=r"no run in .*; give the folder"):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from train.core.errors import InputError
 from train.core.flags import Changeable, Count, TrainingFlags, check_flags
-from train.core.mesh import Topology
 from train.core.optimizer import check_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any, Self
+    from typing import Any
 
     from train.core.optimizer import Plan
 
@@ -26,10 +25,6 @@ class FromScratchFlags(TrainingFlags):
     accumulate: Count = 1
     """Parts of a worker's share of the batch, computed one after another: memory for
     one; the gradients and the exchange are the whole batch's."""
-    topology: Topology = "auto"
-    """Compression by each device (flat), or by each host for its devices together
-    (hierarchical); auto: hierarchical where several processes have several devices
-    each. A run that goes on keeps its own."""
     eval_every: Changeable[Count] = 50
     """Steps between evaluations on held-out examples; there is one at the end."""
     resume: Changeable[bool] = False
@@ -52,12 +47,6 @@ class FromScratchFlags(TrainingFlags):
     def lengths(self) -> dict[str, Any]:
         """The flags by which a run is longer; its schedules are made for its own."""
         return {"steps": self.steps}
-
-    def decided_by(self, earlier: TrainingFlags) -> Self:
-        """The same flags, with the topology that the run was begun with."""
-        if self.topology != "auto" or not isinstance(earlier, FromScratchFlags):
-            return self
-        return replace(self, topology=earlier.topology)
 
 
 def check_from_scratch(config: FromScratchFlags) -> None:

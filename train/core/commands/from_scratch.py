@@ -18,7 +18,7 @@ from train.core.comparison import closing, ended
 from train.core.errors import InputError, writable
 from train.core.flags import places, with_optimizer
 from train.core.loop import train
-from train.core.mesh import HOST
+from train.core.mesh import kept_topology
 from train.core.run_folder import Run
 
 if TYPE_CHECKING:
@@ -56,14 +56,8 @@ def open_run(
       InputError: The folder is taken, or does not hold this run, or the run cannot go
         on to the steps that are asked for; or a new one would never compress.
     """
-    topology = "hierarchical" if HOST in mesh.axis_names else "flat"
-    is_one_host = mesh.shape.get(HOST) == 1
+    topology = kept_topology(mesh, config.out, goes_on=config.resume)
     if not config.resume:
-        if is_one_host:
-            raise InputError(
-                "--topology hierarchical compresses between hosts, and there is one "
-                "process; start one on each of several hosts, or leave --topology out."
-            )
         for arm in _arms(config):
             run_folder.check_free(arm.out)
         contents, data = load(config, None)
@@ -73,11 +67,6 @@ def open_run(
     for arm in _arms(run.flags):
         # The schedules are made for a number of steps.
         run_folder.check_same(replace(run, flags=arm), set(arm.lengths))
-    if is_one_host:
-        say(
-            f"{config.out} compresses between hosts, and there is one: its warm-up "
-            "does not end until it goes on in several processes."
-        )
     # Its folders may be others now; the topology is written out, no longer auto.
     moved = replace(run.flags, **places(config), topology=topology)
     run = replace(run, flags=moved)
