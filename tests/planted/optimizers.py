@@ -348,8 +348,8 @@ BUGS = {
     ),
     "a line has the measures of the last checkpoint": Bug(
         "train/core/loop.py",
-        "            if log or save:\n                self._measure",
-        "            if save:\n                self._measure",
+        "            if due.log or due.save:\n                self._measure",
+        "            if due.save:\n                self._measure",
         ("tests/train/core/test_loop.py::test_a_line_a_step_with_bytes_by_stage",),
     ),
     "the norm of errors is of all workers together": Bug(

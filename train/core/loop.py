@@ -39,7 +39,7 @@ ALONE = (
 """The reason why a run of one worker never leaves its first stage."""
 
 AHEAD = 2
-"""Steps that a device has to do while the host prepares the next."""
+"""Steps in flight on the device while the host prepares the next batch."""
 
 
 def train(
@@ -100,6 +100,14 @@ class _Program(NamedTuple):
     step: Callable[..., tuple[Params, Any, jax.Array]]
     evaluate: Evaluation | None
     rates: dict[str, int]
+
+
+class _Due(NamedTuple):
+    """What is to be done after a step."""
+
+    log: bool
+    evaluate: bool
+    save: bool
 
 
 class _Loop:
@@ -179,8 +187,7 @@ class _Loop:
         progress = Progress(self.totals.at_phase_start(), batches.get_state())
         begun = Checkpoint(*run.init(params), progress)
         if is_new:
-            self.watchdog.expect("the checkpoint of step 0")
-            self.checkpoints.save(begun, self.mesh)
+            self._save(begun)
         return begun
 
     def _compile(
@@ -212,17 +219,13 @@ class _Loop:
         batches: grain.DatasetIterator[Any],
         last: int,
     ) -> Checkpoint:
-        flags, watchdog = self.flags, self.watchdog
         params, state, progress = begun
         self.totals = progress.totals
-        # Workers that share a CPU can block each other's steps in flight. Elsewhere
-        # there are few, so that a step's time is counted from about its own beginning.
-        ahead = 0 if self.mesh.devices.flat[0].platform == "cpu" else AHEAD
         losses: deque[jax.Array] = deque()
-        speed = _Speed(self.totals.steps)
+        speed, ahead = _Speed(self.totals.steps), _ahead(self.mesh)
         bar = self._bar(last)
         for step in bar:
-            watchdog.expect(f"step {step - len(losses)}")
+            self.watchdog.expect(f"step {step - len(losses)}")
             batch = place(next(batches), self.mesh)
             params, state, loss = program.step(
                 params, state, batch, np.uint32(step - 1)
@@ -230,31 +233,35 @@ class _Loop:
             losses.append(loss)
             if len(losses) > ahead:
                 losses.popleft().block_until_ready()
-            log, evaluate, save = (
-                step % every == 0 or step == last
-                for every in (
-                    flags.log_every,
-                    phase.eval_every,
-                    flags.checkpoint_every,
-                )
-            )
-            if log or save:
+            due = self._due(phase, step, last)
+            if due.log or due.save:
                 self._measure(step, state, program.rates)
-            if log:
+            if due.log:
                 rate = phase.batch * speed.steps_per_second(step)
                 self._log(phase, program.rates, float(loss), rate, bar)
             with speed.paused():
-                if evaluate and program.evaluate:
-                    watchdog.expect(f"the evaluation after step {step}")
-                    held_out = program.evaluate(onebit_jax.local_params(params, state))
-                    self._held_out = held_out
-                    self._append(EvalMetrics(step, held_out))
-                if save:
-                    watchdog.expect(f"the checkpoint of step {step}")
+                if due.evaluate:
+                    self._evaluate(program, step, params, state)
+                if due.save:
                     progress = Progress(self.totals, batches.get_state())
-                    newest = Checkpoint(params, state, progress)
-                    self.checkpoints.save(newest, self.mesh)
+                    self._save(Checkpoint(params, state, progress))
         return Checkpoint(params, state, progress)
+
+    def _due(self, phase: Phase, step: int, last: int) -> _Due:
+        """What is to be done after a step, and all of it after the last."""
+        every = self.flags.log_every, phase.eval_every, self.flags.checkpoint_every
+        return _Due(*(step % steps == 0 or step == last for steps in every))
+
+    def _evaluate(self, program: _Program, step: int, params: Any, state: Any) -> None:
+        if program.evaluate:
+            self.watchdog.expect(f"the evaluation after step {step}")
+            held_out = program.evaluate(onebit_jax.local_params(params, state))
+            self._held_out = held_out
+            self._append(EvalMetrics(step, held_out))
+
+    def _save(self, newest: Checkpoint) -> None:
+        self.watchdog.expect(f"the checkpoint of step {newest.progress.totals.steps}")
+        self.checkpoints.save(newest, self.mesh)
 
     def _bar(self, last: int) -> tqdm:
         """A progress bar over the numbers of the steps to come."""
@@ -330,6 +337,12 @@ class _Speed:
         before = time.perf_counter()
         yield
         self._since += time.perf_counter() - before
+
+
+def _ahead(mesh: Mesh) -> int:
+    """Steps in flight: none where workers share a CPU and can block each other's."""
+    # Few elsewhere, so that a step's time is counted from about its own beginning.
+    return 0 if mesh.devices.flat[0].platform == "cpu" else AHEAD
 
 
 def _spelled(rates: dict[str, int]) -> str:
