@@ -239,6 +239,8 @@ class _Loop:
             if due.log:
                 rate = phase.batch * speed.steps_per_second(step)
                 self._log(phase, program.rates, float(loss), rate, bar)
+            if due.evaluate or due.save:
+                loss.block_until_ready()  # the time of steps in flight counts
             with speed.paused():
                 if due.evaluate:
                     self._evaluate(program, step, params, state)

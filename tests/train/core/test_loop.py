@@ -13,7 +13,7 @@ from launching import arrays_of
 from runs import PROMOTION, steps_of, without_speed
 
 import onebit_jax
-from train.core import metrics_log
+from train.core import loop, metrics_log
 from train.core.batches import batches
 from train.core.checkpoint import latest_step
 from train.core.errors import InputError
@@ -241,6 +241,41 @@ def test_only_the_time_of_steps_is_counted(tmp_path, monkeypatch):
     run.train(until=2, log_every=2, eval_every=1)
     (line,) = steps_of(run.folder)
     assert line["examples_per_second"] > 2 * BATCH / 1.0  # of the first evaluation
+
+
+def test_steps_in_flight_are_no_part_of_an_evaluation(tmp_path, monkeypatch):
+    """A device does steps one after another, and an evaluation after them."""
+    took, ready = 0.2, [time.perf_counter()]
+
+    class Loss(float):
+        def block_until_ready(self):
+            time.sleep(max(0.0, self.ready - time.perf_counter()))
+
+    def slow(step):
+        def dispatched(*arguments):
+            params, state, loss = step(*arguments)
+            later = Loss(loss)
+            later.ready = max(ready[-1], time.perf_counter()) + took
+            ready.append(later.ready)
+            return params, state, later
+
+        return dispatched
+
+    def evaluate(params):
+        time.sleep(max(0.0, ready[-1] - time.perf_counter()))
+        return {"loss": 0.0}
+
+    def compile_slow(self, *arguments, compiled=loop._Loop._compile):
+        program = compiled(self, *arguments)
+        return program._replace(step=slow(program.step), evaluate=evaluate)
+
+    monkeypatch.setattr(loop._Loop, "_compile", compile_slow)
+    monkeypatch.setattr(loop, "_ahead", lambda mesh: loop.AHEAD)
+    run = Run(tmp_path / "run", optimizer="adam")
+    run.train(until=4, log_every=4, eval_every=3, checkpoint_every=4)
+    (line,) = steps_of(run.folder)
+    # At the line, the last step but the first two are still in flight.
+    assert line["examples_per_second"] < 4 * BATCH / (3 * took)
 
 
 @pytest.mark.parametrize("step", KILLED_AFTER)
