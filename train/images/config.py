@@ -40,7 +40,7 @@ class ImagesConfig(TrainingFlags):
     """Pixels of a side that a folder's images are scaled and cut to; default: 32."""
     augment: bool | None = None
     """Train on images cut at random from padded ones, half of them mirrored; default:
-    all but digits."""
+    those of cifar-10 and folder."""
     model: Architecture = "small"
     """Network: small, of four convolutions; resnet18 for about 32 pixels a side;
     resnet50 for about 224."""
@@ -51,7 +51,7 @@ class ImagesConfig(TrainingFlags):
     batch: Count = 128
     """Images a step, of all workers together; each normalises by its own share."""
     seed: Seed = 0
-    """Decides the new parameters, the order of the images and what is cut of them."""
+    """Decides the new parameters, the order of the images and their augmentation."""
     learning_rate: Positive = 3e-3
     """Peak of the learning rate; it falls to a tenth at the end."""
     weight_decay: NotNegative = 0.01
