@@ -1,7 +1,14 @@
-"""Flax NNX models: BERT and its heads, and a decoder."""
+"""Flax NNX models: BERT and its heads, a decoder, and networks for images."""
 
 from models.bert import Bert, Encoder
 from models.config import SIZES, BertConfig
+from models.convolutional import (
+    ConvolutionalConfig,
+    ResNet,
+    SmallNet,
+    convolutional,
+    pooled_statistics,
+)
 from models.decoder import DECODER_SIZES, Decoder, DecoderConfig, next_token_loss
 from models.errors import WeightsError
 from models.fine_tuning import (
@@ -22,14 +29,19 @@ __all__ = [
     "BertForPreTraining",
     "BertForQuestionAnswering",
     "BertForSequenceClassification",
+    "ConvolutionalConfig",
     "Decoder",
     "DecoderConfig",
     "Encoder",
     "PreTrainingBatch",
+    "ResNet",
+    "SmallNet",
     "SpanBatch",
     "WeightsError",
     "classification_loss",
+    "convolutional",
     "next_token_loss",
+    "pooled_statistics",
     "pretraining_losses",
     "span_loss",
     "stack_layers",

@@ -107,7 +107,7 @@ class Layer(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """Embeddings and layers: what every head stands on.
+    """The embeddings and the layers, which all heads share.
 
     With pre-LayerNorm one more LayerNorm follows the last layer, and the embeddings
     keep theirs, as in DeepSpeed's pre-LayerNorm BERT (Megatron-LM's has none there):

@@ -121,7 +121,7 @@ class BertConfig(TransformerConfig):
 
     @property
     def residual_range(self) -> float:
-        """As of every transformer, but that post-LayerNorm normalises the stream."""
+        """As of every transformer; undivided where post-LayerNorm normalises."""
         return super().residual_range if self.pre_norm else self.initializer_range
 
 

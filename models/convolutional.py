@@ -126,7 +126,8 @@ class ResidualBlock(nnx.Module):
     """relu(x + f(x)) of f, normalised convolutions with relu between them.
 
     The last scale of f begins at zero, so that the block begins as an identity (Goyal
-    et al., 2017). Where f has a stride or other channels, x is a 1 x 1 convolution.
+    et al., 2017). Where f has a stride or other channels, a 1 x 1 convolution
+    of x takes the place of x.
 
     Args:
       config: The network's.
@@ -167,7 +168,7 @@ class ResidualBlock(nnx.Module):
         )
 
     def __call__(self, x: Float[Array, "B H W C"]) -> Float[Array, "B h w c"]:
-        """The sum with what was added to it."""
+        """relu(x + f(x))."""
         *before, last = self.convs
         y = x
         for conv in before:
@@ -271,14 +272,14 @@ def pooled_statistics(parts: Sequence[Any]) -> Any:
       {'mean': 1.0, 'var': 2.0}
     """
 
-    def is_one(node: Any) -> bool:
+    def is_statistics(node: Any) -> bool:
         return node.keys() == {"mean", "var"}
 
     def pool(*nodes: dict[str, Any]) -> dict[str, Any]:
         means, variances = (np.stack([n[x] for n in nodes]) for x in ("mean", "var"))
         return {"mean": means.mean(axis=0), "var": variances.mean(0) + means.var(0)}
 
-    return jax.tree.map(pool, *parts, is_leaf=is_one)
+    return jax.tree.map(pool, *parts, is_leaf=is_statistics)
 
 
 def _head(config: ConvolutionalConfig, size: int, rngs: nnx.Rngs) -> nnx.Linear:

@@ -40,8 +40,8 @@ class DecoderConfig(TransformerConfig):
       dropout: Share of the activations dropped while training.
       tied: Whether the head is the embedding; else it has weights of its own.
       norm_epsilon: Added to the mean square in every RMSNorm.
-      rotary_base: How far the wavelengths of the positions are spread: pair i of a
-        head of size D turns once in 2π · rotary_base^(2i/D) tokens.
+      rotary_base: Base of the positions' wavelengths: pair i of a head of size D turns
+        once in 2π · rotary_base^(2i/D) tokens.
     """
 
     vocab_size: int = 256
@@ -124,7 +124,7 @@ def rotate(
     Args:
       x: Queries or keys.
       positions: The place of each token.
-      base: Ratio of the wavelengths.
+      base: Base of the wavelengths.
 
     Returns:
       An array like `x`.

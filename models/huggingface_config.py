@@ -27,7 +27,7 @@ _NUMBERS = {
     "hidden_dropout_prob": "dropout",
 }
 
-# What this model is, whatever its sizes; Hugging Face's defaults are the same.
+# Settings that every BERT here has; Hugging Face's defaults are the same.
 _FIXED = {
     "model_type": "bert",
     "hidden_act": "gelu",

@@ -1,4 +1,4 @@
-"""Which of Hugging Face's tensors each of this model's parameters is.
+"""The table of this model's parameters and Hugging Face's tensors.
 
 A parameter is one tensor, or several that are joined along its last axis (queries,
 keys and values); kernels are stored transposed. One table serves both directions.

@@ -1,1 +1,1 @@
-"""The application: a small BERT pre-trained by workers that exchange one bit."""
+"""The commands that train models, and those that launch and plan trainings."""

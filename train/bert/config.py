@@ -126,12 +126,12 @@ class PretrainConfig(TransformerFlags, CorpusFlags, FromScratchFlags):
 
     @property
     def lengths(self) -> dict[str, Any]:
-        """The flags by which a run is longer."""
+        """The step counts; a longer run keeps the schedule of its first ones."""
         return {**super().lengths, "long_steps": self.long_steps}
 
     @property
     def fixed(self) -> set[str]:
-        """The changeable flags that a run of these cannot change all the same."""
+        """Changeable flags that this run must keep."""
         # The first phase of two is over, or ends where the second begins.
         return {"steps"} if self.long_seq else set()
 

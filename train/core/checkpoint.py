@@ -142,7 +142,7 @@ class Checkpoints:
             self._folder,
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=_KEPT,
-                # What was being written when a process was killed.
+                # A killed process leaves half of a checkpoint.
                 cleanup_tmp_directories=True,
                 # The step donates its arguments: write before they are gone.
                 enable_async_checkpointing=False,
@@ -150,7 +150,7 @@ class Checkpoints:
         )
 
     def close(self) -> None:
-        """Ends what Orbax has running."""
+        """Closes Orbax's manager and its threads."""
         self._manager.close()
 
     def save(self, checkpoint: Checkpoint, mesh: Mesh) -> None:

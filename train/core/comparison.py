@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from train.core.optimizer import Plan
 
 LINK = 100e6 / 8
-"""Bytes a second of the link that the sentence speaks of."""
+"""Bytes a second of a link of 100 Mbit/s."""
 
 
 class Ended(NamedTuple):

@@ -39,7 +39,7 @@ MAX_SEED = 2**32 - 1
 """The largest seed: JAX looks at its lowest 32 bits alone."""
 
 MAX_COUNT = 2**31 - 1
-"""The largest number of anything, which the counters of a state are made for."""
+"""The largest count: a state counts in int32."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class TrainingFlags:
 
     @property
     def fixed(self) -> set[str]:
-        """The changeable flags that a run of these cannot change all the same."""
+        """Changeable flags that this run must keep."""
         return set()
 
     def decided_by(self, earlier: TrainingFlags) -> Self:
@@ -328,7 +328,7 @@ def differing(
 
 
 def places(config: TrainingFlags) -> dict[str, Any]:
-    """The flags that say where something is, which a run may change."""
+    """The changeable flags that are paths, by name."""
     return {
         name: getattr(config, name)
         for name, hint in _hints(type(config)).items()

@@ -1,4 +1,4 @@
-"""A run's folder: what was asked for, of which data, and how far it is to go."""
+"""A run's folder: its flags, the hashes of its data, the steps to train."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Run(Generic[Flags]):
     Attributes:
       command: The module that Python ran.
       flags: The flags that it was started with; `out` is its folder.
-      contents: The names of its data by their contents, by what they are.
+      contents: Hashes of its data by their kind, such as `corpus`.
       until: Steps to have trained at its end.
     """
 
@@ -53,7 +53,7 @@ class Run(Generic[Flags]):
 
 
 def contents_name(*parts: bytes | str) -> str:
-    """A name for data by what is in them."""
+    """The SHA-256 of data, by which a run names them."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part.encode() if isinstance(part, str) else part)
@@ -160,7 +160,7 @@ def begun(
     write_files: Callable[[Path], None],
     watchdog: Watchdog,
 ) -> Iterator[None]:
-    """Holds the folder of runs; makes it once all processes have seen it as it was.
+    """Locks the folder of runs, and makes it once all processes have looked at it.
 
     Args:
       runs: The runs that are to begin or to go on; the first's folder is that of all.

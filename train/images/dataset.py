@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int, UInt8
 
 HELD_OUT = 6
-"""One of so many images is held out, where none are published as such."""
+"""One image in so many is held out, where the data have no published test images."""
 
 
 class Labelled(NamedTuple):
@@ -47,13 +47,13 @@ class Arrays:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """Images to learn from and images to be judged on, all of one shape.
+    """Training images and held-out ones, all of one shape.
 
     Attributes:
-      training: Those to learn from.
-      held_out: Those to be judged on, in an order that is no order of classes.
+      training: The images to learn from.
+      held_out: The images of evaluations, not sorted by class.
       num_classes: Classes.
-      contents: A name for them by their contents.
+      contents: The images' hash.
     """
 
     training: RandomAccessDataSource[Labelled]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jaxtyping import UInt8
 
 PADDING = 8
-"""The part of a side that is padded at each of its ends: 4 of 32 pixels."""
+"""A border is the side divided by this: 4 of 32 pixels, at each end."""
 
 GREY = 128
 """The padding's pixels, which the network sees as about zero."""
@@ -27,7 +27,7 @@ def examples(
 
     Args:
       images: What is learnt from.
-      seed: Decides the order and what is cut.
+      seed: Decides the order and the augmentation.
       augment: Whether images are cut from padded ones and mirrored.
 
     Returns:
@@ -38,14 +38,14 @@ def examples(
 
 
 def augmented(example: Labelled, rng: np.random.Generator) -> Labelled:
-    """A random part, of its size, of an image with a border, mirrored or not.
+    """A random crop, of the image's size, of the image with a border, maybe mirrored.
 
     Args:
       example: The image and its class.
       rng: Source of the choice.
 
     Returns:
-      The part and the class.
+      The crop and the class.
     """
     image: UInt8[np.ndarray, "H W C"] = example.images
     height, width, _ = image.shape

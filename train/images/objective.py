@@ -1,4 +1,4 @@
-"""A network's loss in training, and what it is judged by."""
+"""A network's training loss and its evaluation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from models.convolutional import convolutional, pooled_statistics
+from models import convolutional, pooled_statistics
 from models.losses import cross_entropy
 from train.core import objective
 from train.core.batches import element, place
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
     from jaxtyping import Array, Float, Int, UInt8
 
-    from models.convolutional import ConvolutionalConfig
+    from models import ConvolutionalConfig
     from train.core.task import Evaluation, Params
 
 Statistics = Any
@@ -128,7 +128,7 @@ def evaluation(
       network: The network.
       training: Element t is this process's part of the batch of step t.
       num_statistics: Training batches to estimate statistics from.
-      held_out: The images to be judged on.
+      held_out: The images of the evaluation.
       batch: Images at a time; a multiple of the workers.
       mesh: The workers.
 

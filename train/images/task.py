@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import grain
 
-from models.convolutional import ConvolutionalConfig
+from models import ConvolutionalConfig
 from train.core.batches import batches
 from train.core.task import Task, identity, planned_phase
 from train.images.cifar import read_cifar

@@ -1,4 +1,4 @@
-"""Answers after the training: written, scored, and left with the weights."""
+"""Answering after the training: predictions, scores and weights of a run."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _best(squad: Squad, predictions: Sequence[Prediction]) -> dict[str, Any]:
 def write_weights(
     config: SquadConfig, model: BertConfig, params: Params, weights: InitialWeights
 ) -> None:
-    """Leaves what was learnt in the run's folder, in Hugging Face's layout.
+    """Writes the weights into the run's folder, in Hugging Face's layout.
 
     Args:
       config: The flags.

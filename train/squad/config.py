@@ -25,7 +25,7 @@ from train.squad.predict import MAX_ANSWER, NUM_BEST
 from train.squad.windows import STRIDE
 
 EPOCHS = 2.0
-"""Times that every window is learnt from, where nothing else is asked for."""
+"""Epochs by default."""
 
 FREEZE = 0.25
 """Share of the steps after which a variance is frozen by default."""

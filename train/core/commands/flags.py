@@ -45,7 +45,7 @@ class FromScratchFlags(TrainingFlags):
 
     @property
     def lengths(self) -> dict[str, Any]:
-        """The flags by which a run is longer; its schedules are made for its own."""
+        """The step counts; a longer run keeps the schedule of its first ones."""
         return {"steps": self.steps}
 
 

@@ -46,8 +46,8 @@ def open_run(
       config: The flags.
       module: What Python runs.
       mesh: The workers.
-      load: From flags, and the run that goes on, to the names of the data by their
-        contents and to the data; refuses data that are not the run's.
+      load: From flags, and the run that goes on, to the hashes of the data by their
+        kind and to the data; refuses data that are not the run's.
 
     Returns:
       The run, with the flags that it began with, and its data.

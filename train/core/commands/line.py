@@ -1,4 +1,4 @@
-"""The command line of a task: its flags, those of a run that goes on, its end."""
+"""The command line of a task: new flags, or those of the run that is resumed."""
 
 from __future__ import annotations
 

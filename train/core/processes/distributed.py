@@ -34,8 +34,8 @@ DEVICES = "JAX_LOCAL_DEVICE_IDS"
 SEEN_WITHIN = 60.0
 """Seconds in which what one host has written can be seen by others, as over NFS."""
 
-# As gloo and NCCL tell of a peer that is gone, by exceptions of several types, and as
-# the coordination service does, by XLA's own.
+# Messages of a lost peer: gloo's and NCCL's in exceptions of several types, the
+# coordination service's in XLA's.
 _PEER_LOST = re.compile(r"Gloo [\w-]+ failed|NCCL|nccl")
 _SERVICE_LOST = re.compile(r"(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED): ")
 

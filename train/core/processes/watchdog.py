@@ -1,4 +1,4 @@
-"""An end in bounded time, where a process waits for another that will not come."""
+"""A limit on the time that a process waits for the others."""
 
 from __future__ import annotations
 
