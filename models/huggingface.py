@@ -17,9 +17,9 @@ from safetensors.numpy import load_file, save
 from models.errors import WeightsError
 from models.huggingface_config import config_json, config_of
 from models.huggingface_names import (
-    abstract_params,
     leaf_at,
     parameter_names,
+    shapes_of,
     tensors_of,
     turned,
 )
@@ -213,10 +213,10 @@ def to_params(
         tensors.keys(), [n for own in names.values() for n in own], architecture
     )
     classes = tensors["classifier.bias"].size if "classifier.bias" in tensors else 1
-    abstract = abstract_params(config, architecture, classes)
+    shapes = shapes_of(config, architecture, classes)
     params: dict[Any, Any] = {}
     for path, own in names.items():
-        shape = leaf_at(abstract, path).shape
+        shape = leaf_at(shapes, path).shape
         shape = (*shape[:-1], shape[-1] // len(own))
         parts = [_checked(name, tensors[name], path, shape) for name in own]
         *branch, last = path

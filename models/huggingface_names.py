@@ -63,7 +63,7 @@ def parameter_names(config: BertConfig, architecture: Known) -> dict[Path, Names
     return dict(_parameters(config.num_layers, architecture))
 
 
-def abstract_params(
+def shapes_of(
     config: BertConfig, architecture: Known, num_classes: int
 ) -> dict[str, Any]:
     """The shapes of a model's parameters, as a plain tree, a layer each.

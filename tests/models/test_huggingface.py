@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from models import SIZES, BertForSequenceClassification, WeightsError, huggingface
 from models.huggingface_config import config_json, config_of
-from models.huggingface_names import abstract_params, tensors_of
+from models.huggingface_names import shapes_of, tensors_of
 
 CONFIG = dataclasses.replace(
     SIZES["tiny"],
@@ -37,7 +37,7 @@ def random_params(architecture, num_classes=3):
     random = np.random.default_rng(5)
     return jax.tree.map(
         lambda x: random.normal(size=x.shape).astype(np.float32),
-        abstract_params(CONFIG, architecture, num_classes),
+        shapes_of(CONFIG, architecture, num_classes),
     )
 
 

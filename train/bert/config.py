@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from models import SIZES
 from models.config import Size
-from train.bert.phases import Phase
+from train.bert.phases import LengthPlan
 from train.core.commands.flags import FromScratchFlags, check_from_scratch
 from train.core.errors import InputError
 from train.core.flags import (
@@ -92,7 +92,7 @@ class PretrainConfig(TransformerFlags, CorpusFlags, FromScratchFlags):
         return {**super().model_options, "pre_norm": self.pre_norm}
 
     @property
-    def phases(self) -> tuple[Phase, ...]:
+    def phases(self) -> tuple[LengthPlan, ...]:
         """The phases, all defaults put in."""
         first = _phase(
             "--",
@@ -141,15 +141,17 @@ def _given(value: Any, default: Any) -> Any:
 
 
 def _phase(
-    flags: str,
+    prefix: str,
     *,
     steps: int,
     warmup_steps: int | None,
     freeze_step: Freeze | None,
     **values: Any,
-) -> Phase:
+) -> LengthPlan:
     warmup, freeze = warmup_and_freeze(steps, warmup_steps, freeze_step, FREEZE)
-    return Phase(flags=flags, steps=steps, warmup=warmup, freeze=freeze, **values)
+    return LengthPlan(
+        prefix=prefix, steps=steps, warmup=warmup, freeze=freeze, **values
+    )
 
 
 def check(config: PretrainConfig) -> None:
@@ -167,7 +169,7 @@ def check(config: PretrainConfig) -> None:
     for phase in config.phases:
         if not MIN_LENGTH <= phase.seq <= longest:
             raise InputError(
-                f"{phase.flags}seq must be from {MIN_LENGTH} to {longest}, the "
+                f"{phase.prefix}seq must be from {MIN_LENGTH} to {longest}, the "
                 f"positions of BERT {config.model}, not {phase.seq}."
             )
     if config.long_seq is None:
@@ -181,10 +183,10 @@ def check(config: PretrainConfig) -> None:
     # The second phase has the first's rate where it has none of its own.
     for rate, of in (config.decay_rate, phases), (config.long_decay_rate, phases[1:]):
         if rate is not None and not any(phase.decay_every for phase in of):
-            flags = of[0].flags
+            prefix = of[0].prefix
             raise InputError(
-                f"{flags}decay-rate is of an exponential fall, and this one is linear; "
-                f"give {flags}decay-every too, or {flags}decay-rate None."
+                f"{prefix}decay-rate is of an exponential fall, and this one is "
+                f"linear; give {prefix}decay-every too, or {prefix}decay-rate None."
             )
     if config.vocab and config.vocab_size is not None:
         raise InputError(

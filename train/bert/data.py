@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from models import PreTrainingBatch
     from train.bert.config import PretrainConfig
     from train.bert.masked_pairs import Spans
-    from train.bert.phases import Phase
+    from train.bert.phases import LengthPlan
     from train.core.run_folder import Run
     from train.data.tokenized import TokenizedCorpus
     from train.data.vocabulary import Vocabulary
@@ -115,22 +115,22 @@ def load_phases(
     inside = continues_word(vocabulary) if config.whole_words else None
 
     def batched(
-        part: str, text: TokenizedCorpus, phase: Phase, batch: int
+        part: str, text: TokenizedCorpus, plan: LengthPlan, batch: int
     ) -> grain.MapDataset[PreTrainingBatch]:
         with writable(*where):
-            spans = _packed(tokens, part, text, phase.seq)
-        ordered = examples(text, pieces, phase.seq, config.seed, inside, spans)
+            spans = _packed(tokens, part, text, plan.seq)
+        ordered = examples(text, pieces, plan.seq, config.seed, inside, spans)
         return batches(ordered, batch)
 
     return [
         Data(
             vocabulary,
             contents,
-            batched(TRAINING, training, phase, phase.batch),
+            batched(TRAINING, training, plan, plan.batch),
             # As much at once as training does.
-            batched(EVALUATION, evaluation, phase, phase.batch // phase.accumulate),
+            batched(EVALUATION, evaluation, plan, plan.batch // plan.accumulate),
         )
-        for phase in config.phases
+        for plan in config.phases
     ]
 
 

@@ -1,4 +1,4 @@
-"""A pre-training's phases: stretches of steps with sequences of one length each."""
+"""The plans of a pre-training's phases, each of sequences of one length."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from train.core.optimizer import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
-class Phase(Plan):
-    """Steps with sequences of one length, their schedule and their freeze.
+class LengthPlan(Plan):
+    """The plan of a phase whose sequences have one length.
 
-    A phase begins with the parameters that the one before left and with an optimizer
+    The phase begins with the parameters that the one before left and with an optimizer
     that is new: moments, schedule and freeze count its own steps. DeepSpeedExamples
     begin the schedule anew likewise (`--rewarmup`), and the paper's second phase has a
     warm-up of its own.

@@ -68,7 +68,7 @@ def pretrain(
     check(config)
     mesh = make_mesh(config.workers, config.topology)
     for phase in config.phases:
-        check_divisible(phase.batch, mesh, phase.accumulate, phase.flags)
+        check_divisible(phase.batch, mesh, phase.accumulate, phase.prefix)
     check_attention(config.attention, mesh)
     with watched(timeout) as watchdog:
         run, data = open_run(config, MODULE, mesh, _load)

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from models import BertConfig
-    from train.bert import phases
     from train.bert.config import PretrainConfig
     from train.bert.data import Data
+    from train.bert.phases import LengthPlan
     from train.core.task import Evaluation, Params, Phase
 
 
@@ -48,32 +48,32 @@ def make_task(
         model=identity(model, config.optimizer),
         init=lambda: init_params(model, config.seed),
         phases=[
-            _phase(config, phase, model, of_phase, mesh, until)
-            for phase, of_phase in zip(config.phases, data, strict=True)
+            _phase(config, plan, model, of_phase, mesh, until)
+            for plan, of_phase in zip(config.phases, data, strict=True)
         ],
     )
 
 
 def _phase(
     config: PretrainConfig,
-    phase: phases.Phase,
+    plan: LengthPlan,
     model: BertConfig,
     data: Data,
     mesh: Mesh,
     until: int,
 ) -> Phase:
-    last = phase.last if phase.last < config.total_steps else until
+    last = plan.last if plan.last < config.total_steps else until
     several = len(config.phases) > 1
     return planned_phase(
         config,
-        phase,
+        plan,
         last,
         mesh,
-        loss=training_loss(model, config.seed, mesh.axis_names, phase.accumulate),
+        loss=training_loss(model, config.seed, mesh.axis_names, plan.accumulate),
         batches=data.training,
         evaluation=evaluation(model, data, mesh, config.eval_sequences),
         eval_every=config.eval_every,
-        title=f"sequences of {phase.seq} tokens to step {last:,}" if several else "",
+        title=f"sequences of {plan.seq} tokens to step {last:,}" if several else "",
     )
 
 

@@ -31,7 +31,7 @@ class Plan:
     """Schedule and freeze of an optimizer, all defaults put in.
 
     Attributes:
-      flags: What its flags begin with.
+      prefix: What its flags begin with, as of `train.core.mesh.check_divisible`.
       earlier_steps: Steps of the run before its first.
       steps: Steps that the schedule is made for.
       batch: Examples a step, of all workers together.
@@ -49,7 +49,7 @@ class Plan:
     freeze: int | Literal["auto"]
     decay_rate: float = 1.0
     decay_every: int | None = None
-    flags: str = "--"
+    prefix: str = "--"
     earlier_steps: int = 0
 
     @property
@@ -96,10 +96,10 @@ def check_plan(plan: Plan) -> None:
       InputError: No step is left after the rise.
     """
     if plan.warmup >= plan.steps:
-        flag = f"{plan.flags}warmup-steps"
+        flag = f"{plan.prefix}warmup-steps"
         raise InputError(
             f"{flag} {plan.warmup} leaves none of the {plan.steps} steps after the "
-            f"learning rate's rise; give fewer {flag}, or more {plan.flags}steps."
+            f"learning rate's rise; give fewer {flag}, or more {plan.prefix}steps."
         )
 
 

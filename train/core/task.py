@@ -119,7 +119,7 @@ def planned_phase(
       The phase.
     """
     tx, schedule = planned_optimizer(config, plan, mesh)
-    steps, flag = last - plan.earlier_steps, f"{plan.flags}freeze-step"
+    steps, flag = last - plan.earlier_steps, f"{plan.prefix}freeze-step"
     advice = freeze_advice(config, plan.freeze, steps, flag)
     if advice and plan.freeze != "auto":  # known before the first step
         say(f"no step will come after the freeze: {advice}.")

@@ -76,7 +76,7 @@ def test_a_second_phase_takes_what_is_not_given_from_the_first():
     assert config.total_steps == second.last == 1000
     assert second == replace(
         first,
-        flags="--long-",
+        prefix="--long-",
         seq=128,
         earlier_steps=900,
         steps=100,

@@ -76,7 +76,7 @@ def test_a_freeze_that_comes_too_late_is_told_at_once(capsys):
         learning_rate=1e-3,
         warmup=1,
         freeze=8,
-        flags="--long-",
+        prefix="--long-",
     )
     data = {"loss": None, "batches": None}
     for last, advice in (9, late), (10, ""):

@@ -145,12 +145,12 @@ def _next_goal(run: Run[Flags], config: Flags) -> int:
     if asked < run.until and asked != planned:
         raise InputError(
             f"the run in {config.out} goes to step {run.until}; leave out "
-            f"{phase.flags}steps {phase.steps} to go on, or give more."
+            f"{phase.prefix}steps {phase.steps} to go on, or give more."
         )
     goal = max(asked, run.until)
     if min(latest_step(arm.out) for arm in _arms(config)) >= goal:
         say(
             f"{config.out}: all {goal:,} steps are done; to go on, at the learning "
-            f"rate that they have come to, give more {phase.flags}steps"
+            f"rate that they have come to, give more {phase.prefix}steps"
         )
     return goal
