@@ -50,12 +50,14 @@ def test_the_freeze_follows_the_warm_up_and_the_steps_by_default():
     assert warmup_and_freeze(1, None, None, 0.2) == (0, 1)
 
 
-@pytest.mark.parametrize("flags", ["--", "--long-"])
-def test_a_learning_rate_that_rises_to_the_end_is_refused_by_its_flag(flags):
+@pytest.mark.parametrize("prefix", ["--", "--long-"])
+def test_a_learning_rate_that_rises_to_the_end_is_refused_by_its_flag(prefix):
     plan = Plan(
-        steps=50, batch=8, learning_rate=1e-3, warmup=50, freeze=50, flags=flags
+        steps=50, batch=8, learning_rate=1e-3, warmup=50, freeze=50, prefix=prefix
     )
-    with pytest.raises(InputError, match=f"^{flags}warmup-steps 50 leaves none of the"):
+    with pytest.raises(
+        InputError, match=f"^{prefix}warmup-steps 50 leaves none of the"
+    ):
         check_plan(plan)
     check_plan(replace(plan, warmup=49))
     check_plan(replace(plan, steps=1, warmup=0))
