@@ -25,7 +25,7 @@ from benchmarks.convergence.runs import Store
 from benchmarks.convergence.study import wanted
 from benchmarks.convergence.tasks import read_flags
 from benchmarks.convergence.training import Training, train_case
-from train.core.command import one_sentence
+from train.core.processes.session import one_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,8 @@ from train.bert import config as bert_config
 from train.bert import data as bert_data
 from train.bert import pretrain as bert_command
 from train.bert import task as bert_task
-from train.core.command import VIRTUAL_WORKERS
 from train.core.mesh import make_mesh
+from train.core.processes.session import VIRTUAL_WORKERS
 from train.images import command as images_command
 from train.images import config as images_config
 from train.images import task as images_task

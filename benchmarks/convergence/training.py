@@ -16,9 +16,9 @@ from benchmarks.convergence.runs import Case, Run
 from benchmarks.convergence.simulation import run_of, simulate
 from benchmarks.convergence.tasks import open_task, read_flags
 from train.core import metrics_log
-from train.core.command import watched
 from train.core.loop import train
 from train.core.processes.distributed import Cluster
+from train.core.processes.session import watched
 
 if TYPE_CHECKING:
     from benchmarks.convergence.plan import Options, TaskPlan

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from train.bert.examples import continues_word, examples
 from train.bert.masked_pairs import read_spans, write_spans
 from train.core.batches import batches
-from train.core.command import say_if_unknown
 from train.core.errors import InputError, writable
 from train.core.run_folder import check_contents, contents_name
 from train.data.array_files import make_folder
@@ -24,6 +23,7 @@ from train.data.tokenized import (
 )
 from train.data.vocabulary import (
     read_vocabulary,
+    say_if_unknown,
     tokenizer_of,
     train_vocabulary,
     write_vocabulary,

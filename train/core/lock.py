@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from train.core.command import is_main_process, say
 from train.core.errors import InputError, writable
+from train.core.output import is_main_process, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

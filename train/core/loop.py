@@ -16,9 +16,9 @@ import onebit_jax
 from train.core import metrics_log, picture
 from train.core.batches import element, place, stream
 from train.core.checkpoint import Checkpoint, Checkpoints, Progress
-from train.core.command import is_main_process, say
 from train.core.errors import writable
 from train.core.metrics_log import EvalMetrics, StepMetrics
+from train.core.output import is_main_process, say
 from train.core.totals import Totals, count, stage_rates
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from train.core.command import say
 from train.core.errors import InputError
+from train.core.output import say
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,6 @@ import jax
 
 from train.core import checkpoint, lock, metrics_log
 from train.core.checkpoint import latest_step
-from train.core.command import is_main_process
 from train.core.errors import InputError, writable
 from train.core.flags import (
     TrainingFlags,
@@ -21,6 +20,7 @@ from train.core.flags import (
     from_json,
     to_json,
 )
+from train.core.output import is_main_process
 from train.core.processes.distributed import check_agreed, check_shared
 from train.core.text_file import replace_text
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from train.core.command import say
 from train.core.optimizer import freeze_advice, planned_optimizer
+from train.core.output import say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,6 +13,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.trainers import WordPieceTrainer
 
 from train.core.errors import InputError
+from train.core.output import say
 from train.core.text_file import replace_text
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL = (PAD, UNK, CLS, SEP, MASK)
+
+MUCH_UNKNOWN = 0.1
+"""Share of [UNK] in a text above which it is told."""
 
 _SPECIAL_FORM = re.compile(r"\[.+\]|<.+>")
 
@@ -140,6 +144,19 @@ def is_cased(vocabulary: Sequence[str]) -> bool:
     """
     words = (piece for piece in vocabulary if not _SPECIAL_FORM.fullmatch(piece))
     return any(piece != piece.lower() for piece in words)
+
+
+def say_if_unknown(share: float) -> None:
+    """Tells that a vocabulary is hardly that of a text.
+
+    Args:
+      share: The part of the text's word pieces that are [UNK].
+    """
+    if share > MUCH_UNKNOWN:
+        say(
+            f"{share:.0%} of the text is [UNK] in this vocabulary; give weights or a "
+            "--vocab of such texts."
+        )
 
 
 def tokenizer_of(vocabulary: Sequence[str], *, cased: bool | None = None) -> Tokenizer:

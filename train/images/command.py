@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from train.core import metrics_log, run_folder
-from train.core.command import is_main_process, say, watched
 from train.core.commands.line import Command, parse_flags, run_command
 from train.core.loop import train
 from train.core.mesh import check_divisible, kept_topology, make_mesh
+from train.core.output import is_main_process, say
 from train.core.processes.distributed import Cluster
+from train.core.processes.session import watched
 from train.images.config import ImagesConfig, check
 from train.images.task import make_task, read
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from train.core.command import watched
 from train.core.commands.from_scratch import open_run, train_run
 from train.core.commands.line import Command, parse_flags, run_command
 from train.core.mesh import check_attention, check_divisible, make_mesh
 from train.core.processes.distributed import Cluster
+from train.core.processes.session import watched
 from train.lm.config import LmConfig, check
 from train.lm.data import keep_tokenizer, load
 from train.lm.task import make_task

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from models import huggingface
-from train.core.command import is_main_process, say
 from train.core.errors import InputError, writable
+from train.core.output import is_main_process, say
 from train.squad.initial_weights import MODEL_FOLDER, write_tokenizer
 from train.squad.objective import logits
 from train.squad.predict import answers, predict, write_predictions

@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING
 
 from train.core import run_folder
 from train.core.batches import batches
-from train.core.command import say, say_if_unknown, watched
 from train.core.commands.line import Command, parse_flags, run_command
 from train.core.errors import InputError
 from train.core.loop import train
 from train.core.mesh import check_attention, check_divisible, kept_topology, make_mesh
 from train.core.optimizer import check_plan
+from train.core.output import say
 from train.core.processes.distributed import Cluster
+from train.core.processes.session import watched
 from train.core.run_folder import contents_name
 from train.core.task import Task, identity, planned_phase
 from train.data.pieces import special_pieces
-from train.data.vocabulary import UNK, tokenizer_of
+from train.data.vocabulary import UNK, say_if_unknown, tokenizer_of
 from train.squad.answer import Questions, answer, score, write_weights
 from train.squad.config import FREEZE, SquadConfig, check
 from train.squad.dataset import read_squad

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from tokenizers.processors import BertProcessing
 
 from models import SpanBatch
-from train.core.command import say
 from train.core.errors import InputError
+from train.core.output import say
 from train.data.vocabulary import CLS, SEP
 
 if TYPE_CHECKING:

@@ -242,7 +242,7 @@ def test_a_mistake_on_the_command_line_is_not_tried_again(script, tmp_path):
 def test_a_port_that_was_lost_to_another_is_chosen_again(script, tmp_path, is_chosen):
     text = (
         "import socket\n"
-        "from train.core.command import one_sentence\n"
+        "from train.core.processes.session import one_sentence\n"
         "from train.core.processes.distributed import Cluster, initialize\n"
         "address, port = os.environ['JAX_COORDINATOR_ADDRESS'].split(':')\n"
         "with one_sentence(), socket.create_server(('', int(port))):\n"

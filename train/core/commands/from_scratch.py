@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from train.core import metrics_log, picture, run_folder
 from train.core.checkpoint import latest_step
-from train.core.command import is_main_process, say
 from train.core.commands.flags import FromScratchFlags
 from train.core.comparison import closing, ended
 from train.core.errors import InputError, writable
 from train.core.flags import places, with_optimizer
 from train.core.loop import train
 from train.core.mesh import kept_topology
+from train.core.output import is_main_process, say
 from train.core.run_folder import Run
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import tyro
 
 from train.core import run_folder
-from train.core.command import join, one_sentence
 from train.core.flags import TrainingFlags, check_resumable
 from train.core.processes.distributed import Cluster
+from train.core.processes.session import join, one_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""The beginning of a command beside other processes, and its end."""
+"""Joining other processes, and ending with them."""
 
 from __future__ import annotations
 
@@ -18,35 +18,8 @@ from train.core.processes.watchdog import Watchdog
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MUCH_UNKNOWN = 0.1
-"""Share of [UNK] in a text above which it is told."""
-
 VIRTUAL_WORKERS = 8
 """Workers where there is only a CPU and nothing else is asked for."""
-
-
-def is_main_process() -> bool:
-    """True in the one process of many that writes and draws."""
-    return jax.process_index() == 0
-
-
-def say_if_unknown(share: float) -> None:
-    """Tells that a vocabulary is hardly that of a text.
-
-    Args:
-      share: The part of the text's word pieces that are [UNK].
-    """
-    if share > MUCH_UNKNOWN:
-        say(
-            f"{share:.0%} of the text is [UNK] in this vocabulary; give weights or a "
-            "--vocab of such texts."
-        )
-
-
-def say(text: str) -> None:
-    """Prints a line, on one process of many."""
-    if is_main_process():
-        print(text, flush=True)
 
 
 def join(cluster: Cluster, workers: int | None) -> None:
@@ -77,7 +50,7 @@ def watched(timeout: float) -> Iterator[Watchdog]:
       timeout: Seconds that what is expected may take.
 
     Yields:
-      What is to be told of each wait.
+      The watchdog, to be told of each wait.
 
     Raises:
       LostError: Another process is gone.
@@ -102,7 +75,7 @@ def watched(timeout: float) -> Iterator[Watchdog]:
 
 @contextlib.contextmanager
 def one_sentence() -> Iterator[None]:
-    """Ends the process for what a user can mend with a sentence, not a traceback."""
+    """Prints what a user can mend as one sentence, and ends the process."""
     try:
         yield
     except InputError as error:
