@@ -1,6 +1,6 @@
-"""`python -m train.squad`: see `train.squad.fine_tune`."""
+"""`python -m train.squad`: see `train.squad.command`."""
 
-from train.squad.fine_tune import main
+from train.squad.command import main
 
 if __name__ == "__main__":
     main()

@@ -101,14 +101,11 @@ class SquadConfig(TransformerFlags, TrainingFlags):
         return max(1, round(steps))
 
 
-def check(config: SquadConfig) -> Path:
+def check(config: SquadConfig) -> None:
     """Refuses values that cannot be trained with.
 
     Args:
       config: The flags.
-
-    Returns:
-      The file to learn from.
 
     Raises:
       InputError: A flag's value is out of its range, contradicts another, or is
@@ -126,4 +123,3 @@ def check(config: SquadConfig) -> Path:
             "a BERT that starts with random weights has no word pieces; give --vocab, "
             "or --start."
         )
-    return config.train

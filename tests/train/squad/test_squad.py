@@ -32,9 +32,9 @@ from train.core.optimizer import OPTIMIZERS
 from train.core.processes.watchdog import Watchdog
 from train.data.vocabulary import SPECIAL, train_vocabulary, write_vocabulary
 from train.squad import answer as answer_module
+from train.squad.command import fine_tune, parse
 from train.squad.config import SquadConfig, check
 from train.squad.dataset import read_squad
-from train.squad.fine_tune import fine_tune, parse
 from train.squad.initial_weights import TOKENIZER, read_weights
 from train.squad.objective import init_params
 from train.squad.scores import evaluate

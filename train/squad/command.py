@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from train.core import run_folder
-from train.core.batches import batches
 from train.core.commands.line import Command, parse_flags, run_command
 from train.core.errors import InputError
 from train.core.loop import train
@@ -23,21 +22,18 @@ from train.core.output import say
 from train.core.processes.distributed import Cluster
 from train.core.processes.session import watched
 from train.core.run_folder import contents_name
-from train.core.task import Task, identity, planned_phase
 from train.data.pieces import special_pieces
 from train.data.vocabulary import UNK, say_if_unknown, tokenizer_of
 from train.squad.answer import Questions, answer, score, write_weights
 from train.squad.config import FREEZE, SquadConfig, check
 from train.squad.dataset import read_squad
 from train.squad.initial_weights import read_resumed, read_weights, write_tokenizer
-from train.squad.objective import examples, init_params, training_loss
+from train.squad.task import make_task
 from train.squad.windows import check_answers, unknown_share, windows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
-
-    from jax.sharding import Mesh
 
     from models import BertConfig
     from train.core.task import Params
@@ -73,27 +69,20 @@ def fine_tune(
       InputError: The flags, or what they name, cannot be used.
       LostError: Another process is gone.
     """
-    file = check(config)
+    check(config)
     mesh = make_mesh(config.workers, config.topology)
     check_divisible(config.batch, mesh)
     check_attention(config.attention, mesh)
     topology = kept_topology(mesh, config.out, goes_on=config.resume)
     config = replace(config, topology=topology)
-    weights = read_resumed(config.out) if config.resume else None
-    weights = weights or read_weights(
-        config.start, config.vocab, config.model or "tiny", size
-    )
-    if config.seq > weights.config.max_positions:
-        raise InputError(
-            f"--seq {config.seq} is more than the {weights.config.max_positions} "
-            "positions of this BERT; give fewer."
-        )
-    learnt, questions = _read(config, file, weights)
+    weights = _weights(config, size)
+    assert config.train, "checked"
+    learnt, questions = _read(config, config.train, weights)
     steps = config.num_steps(len(learnt))
     check_plan(config.planned(steps, FREEZE))
     pieces = (*weights.vocabulary, str(weights.cased))
     contents = {
-        "training file": contents_name(file.read_bytes()),
+        "training file": contents_name(config.train.read_bytes()),
         "vocabulary": contents_name(*pieces),
     }
     run = run_folder.run_of(config, MODULE, contents, steps)
@@ -112,9 +101,23 @@ def fine_tune(
             write_weights(config, model, params, weights)
 
         model = config.model_of(weights.config)
-        task = _task(config, model, weights, learnt, questions, steps, mesh, finish)
+        task = make_task(config, model, weights, learnt, steps, mesh, finish)
         train(task, config, steps, mesh, watchdog)
     return scores
+
+
+def _weights(config: SquadConfig, size: BertConfig | None) -> InitialWeights:
+    """The weights to start from; of a run that is resumed, their sizes alone."""
+    weights = read_resumed(config.out) if config.resume else None
+    weights = weights or read_weights(
+        config.start, config.vocab, config.model or "tiny", size
+    )
+    if config.seq > weights.config.max_positions:
+        raise InputError(
+            f"--seq {config.seq} is more than the {weights.config.max_positions} "
+            "positions of this BERT; give fewer."
+        )
+    return weights
 
 
 def _read(
@@ -141,35 +144,6 @@ def _read(
 def _keep_tokenizer(config: SquadConfig, weights: InitialWeights, folder: Path) -> None:
     if not config.resume:
         write_tokenizer(folder, weights)
-
-
-def _task(
-    config: SquadConfig,
-    model: BertConfig,
-    weights: InitialWeights,
-    learnt: Sequence[Window],
-    questions: Questions,
-    steps: int,
-    mesh: Mesh,
-    finish: Callable[[Params], None],
-) -> Task:
-    ordered = examples(learnt, questions.pieces, config.seq, config.seed)
-    return Task(
-        name=config.optimizer,
-        model=identity(model, config.optimizer),
-        init=lambda: init_params(model, config.seed, weights.params),
-        phases=[
-            planned_phase(
-                config,
-                config.planned(steps, FREEZE),
-                steps,
-                mesh,
-                loss=training_loss(model, config.seed, mesh.axis_names),
-                batches=batches(ordered, config.batch),
-            )
-        ],
-        finish=finish,
-    )
 
 
 def main(size: BertConfig | None = None) -> None:
