@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import grain
 import numpy as np
 
 from train.bert.masked_pairs import MaskedPairs, pack_spans
+from train.core.batches import endless
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import grain
     from jaxtyping import Bool
 
     from models import PreTrainingBatch
@@ -47,12 +48,6 @@ def examples(
     Returns:
       A data set whose example i is a function of the seed and i.
     """
-    return (
-        grain.MapDataset.source(
-            list(pack_spans(corpus, length)) if spans is None else spans
-        )
-        .seed(seed)
-        .shuffle()
-        .repeat()
-        .random_map(MaskedPairs(corpus, pieces, length, inside))
-    )
+    packed = list(pack_spans(corpus, length)) if spans is None else spans
+    pairs = MaskedPairs(corpus, pieces, length, inside)
+    return endless(packed, seed).random_map(pairs)

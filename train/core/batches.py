@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import grain
+    from grain.sources import RandomAccessDataSource
 
 Batch = TypeVar("Batch")
 
@@ -20,6 +23,23 @@ def element(elements: grain.MapDataset[Batch], index: int) -> Batch:
     value = elements[index]
     assert value is not None, "filtered out"
     return value
+
+
+def endless(
+    source: Sequence[Batch] | RandomAccessDataSource[Batch], seed: int
+) -> grain.MapDataset[Any]:
+    """An endless sequence of examples, each epoch shuffled anew.
+
+    Args:
+      source: The examples of an epoch.
+      seed: Decides the order, and what a `random_map` behind it draws.
+
+    Returns:
+      A data set whose element i is a function of the seed and i.
+    """
+    import grain
+
+    return grain.MapDataset.source(source).seed(seed).shuffle().repeat()
 
 
 @dataclass(frozen=True)

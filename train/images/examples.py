@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import grain
 import numpy as np
 
+from train.core.batches import endless
 from train.images.dataset import Labelled
 
 if TYPE_CHECKING:
+    import grain
     from grain.sources import RandomAccessDataSource
     from jaxtyping import UInt8
 
@@ -33,7 +34,7 @@ def examples(
     Returns:
       A data set whose example i is a function of the seed and i.
     """
-    ordered = grain.MapDataset.source(images).seed(seed).shuffle().repeat()
+    ordered = endless(images, seed)
     return ordered.random_map(augmented) if augment else ordered
 
 

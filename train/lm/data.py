@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import grain
-
-from train.core.batches import batches
+from train.core.batches import batches, endless
 from train.core.errors import InputError, writable
 from train.core.run_folder import check_contents, contents_name
 from train.core.text_file import replace_text
@@ -96,19 +94,6 @@ def _windows(folder: Path, part: str, length: int, least: int) -> Windows:
             "text, or a smaller --seq or --batch."
         )
     return windows
-
-
-def endless(windows: Windows, seed: int) -> grain.MapDataset:
-    """An endless sequence of windows, each epoch shuffled anew.
-
-    Args:
-      windows: The text.
-      seed: Decides the order.
-
-    Returns:
-      A data set whose example i is a function of the seed and i.
-    """
-    return grain.MapDataset.source(windows).seed(seed).shuffle().repeat()
 
 
 def keep_tokenizer(coding: Coding, folder: Path, *, goes_on: bool) -> None:

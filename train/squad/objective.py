@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import grain
 import jax
 import numpy as np
 from flax import nnx
@@ -13,13 +12,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from models import BertForQuestionAnswering, span_loss
 from train.core import objective
-from train.core.batches import place
+from train.core.batches import endless, place
 from train.core.mesh import AXIS
 from train.squad.windows import sequence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import grain
     from jax.sharding import Mesh
     from jaxtyping import Array, Float, Int
 
@@ -88,13 +88,7 @@ def examples(
     Returns:
       A data set whose example i is a function of the seed and i.
     """
-    return (
-        grain.MapDataset.source(windows)
-        .seed(seed)
-        .shuffle()
-        .repeat()
-        .map(partial(sequence, pieces=pieces, length=length))
-    )
+    return endless(windows, seed).map(partial(sequence, pieces=pieces, length=length))
 
 
 def logits(

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from models import Decoder, DecoderConfig
 from train.core import metrics_log, picture, run_folder
-from train.core.batches import batches, element
+from train.core.batches import batches, element, endless
 from train.core.commands.from_scratch import open_run
 from train.core.errors import InputError
 from train.core.mesh import make_mesh
@@ -26,7 +26,7 @@ from train.data.corpus import read_corpus
 from train.lm import command
 from train.lm.coding import BYTES, read_coding
 from train.lm.config import LmConfig
-from train.lm.data import TOKENIZER_FILE, endless, keep_tokenizer, load
+from train.lm.data import TOKENIZER_FILE, keep_tokenizer, load
 from train.lm.task import evaluation_loss, training_loss
 from train.lm.windows import Windows
 
