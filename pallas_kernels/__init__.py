@@ -7,21 +7,27 @@ from pallas_kernels._packing import (
     MIN_BLOCK_SIZE,
     check_block_size,
     pack_signs,
+    to_blocks,
     unpack_bits,
     unpack_signs,
 )
+from pallas_kernels._reference import Scale, check_scale, running_mean
 
 __all__ = [
     "MIN_BLOCK_SIZE",
     "Implementation",
+    "Scale",
     "average_and_recompress",
     "check_block_size",
     "check_name",
+    "check_scale",
     "compress",
     "decompress",
     "digits_of_word",
     "pack_digits",
     "pack_signs",
+    "running_mean",
+    "to_blocks",
     "unpack_bits",
     "unpack_digits",
     "unpack_signs",

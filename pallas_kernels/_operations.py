@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 
@@ -17,11 +17,6 @@ if TYPE_CHECKING:
 
     from pallas_kernels._choose import Implementation
     from pallas_kernels._reference import Scale
-
-
-def _check_scale(scale: str) -> None:
-    if scale not in get_args(_reference.Scale):
-        raise ValueError(f"scale must be 'rms' or 'mean_abs', got {scale!r}.")
 
 
 def _check_shape(name: str, array: Array, shape: tuple[int, ...]) -> None:
@@ -88,7 +83,7 @@ def compress(
       Algorithm 1 (there with one scale a tensor).
     """
     check_block_size(block_size)
-    _check_scale(scale)
+    _reference.check_scale(scale)
     if (momentum is None) != (decay is None):
         raise ValueError("give momentum and decay together, or neither.")
     _check_shape("value", value, (value.size,))
@@ -148,7 +143,7 @@ def average_and_recompress(
       Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
       Algorithm 1 (the server's half).
     """
-    _check_scale(scale)
+    _reference.check_scale(scale)
     workers, blocks, width = words.shape
     check_block_size(ROWS * width)
     _check_shape("scales", scales, (workers, blocks))

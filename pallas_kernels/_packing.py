@@ -9,7 +9,7 @@ from jax import lax
 
 if TYPE_CHECKING:
     from jax import Array
-    from jaxtyping import Float, Float32, UInt32
+    from jaxtyping import Float, Float32, Int32, UInt32
 
 ROWS = 32  # bits of a word
 MIN_BLOCK_SIZE = ROWS
@@ -106,8 +106,12 @@ def unpack_bits(words: UInt32[Array, "*blocks w"]) -> UInt32[Array, "*blocks 32 
     return (words[..., None, :] >> rows) & jnp.uint32(1)
 
 
-def to_blocks(x: Float[Array, " size"], block_size: int) -> Float[Array, "b 32 w"]:
-    """Views a flat buffer as blocks of 32 rows, its tail padded with zeros."""
-    blocks = -(-x.size // block_size)
-    padded = jnp.pad(x, (0, blocks * block_size - x.size))
-    return padded.reshape(blocks, ROWS, block_size // ROWS)
+def to_blocks(
+    x: Float[Array, " size"], block_size: int
+) -> tuple[Float[Array, "b block_size"], Int32[Array, " b"]]:
+    """Blocks of a flat buffer, the last one padded, and the counts of their values."""
+    blocks = jnp.pad(x, (0, -x.size % block_size)).reshape(-1, block_size)
+    counts = jnp.full(blocks.shape[0], block_size, jnp.int32)
+    if x.size % block_size:
+        counts = counts.at[-1].set(x.size % block_size)
+    return blocks, counts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Float32, Int32, UInt32
 
 Scale = Literal["rms", "mean_abs"]
+
+
+def check_scale(scale: str) -> None:
+    """Refuses a name that is no scale's."""
+    if scale not in get_args(Scale):
+        raise ValueError(f"scale must be 'rms' or 'mean_abs', got {scale!r}.")
+
 
 # Values that a CPU's core keeps in its cache from the first pass over them to the last.
 _CHUNK = 16_384
@@ -49,20 +56,18 @@ def _sum_last(x: Float32[Array, "b w"]) -> Float32[Array, " b"]:
     return x[:, 0]
 
 
-def corrected_value(
+def running_mean(
     value: Float[Array, "*shape"],
-    error: Float[Array, "*shape"],
     momentum: Float32[Array, "*shape"] | None,
-    decay: float | Array | None,
+    decay: ArrayLike | None,
 ) -> Float32[Array, "*shape"]:
-    """The value, or its running mean, plus the error: the input of the encoding."""
-    residual = error.astype(jnp.float32)
+    """The value; with a momentum, decay · momentum + (1 - decay) · value."""
     value = value.astype(jnp.float32)
     if momentum is None or decay is None:
-        return value + residual
+        return value
     if not isinstance(decay, float):
         decay = jnp.asarray(decay, jnp.float32)
-    return (1 - decay) * value + decay * momentum.astype(jnp.float32) + residual
+    return (1 - decay) * value + decay * momentum.astype(jnp.float32)
 
 
 def _by_chunks(
@@ -153,11 +158,9 @@ def _compress_whole(
     scale: Scale,
 ) -> tuple[UInt32[Array, "b w"], Float32[Array, " b"], Float[Array, "*rows"]]:
     """Compresses all values at once, viewed in rows as by `_row_shape`."""
-    x = corrected_value(value, error, momentum, decay)
-    padded = to_blocks(x.reshape(-1), block_size)
-    counts = jnp.full(padded.shape[0], block_size, jnp.int32)
-    if x.size % block_size:
-        counts = counts.at[-1].set(x.size % block_size)
+    x = running_mean(value, momentum, decay) + error.astype(jnp.float32)
+    padded, counts = to_blocks(x.reshape(-1), block_size)
+    padded = padded.reshape(-1, ROWS, block_size // ROWS)
     words, scales, new_error = quantise(padded, counts, scale)
     new_error = new_error.reshape(-1)[: x.size].reshape(error.shape)
     return words, scales, new_error.astype(error.dtype)

@@ -25,6 +25,7 @@ from onebit_jax.workers.axes import (
 )
 from onebit_jax.workers.transfers import Transfer
 from onebit_jax.workers.worker_local import WorkerLocal
+from pallas_kernels import running_mean, to_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -266,7 +267,7 @@ class BlockExchange(Exchange):
         ]
         results: list[Any] = [None] * len(values)
         means = exact_means(
-            [_local_value(values[i], momenta[i], decay) for i in division.exact],
+            [running_mean(values[i], momenta[i], decay) for i in division.exact],
             [dtypes[i] for i in division.exact],
             self.axes,
         )
@@ -318,12 +319,10 @@ class Alone(BlockExchange):
         """The values plus all errors, not encoded; errors of zero."""
         del padded  # New errors are zero everywhere.
         flat = [
-            _local_value(x.value, x.momentum, decay) + x.error.astype(jnp.float32)
+            running_mean(x.value, x.momentum, decay) + x.error.astype(jnp.float32)
             for x in buffers
         ]
-        blocks = jnp.concatenate(
-            [jnp.pad(x, (0, -x.size % self.block_size)) for x in flat]
-        ).reshape(-1, self.block_size)
+        blocks = jnp.concatenate([to_blocks(x, self.block_size)[0] for x in flat])
         blocks = jnp.pad(blocks, ((0, counts.size - blocks.shape[0]), (0, 0)))
         if server_error is not None:
             blocks = blocks + server_error[0].astype(jnp.float32)
@@ -359,8 +358,3 @@ def exact_transfers(
     leaves = jax.tree.leaves(params)
     size = 4 * sum(leaves[i].size for i in division.exact)
     return (Transfer("all-reduce", size, axes),) if size else ()
-
-
-def _local_value(value: Array, momentum: Array | None, decay: Any) -> Array:
-    value = value.astype(jnp.float32)
-    return value if momentum is None else (1 - decay) * value + decay * momentum

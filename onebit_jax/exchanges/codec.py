@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import running_mean, to_blocks
+
 if TYPE_CHECKING:
     from jax import Array
     from jax.typing import DTypeLike
@@ -99,16 +101,9 @@ class Codec(abc.ABC):
         Returns:
           The words and the new error, in the dtype of the error.
         """
-        x = value.astype(jnp.float32)
-        if momentum is not None:
-            x = (1 - decay) * x + decay * momentum
-        x = x + error.astype(jnp.float32)
-        blocks = jnp.pad(x, (0, -x.size % self.block_size))
-        blocks = blocks.reshape(-1, self.block_size)
-        if counts is None:
-            counts = jnp.full(blocks.shape[0], self.block_size, jnp.int32)
-            if x.size % self.block_size:
-                counts = counts.at[-1].set(x.size % self.block_size)
+        x = running_mean(value, momentum, decay) + error.astype(jnp.float32)
+        blocks, cut = to_blocks(x, self.block_size)
+        counts = cut if counts is None else counts
         words = self.encode(blocks, counts)
         error_blocks = clear_padding(blocks - self.decode(words), counts)
         return words, error_blocks.reshape(-1)[: x.size].astype(error.dtype)

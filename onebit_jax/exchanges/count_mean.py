@@ -10,7 +10,7 @@ from jax import lax
 
 from onebit_jax.exchanges.block_exchange import BlockExchange, Buffer
 from onebit_jax.exchanges.codec import clear_padding
-from onebit_jax.exchanges.sign_mean import Scale, SignCodec, split_message
+from onebit_jax.exchanges.sign_mean import SignCodec, split_message
 from onebit_jax.workers.axes import AxisNames, as_tuple, bound_workers
 from onebit_jax.workers.transfers import Transfer
 from pallas_kernels import (
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Float32, Int32, UInt32
 
     from onebit_jax.exchanges.exchange import Exchange
+    from pallas_kernels import Scale
 
 MAX_WORKERS = 2**16 - 1
 

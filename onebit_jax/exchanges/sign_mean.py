@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -15,6 +15,7 @@ from pallas_kernels import (
     average_and_recompress,
     check_block_size,
     check_name,
+    check_scale,
     compress,
     decompress,
     pack_signs,
@@ -28,9 +29,7 @@ if TYPE_CHECKING:
 
     from onebit_jax.exchanges.exchange import Exchange
     from onebit_jax.workers.axes import AxisNames
-    from pallas_kernels import Implementation
-
-Scale = Literal["rms", "mean_abs"]
+    from pallas_kernels import Implementation, Scale
 
 
 def sign_mean(
@@ -144,8 +143,7 @@ class SignCodec(Codec):
     def __post_init__(self) -> None:
         object.__setattr__(self, "block_size", operator.index(self.block_size))
         check_block_size(self.block_size)
-        if self.scale not in get_args(Scale):
-            raise ValueError(f"scale must be 'rms' or 'mean_abs', got {self.scale!r}.")
+        check_scale(self.scale)
         check_name(self.implementation)
 
     @property

@@ -91,9 +91,9 @@ BUGS = {
         dense("quantized-4-2"),
     ),
     "a codec's momentum is not weighed": Bug(
-        "onebit_jax/exchanges/codec.py",
-        "x = (1 - decay) * x + decay * momentum",
-        "x = x + decay * momentum",
+        "pallas_kernels/_reference.py",
+        "(1 - decay) * value + decay",
+        "value + decay",
         (f"{EXCHANGES}a_momentum_is_exchanged_as_its_sum[quantized-2-3]",),
     ),
     # Blocks, buckets, servers.
