@@ -18,7 +18,7 @@ def product(dtype: str, platform: str) -> tuple[int, Callable[[], Any]]:
     """The square matrix product whose rate is the peak.
 
     Args:
-      dtype: Of its factors and its result.
+      dtype: Dtype of its factors and its result.
       platform: 'cpu' or 'gpu'.
 
     Returns:

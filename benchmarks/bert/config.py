@@ -23,9 +23,9 @@ class Config:
     batch: int | None = None
     """Sequences of a batch; default: as many as have 1024 tokens, on a GPU 16384."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Default: float32, on a GPU bfloat16."""
+    """Dtype of the computation; default: float32, on a GPU bfloat16."""
     attentions: tuple[Attention, ...] = ()
-    """Default: xla, on a GPU xla and cudnn."""
+    """Implementations of attention; default: xla, on a GPU xla and cudnn."""
     remats: tuple[Remat, ...] = ("none",)
     """The layers' parts that the backward pass recomputes."""
     scan: bool = True

@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from models import BertConfig
 
 OF_FORWARD = {"forward": 1, "backward": 2, "step": 3}
-"""Products a pass computes, for each of the forward pass: backward, one for the
-gradient of each of its two factors."""
+"""Cost of each pass in forward passes; the backward pass computes two products for
+each."""
 
 
 def forward_flops(config: BertConfig, length: int, predictions: int) -> int:

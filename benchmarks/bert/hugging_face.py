@@ -41,7 +41,7 @@ class HuggingFace:
     Args:
       config: The sizes of ours.
       shape: The size of the computation.
-      platform: JAX's, whose device is used.
+      platform: JAX's name of the platform, whose device is used.
 
     Raises:
       RuntimeError: PyTorch does not see the GPU that JAX sees.

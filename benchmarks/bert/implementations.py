@@ -143,12 +143,12 @@ def of_hugging_face(
 
     Args:
       shape: The size of the computation.
-      platform: JAX's.
+      platform: JAX's name of the platform.
       names: The programs that are wanted.
       forms: Of 'eager' and 'compiled' those that are wanted.
 
     Returns:
-      Them, of the same parameters.
+      An implementation for each form; all have the same parameters.
     """
     model = model_config(shape, "xla", "none", scan=False)
     torch_model = HuggingFace(model, shape, platform)

@@ -85,7 +85,7 @@ def _measure_shape(
     platform = results.platform
     implementations: list[Implementation] = []
     if compare:
-        # Whatever goes wrong there: it is somebody else's code, and is said.
+        # PyTorch's errors are reported, and end nothing.
         try:
             made = of_hugging_face(shape, platform, names, config.peers)
         except Exception as error:
@@ -193,7 +193,7 @@ def timing(
       implementation: The implementation.
       name: 'forward', 'backward' or 'step'.
       seconds: Seconds of a call, in each round.
-      beside: The baseline's.
+      beside: Seconds of the baseline's call, in each round.
       peak: TFLOP/s of the matrix product.
 
     Returns:

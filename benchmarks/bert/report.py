@@ -148,7 +148,7 @@ def write(
       results: The results so far.
       file: The JSON for all of it.
       page: The page for the tables, which go between the marks of their platform.
-      old: The page before.
+      old: Text of the page before the run.
     """
     if file:
         dump = json.dumps(dataclasses.asdict(results), indent=1, ensure_ascii=False)

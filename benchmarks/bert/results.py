@@ -75,12 +75,12 @@ class Results:
     """All that was measured, and on which machine.
 
     Attributes:
-      platform: JAX's.
-      device_kind: JAX's.
+      platform: JAX's name of the platform.
+      device_kind: JAX's name of the device.
       processor: Name of the CPU.
-      cores: That the program may use.
+      cores: Cores that the program may use.
       load: Processes that wanted a core in the minute before the run.
-      versions: Of Python and the libraries.
+      versions: Versions of Python and the libraries.
       settings: The flags.
       peaks: Rates of the matrix product.
       rows: The measurements.
@@ -104,8 +104,8 @@ class Compiled:
     """Steps compiled for a GPU.
 
     Attributes:
-      platform: The GPU.
-      jax: Version.
+      platform: Name of the GPU.
+      jax: Version of JAX.
       cases: A dictionary a step: its shape, seconds, bytes of memory, bytes kept for
         the backward pass by dtype, kernels by kind.
       skipped: Sentences on what did not compile, and why.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from train.core.task import Task
 
 RUN_OPTIONS = ("own_rate", "b1", "freeze", "clip")
-"""Options of an arm's runs, which make no other optimizer."""
+"""Options that change how an arm is run, and not which optimizer it is."""
 
 GROWTHS = {
     "none": None,

@@ -78,7 +78,7 @@ class Run(NamedTuple):
         return self.loss_after()
 
     def loss_after(self, step: int | None = None) -> float:
-        """The same at the step of an evaluation; None for the last."""
+        """The held-out loss at the step of an evaluation; None for the last step."""
         means = self.final if step is None else self.evaluations[step]
         loss = means["loss"]
         return math.inf if loss is None else loss

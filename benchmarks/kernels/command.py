@@ -44,7 +44,8 @@ class Config:
     sizes: tuple[float, ...] = ()
     """Values of a buffer; default: 1e6 1.1e7 1.1e8, on a GPU up to 4e8."""
     implementations: tuple[str, ...] = ()
-    """Default: xla, and mosaic where a GPU has compute capability 9 or more."""
+    """Names of implementations; default: xla, and mosaic on a GPU of compute capability
+    9 or more."""
     block_size: int = 1024
     """Values a scale."""
     repeats: int = 11

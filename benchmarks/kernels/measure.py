@@ -68,10 +68,10 @@ class Results:
     """All that was measured, and on which machine.
 
     Attributes:
-      platform: JAX's.
-      device_kind: JAX's.
+      platform: JAX's name of the platform.
+      device_kind: JAX's name of the device.
       processor: Name of the CPU.
-      jax: Version.
+      jax: Version of JAX.
       threads: Cores that the program may use.
       block_size: Values a scale.
       repeats: Timed pairs of calls.
@@ -112,7 +112,7 @@ def measure(
       block_size: Values a scale.
       repeats: Timed pairs of calls.
       calls: Calls timed together.
-      wanted: Of which operations.
+      wanted: Whether an operation is measured.
       baselines: Whether their baselines are measured in turn with them.
 
     Yields:

@@ -42,7 +42,7 @@ def why_no_torch() -> str | None:
         return "not compared with torch: no GPU"
     try:
         torch = importlib.import_module("torch")
-    # Whatever goes wrong there: it is somebody else's code, and is said.
+    # PyTorch's errors are reported, and end nothing.
     except Exception as error:
         return f"not compared with torch: {error}"
     return None if torch.cuda.is_available() else "not compared with torch: sees no GPU"

@@ -41,7 +41,7 @@ class Operation(NamedTuple):
       buffers: 'fresh' or 'donated'.
       implementation: Name of its implementation.
       prepare: A function that makes its buffers and returns the call to be timed.
-      baseline: The same of its baseline.
+      baseline: A function that does the same for its baseline.
       wait: A function that waits for a call's result.
     """
 
@@ -60,7 +60,8 @@ class Repeated:
     Attributes:
       function: The function.
       arguments: Those of the first call, which copies the donated ones.
-      carried: From the donated arguments to the results that replace them.
+      carried: From the index of each donated argument to that of the result that
+        replaces it in the next call.
     """
 
     function: Callable[..., Any]

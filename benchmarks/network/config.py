@@ -28,7 +28,7 @@ class Config:
     hosts: str = "2,4"
     """Numbers of hosts."""
     rates: str = "100mbit,1gbit"
-    """Of each host's link, such as 100mbit, 2.5gbit, unlimited or auto."""
+    """Rates of each host's link, such as 100mbit, 2.5gbit, unlimited or auto."""
     optimizers: str = "adam,onebit_adam"
     """Optimizers whose training steps are taken."""
     exchanges: str = "pmean,sign_mean"
@@ -50,7 +50,7 @@ class Config:
     devices: int = 1
     """Virtual devices a host."""
     topology: Literal["auto", "flat", "hierarchical"] = "auto"
-    """Of 1-bit exchanges; auto is hierarchical where hosts have several devices."""
+    """Topology of 1-bit exchanges; auto: hierarchical where hosts have devices."""
     repeats: int = 11
     """Measured times, of which the median counts."""
     longest: float = 30
@@ -76,7 +76,7 @@ class Workload(NamedTuple):
       name: The optimizer, or the exchange.
       stage: 'warmup', 'compressed', or None where there is but one.
       prepare: What the worker prepares: a step, one of a study's arm, an exchange.
-      arguments: Those of the worker's function that does.
+      arguments: Arguments of the worker's function that prepares it.
     """
 
     kind: Literal["step", "exchange"]
@@ -155,7 +155,7 @@ def host_counts(config: Config) -> list[int]:
       config: The flags.
 
     Returns:
-      Them.
+      The numbers of hosts, each 2 or more.
 
     Raises:
       SystemExit: A flag's value cannot be used.

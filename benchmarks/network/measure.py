@@ -27,8 +27,8 @@ def auto_rate(sent_bytes: int, computation: float) -> str:
     """The rate at which the network takes `ADAMS_SHARE` of a step.
 
     Args:
-      sent_bytes: Of a step.
-      computation: Its seconds.
+      sent_bytes: Bytes that a host sends in a step.
+      computation: Seconds that a step computes.
 
     Returns:
       The rate, in whole megabits a second.

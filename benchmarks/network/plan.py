@@ -35,7 +35,7 @@ LATENCY = 100e-6
 INSIDE_RATE = float("inf")
 """The exchange between devices of a host counts as computation in the testbed."""
 COMPRESSED = "sign_mean", "count_mean"
-"""Exchanges by themselves, and how they begin."""
+"""Beginnings of the names of rows of a compressed exchange by itself."""
 
 
 HEADS = (

@@ -60,12 +60,12 @@ class Measurement:
 
     @property
     def median(self) -> float:
-        """Seconds."""
+        """Median seconds of a repeat."""
         return statistics.median(self.seconds)
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """The first and the third, in seconds."""
+        """First and third quartile of the seconds."""
         if len(self.seconds) == 1:
             return self.seconds[0], self.seconds[0]
         first, _, third = statistics.quantiles(self.seconds, n=4, method="inclusive")
@@ -78,12 +78,12 @@ class Measurement:
 
     @property
     def bound_seconds(self) -> float:
-        """Computation, then the wire."""
+        """Seconds of computation, then of the wire."""
         return self.computation_seconds + self.wire_seconds
 
     @property
     def attained(self) -> float:
-        """Share of the bound."""
+        """The bound's seconds as a share of the median's."""
         return self.bound_seconds / self.median
 
     @property
@@ -93,12 +93,12 @@ class Measurement:
 
     @property
     def overhead(self) -> float:
-        """Bytes that left the interface, to those counted."""
+        """Bytes that left the interface for each byte counted."""
         return self.tx_bytes / self.sent_bytes if self.sent_bytes else float("nan")
 
     @property
     def packet_overhead(self) -> float:
-        """The same with the headers of each packet."""
+        """Bytes of packets with their headers for each byte counted."""
         return self.packet_bytes / self.sent_bytes if self.sent_bytes else float("nan")
 
 

@@ -30,7 +30,7 @@ DTYPES = {
     "u32": jnp.uint32,
     "u8": jnp.uint8,
 }
-"""From HLO's names."""
+"""Dtypes by HLO's names for them."""
 
 
 def between_hosts(collectives: Sequence[Collective], hosts: int) -> list[Collective]:

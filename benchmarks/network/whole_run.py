@@ -73,7 +73,7 @@ def whole_runs(
       rows: Steps of the arms' stages on the same links.
 
     Returns:
-      By arm.
+      The runs by the name of their arm.
     """
     medians = {(row.name, row.stage or "every"): row.median for row in rows}
     baseline, *others = runs

@@ -58,7 +58,7 @@ class Settings:
     Attributes:
       coordinator: address and port of host 0.
       hosts: how many.
-      devices: of each.
+      devices: of each host.
       model: a name of `models.SIZES`.
       batch: sequences of a device.
       seq: tokens of a sequence.

@@ -36,9 +36,9 @@ PACKAGES = (
     "cupy-cuda13x",
 )
 DRIVER = "driver_version", "memory.total", "power.limit", "clocks.max.sm"
-"""Names of nvidia-smi, whose values have units."""
+"""Fields of nvidia-smi, whose values it prints with units."""
 SETTINGS = "JAX_", "XLA_", "NVIDIA_TF32_OVERRIDE"
-"""Beginnings of the environment's variables that change what is measured."""
+"""Prefixes of the environment variables that change what is measured."""
 
 
 def measure(sizes: Sizes, record: Record) -> None:

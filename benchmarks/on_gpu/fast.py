@@ -23,7 +23,7 @@ def measure(sizes: Sizes, record: Record) -> None:
     """Measures the part."""
     device(sizes, record.file.parent)
     tests = read(record.file.parent, "right").get("tests", {})
-    # Beside the times: those of a wrong kernel are told, and are none.
+    # Kept beside the times, so that the page marks those of wrong kernels.
     record.write(right=tests.get(sizes.mosaic, {}).get("right", {}))
     for results in in_order(sizes):
         record.write(results=dataclasses.asdict(results))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 HEADS, WIDTH = 16, 64
 TIMES = 2.0
-"""cuDNN's error in bfloat16 is right up to so many times XLA's."""
+"""How many times XLA's error cuDNN's may be, in bfloat16."""
 
 
 def bert_config(sizes: Sizes, lengths: tuple[int, ...], **values: Any) -> Config:
@@ -42,7 +42,7 @@ def measure(sizes: Sizes, record: Record) -> None:
     if "cudnn" in sizes.attentions and sizes.platform == "gpu":
         try:
             record.write(attention=attention_errors(max(sizes.lengths)))
-        # It has never run: its times are told all the same.
+        # It has never run on a card. Times are measured even where it fails here.
         except Exception as error:
             record.write(attention={"error": str(error).strip().split("\n")[0]})
     record.check()
@@ -96,7 +96,7 @@ def results_of(implementation: Any) -> Callable[..., tuple[jax.Array, ...]]:
     """Attention and its gradients, in float32, as a program.
 
     Args:
-      implementation: Who computes it.
+      implementation: Name of the implementation of attention.
 
     Returns:
       From queries, keys, values, a cotangent and lengths to the output of the tokens

@@ -45,8 +45,8 @@ class Case(NamedTuple):
     Attributes:
       name: Its name.
       tx: The optimizer.
-      implementation: What compresses; None for what compresses nothing.
-      workers: That the device simulates; None for the one of a mesh.
+      implementation: Name of what compresses; None where nothing is compressed.
+      workers: Workers that the device simulates; None for the one of a mesh.
     """
 
     name: str
@@ -99,7 +99,7 @@ def parameters(sizes: Sizes) -> Any:
 
 @jax.custom_vjp
 def _loss(params: Any, gradients: Any) -> jax.Array:
-    """Zero, and yet of the given gradients, which are one worker's of a batch."""
+    """Zero, whose gradients are the given ones: those of one worker, as a batch."""
     del params, gradients
     return jnp.float32(0)
 
@@ -164,10 +164,10 @@ def arguments_of(case: Case, mesh: Mesh, shapes: Any) -> tuple[Any, Any, Any]:
     Args:
       case: The case.
       mesh: The one device.
-      shapes: The parameters'.
+      shapes: Shapes of the parameters.
 
     Returns:
-      Those of parameters, state and gradients.
+      Shapes and places of parameters, state and gradients.
     """
 
     def placed(tree: Any, *axes: str, before: tuple[int, ...] = ()) -> Any:

@@ -210,7 +210,7 @@ def default_line(found: Found) -> str:
       found: What the parts have found.
 
     Returns:
-      It, with the operations that are right and nowhere slower than XLA's form.
+      The line, with the operations that are right and nowhere slower than XLA's form.
     """
     right: Mapping[str, Any] = found["fast"].get("right", {})
     rows = found["fast"].get("results", {}).get("rows", [])

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 CUT = 3
-"""The status of a part that its share of the time did not suffice for."""
+"""The exit status of a part whose share of the time was too short."""
 
 
 def main() -> None:

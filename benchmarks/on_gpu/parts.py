@@ -10,8 +10,8 @@ class Part(NamedTuple):
     """A part.
 
     Attributes:
-      name: That of its module in `benchmarks.on_gpu`, whose `measure` is run.
-      seconds: Its share, of the sum of all.
+      name: Name of its module in `benchmarks.on_gpu`, whose `measure` is run.
+      seconds: Its share of the time, where all parts' are added up.
       needs: Packages beside jax, optax and NumPy.
       memory: JAX's share of the GPU's memory, which leaves enough for PyTorch's arrays
         where those are in the same process.
@@ -33,7 +33,7 @@ MODEL = "flax", "tokenizers"
 BESIDE_TORCH = 0.6
 
 PARTS = (
-    # Most of it for starting on a cold machine: what is left goes to the others.
+    # Most of its share is for a cold start; what is left goes to the others.
     Part("facts", 40),
     Part("right", 90, ("pytest", "hypothesis")),
     Part("fast", 70, memory=BESIDE_TORCH),

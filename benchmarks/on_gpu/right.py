@@ -29,7 +29,7 @@ AVERAGE = "average", "what_workers_sent"
 """Words in the names of the tests of averaging; others test compression."""
 
 BOTH = "optimizer"
-"""The word in those of both."""
+"""The word in the names of the tests of both."""
 
 
 class Tests:
@@ -79,7 +79,7 @@ def verdicts(
     """Which operations are right.
 
     Args:
-      outcomes: Of the tests, by their names.
+      outcomes: Outcomes of the tests, by their names.
       complete: Whether all have run.
 
     Returns:
@@ -100,7 +100,7 @@ def measure(sizes: Sizes, record: Record) -> None:
     for implementation in (sizes.mosaic, "xla"):
         run_suite(implementation, sizes, record)
         record.check()
-        # A kernel that has broken the device would fail the tests of the next.
+        # On a device that a kernel has broken the next implementation's tests fail.
         jax.block_until_ready(jnp.zeros(1) + 1)
     record.write(sanitizer=sanitize(sizes, record))
 
@@ -152,7 +152,8 @@ def sanitize(sizes: Sizes, record: Record) -> str:
     try:
         answer = subprocess.run(
             asked,
-            # Each array by itself: beyond one that is a part of a pool is another.
+            # Each array in memory of its own: behind an array of a pool lies another,
+            # and a write beyond its end would not be found.
             env=os.environ | {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"},
             capture_output=True,
             text=True,

@@ -23,22 +23,22 @@ class Sizes:
       mosaic: The implementation of `pallas_kernels` that is looked at, beside XLA's.
       copies: Values of the arrays that are copied.
       dtype: Of the matrix product and of the model.
-      tests: Those of the kernels that are run, as of pytest's `-k`.
+      tests: Tests of the kernels that are run, an expression for pytest's `-k`.
       kernels: Values of the buffers that operations are timed on.
       operations: Names of `benchmarks.kernels`.
       repeats: Timed rounds.
       calls: Calls of a round.
       model: Size of the BERT.
       lengths: Tokens of its sequences.
-      batch: Its sequences; None for as many as have 16,384 tokens.
-      attentions: Its attentions.
+      batch: Sequences of a step; None for as many as have 16,384 tokens.
+      attentions: Implementations of its attention.
       peers: Forms of PyTorch that it is compared with.
       leaves: Shapes of the optimizer's parameters; None for those of that model.
       forms: Forms of the optimizer: the default, and as published.
       workers: Workers that one device simulates for the optimizer.
       study: Plan of the study in `docs/studies`.
       steps: Steps of its runs; None for the plan's.
-      corpus: Its text, files of `docs`; Python's own documentation by default.
+      corpus: Text of the study, files of `docs`; default: Python's documentation.
     """
 
     platform: str = "gpu"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from train.plan.transfers import Transfer
 
 GIGABIT = 1e9 / 8
-"""Bytes."""
+"""Bytes in a gigabit."""
 
 
 class LinkLoad(NamedTuple):

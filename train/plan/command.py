@@ -36,14 +36,21 @@ if TYPE_CHECKING:
     from train.plan.model import GpuWork
 
 HELD_BYTES = 20
-"""Of a parameter on its GPU: itself, gradient, momentum, variance and worker error."""
+"""Bytes a GPU holds for each parameter: parameter, gradient, momentum, variance and
+worker error, float32."""
 
 SHORT = 5e-3
-"""Seconds of a micro-batch under which its kernels' starts are not small beside it."""
+"""Seconds of a micro-batch below which starting its kernels takes a large share."""
 
 
 def model_of(config: PlanConfig) -> Model:
     """The model that the flags name.
+
+    Args:
+      config: The flags.
+
+    Returns:
+      A BERT, or a dense model of one leaf where a number of parameters is given.
 
     Raises:
       InputError: There is no such model.
@@ -73,7 +80,14 @@ def model_of(config: PlanConfig) -> Model:
 
 
 def cluster_of(config: PlanConfig) -> GpuCluster:
-    """The cluster that the flags describe."""
+    """The cluster that the flags describe.
+
+    Args:
+      config: The flags, in Gbit/s and microseconds.
+
+    Returns:
+      The cluster, in bytes a second and seconds.
+    """
     inside = config.inside_rate
     return GpuCluster(
         config.hosts,
@@ -85,7 +99,15 @@ def cluster_of(config: PlanConfig) -> GpuCluster:
 
 
 def work_of(config: PlanConfig, model: Model) -> GpuWork:
-    """A GPU's work, from the measured times where they are given."""
+    """A GPU's work, from the measured times where they are given.
+
+    Args:
+      config: The flags.
+      model: The model that they name.
+
+    Returns:
+      The work.
+    """
     gpu = GPUS[config.gpu]
     work = gpu_work(
         model,
@@ -105,7 +127,17 @@ def work_of(config: PlanConfig, model: Model) -> GpuWork:
 def heading(
     config: PlanConfig, model: Model, cluster: GpuCluster, work: GpuWork
 ) -> str:
-    """The model, the cluster and the work, as sentences above the table."""
+    """The model, the cluster and the work, as sentences above the table.
+
+    Args:
+      config: The flags.
+      model: The model that they name.
+      cluster: The cluster that they describe.
+      work: What a GPU of it computes.
+
+    Returns:
+      Lines, among them what the prediction cannot be trusted in.
+    """
     gpu, measured = GPUS[config.gpu], config.compute_ms is not None
     lines = [
         f"{model.name} ({model.parameters:,} parameters), {config.seq} tokens, batch "
@@ -139,7 +171,15 @@ def heading(
 
 
 def misfit(config: PlanConfig, model: Model) -> str:
-    """The sentence on a model that no host can hold; empty for one that fits."""
+    """Why a model fits on no host.
+
+    Args:
+      config: The flags.
+      model: The model that they name.
+
+    Returns:
+      A sentence; empty for a model that fits.
+    """
     memory, there = HELD_BYTES * model.parameters, GPUS[config.gpu].memory * config.gpus
     if memory <= there:
         return ""
@@ -151,7 +191,7 @@ def misfit(config: PlanConfig, model: Model) -> str:
 
 
 def run(config: PlanConfig) -> None:
-    """Answers on the terminal, and in a file where one is named.
+    """Prints the prediction, and writes it to a file where one is named.
 
     Args:
       config: The flags.

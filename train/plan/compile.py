@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 FREEZE_STEP = 23_000
 
 SHARDED_FROM = 256
-"""Shortest axis that is divided between the GPUs of a host; not that of the layers."""
+"""Size from which an axis is divided between the GPUs of a host: more than a model has
+layers, whose axis stays whole."""
 
 
 def compile_step(config: PlanConfig) -> dict[str, Any]:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from train.plan.model import GpuWork, Model
 
 EXACT_STAGES = "warmup", "local", "every"
-"""Stages whose arithmetic is taken for Adam's, that of others for 1-bit Adam's; 'every'
-is that of optimizers without stages, whose votes have no errors to keep."""
+"""Stages whose update counts as Adam's; others' count as 1-bit Adam's. 'every' is the
+stage of optimizers without stages, whose workers vote and keep no errors."""
 
 
 class WholeRun(NamedTuple):

@@ -99,7 +99,7 @@ class Step(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """Seconds of the whole step."""
         return self.compute + self.update + self.exchange
 
     @property

@@ -119,7 +119,14 @@ def _highest(gain: Callable[[float], float]) -> float | None:
 
 
 def table(plan: Plan) -> str:
-    """A row an optimizer."""
+    """A row for each optimizer.
+
+    Args:
+      plan: The prediction.
+
+    Returns:
+      Lines.
+    """
     head = ("", "step, ms", "", "sent, MB", "", "network", "x Adam fp32", "", "x bf16")
     under = (
         "",
@@ -154,7 +161,14 @@ def table(plan: Plan) -> str:
 
 
 def aligned(rows: list[tuple[str, ...]]) -> str:
-    """Rows as lines, the first column on its left side, the others on their right."""
+    """Rows as lines, the first column aligned on the left, the others on the right.
+
+    Args:
+      rows: Cells, as many in each row.
+
+    Returns:
+      Lines.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for name, *numbers in rows:
@@ -164,7 +178,14 @@ def aligned(rows: list[tuple[str, ...]]) -> str:
 
 
 def verdict(plan: Plan) -> str:
-    """The sentences that say whether it pays, why, and up to which link rate."""
+    """Whether compression pays, why, and up to which link rate.
+
+    Args:
+      plan: The prediction.
+
+    Returns:
+      One or two sentences, a line each.
+    """
     best, adam = plan.best, plan.baseline
     if plan.cluster.hosts * plan.cluster.gpus == 1:
         return "Compression does not pay: one GPU exchanges nothing."
@@ -239,7 +260,14 @@ def _why(plan: Plan) -> str:
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
-    """All of it, in seconds and bytes."""
+    """The prediction as JSON values.
+
+    Args:
+      plan: The prediction.
+
+    Returns:
+      Model, cluster, work, optimizers' steps and verdict, in seconds and bytes.
+    """
     full, half = plan.baselines
 
     def of_load(load: LinkLoad) -> dict[str, Any]:

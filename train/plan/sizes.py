@@ -19,4 +19,4 @@ SIZES = MappingProxyType(
         ),
     }
 )
-"""By the names that `--model` takes."""
+"""The sizes by the names that `--model` takes."""

@@ -160,4 +160,4 @@ GPUS = MappingProxyType(
         ),
     }
 )
-"""By the names that `--gpu` takes."""
+"""The GPUs by the names that `--gpu` takes."""
