@@ -148,7 +148,7 @@ def stage_bytes(
       axis: The mesh axis whose members they are.
 
     Returns:
-      The bytes by stage; those of an arm without stages as 'every'.
+      The bytes by stage; those of an arm without stages as `train.core.totals.EVERY`.
     """
     freeze = onebit_jax.freeze_at(1)
     constant = optax.schedules.constant_schedule(1.0)

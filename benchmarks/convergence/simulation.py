@@ -14,6 +14,7 @@ from benchmarks.convergence.arms import stage_bytes
 from benchmarks.convergence.runs import Run
 from train.core.batches import place, stream
 from train.core.mesh import AXIS
+from train.core.totals import Totals, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,15 +34,15 @@ class Simulated(NamedTuple):
       params: The parameters.
       state: The optimizer's state.
       evaluations: From step to means over held-out examples by name.
-      stages: From the step of each evaluation to the steps of each stage until then,
-        those of an optimizer without stages as 'every'.
+      taken: From the step of each evaluation to the steps taken of each stage until
+        then, without those that were skipped; empty for an optimizer without stages.
     """
 
     step: int
     params: Any
     state: Any
     evaluations: dict[int, dict[str, float]]
-    stages: dict[int, dict[str, int]]
+    taken: dict[int, dict[str, int]]
 
 
 def simulate(task: Task, workers: int, mesh: Mesh) -> Simulated:
@@ -88,7 +89,7 @@ def go_on(
     """
     (phase,) = task.phases
     run = onebit_jax.simulated(phase.loss, phase.tx, workers, axis=AXIS)
-    first, params, state, evaluations, stages = now
+    first, params, state, evaluations, taken = now
     evaluate = phase.evaluation(params) if phase.evaluation else lambda params: {}
     for step in range(first + 1, phase.last + 1):
         batch = place(next(batches), mesh)
@@ -98,10 +99,9 @@ def go_on(
         if step % phase.eval_every == 0 or step == phase.last:
             held_out = onebit_jax.local_params(params, state)
             evaluations = {**evaluations, step: evaluate(held_out)}
-            taken = jax.device_get(onebit_jax.steps_by_stage(state))
-            by_stage = {name: int(n) for name, n in taken.items()} or {"every": step}
-            stages = {**stages, step: by_stage}
-        yield Simulated(step, params, state, evaluations, stages)
+            by_stage = onebit_jax.steps_by_stage(state).items()
+            taken = {**taken, step: {name: int(n) for name, n in by_stage}}
+        yield Simulated(step, params, state, evaluations, taken)
 
 
 def run_of(
@@ -121,7 +121,13 @@ def run_of(
     """
     told = jax.device_get(onebit_jax.metrics(made.state))
     metrics = jax.tree.map(lambda x: x.item(), told)
-    run = Run(
+    skipped = metrics.get("skipped", 0)
+    rates = stage_bytes(options, jax.eval_shape(task.init), workers, AXIS)
+    totals, stages = Totals(), {}
+    for step, taken in made.taken.items():
+        totals = count(totals, step, taken, skipped, rates)
+        stages[step] = dict(totals.by_stage)
+    return Run(
         case=case,
         options=dict(options),
         evaluations={
@@ -129,10 +135,9 @@ def run_of(
             for step, means in made.evaluations.items()
         },
         frozen_at=int(metrics.get("frozen_at", 0)),
-        sent_bytes=0,
-        skipped=metrics.get("skipped", 0),
+        sent_bytes=totals.total_bytes,
+        skipped=skipped,
         metrics=metrics,
-        rates=stage_bytes(options, jax.eval_shape(task.init), workers, AXIS),
-        stages=made.stages,
+        rates=rates,
+        stages=stages,
     )
-    return run._replace(sent_bytes=max(run.sent_by_step().values()))

@@ -13,6 +13,7 @@ from benchmarks.convergence.plan import read_plan
 from benchmarks.network.hosts import bits_per_second
 from benchmarks.network.results import BASELINES
 from train.core.mesh import AXIS
+from train.core.totals import EVERY
 
 AUTO = "auto"
 """The rate at which the network takes most of Adam's step."""
@@ -134,7 +135,7 @@ def _arms(file: Path) -> list[Workload]:
         name = BASELINES["step"] if arm == plan.baseline else arm
         for stage in stage_bytes(options, {"": jnp.zeros([])}, 2, AXIS):
             if "/" not in stage:  # a part of another's steps
-                static = None if stage == "every" else stage
+                static = None if stage == EVERY else stage
                 arguments = {"options": dict(options), "stage": static}
                 chosen.append(Workload("step", name, static, "arm", arguments))
     return chosen

@@ -22,6 +22,7 @@ from benchmarks.convergence.runs import Store
 from benchmarks.network.report import read_results
 from benchmarks.network.results import BASELINES
 from benchmarks.page import fill, table
+from train.core.totals import EVERY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -75,7 +76,7 @@ def whole_runs(
     Returns:
       The runs by the name of their arm.
     """
-    medians = {(row.name, row.stage or "every"): row.median for row in rows}
+    medians = {(row.name, row.stage or EVERY): row.median for row in rows}
     baseline, *others = runs
     names = {baseline: BASELINES["step"]} | {arm: arm for arm in others}
     target = mean_loss(runs[baseline])

@@ -197,7 +197,7 @@ def train(flags: LmConfig, plan: Plan, case: Case, record: Record) -> Run:
 
 def _save(file: Path, case: Case, now: Simulated) -> None:
     leaves = jax.device_get(jax.tree.leaves((now.params, now.state)))
-    kept = {name: getattr(now, name) for name in ("step", "evaluations", "stages")}
+    kept = {name: getattr(now, name) for name in ("step", "evaluations", "taken")}
     about = {"case": case, **kept}
     new = file.with_suffix(".new")
     with new.open("wb") as output:
@@ -219,8 +219,8 @@ def _restored(file: Path, case: Case, first: Simulated) -> Simulated:
             for i, leaf in enumerate(leaves)
         ]
     params, state = jax.tree.unflatten(structure, arrays)
-    evaluations, stages = (
+    by_step = (
         {int(step): x for step, x in about[name].items()}
-        for name in ("evaluations", "stages")
+        for name in ("evaluations", "taken")
     )
-    return Simulated(about["step"], params, state, evaluations, stages)
+    return Simulated(about["step"], params, state, *by_step)

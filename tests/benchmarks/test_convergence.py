@@ -13,7 +13,7 @@ import pytest
 from runs import PROMOTION, write_corpus
 
 import onebit_jax
-from benchmarks.convergence.arms import make_exchange, onebit_parts
+from benchmarks.convergence.arms import make_arm, make_exchange, onebit_parts
 from benchmarks.convergence.command import complete
 from benchmarks.convergence.intervals import beside, effects, estimate, progress_lost
 from benchmarks.convergence.picture import drawn_study
@@ -21,6 +21,7 @@ from benchmarks.convergence.plan import read_plan
 from benchmarks.convergence.pool import Answer
 from benchmarks.convergence.report import page
 from benchmarks.convergence.runs import Case, Run, Store
+from benchmarks.convergence.simulation import run_of as simulated_run
 from benchmarks.convergence.simulation import simulate
 from benchmarks.convergence.study import tuned, wanted
 from benchmarks.convergence.training import Training, train_case
@@ -355,9 +356,46 @@ def test_simulated_workers_are_evaluated_where_local_steps_have_taken_them():
     )  # fmt: skip
     task = Task(name="", model={}, init=lambda: jnp.zeros(3), phases=[phase])
     run = simulate(task, 2, make_mesh(1, "flat"))
-    assert run.stages[4] == {"variance": 1, "compressed": 0, "local": 3}
+    assert run.taken[4] == {"variance": 1, "compressed": 0, "local": 3}
     losses = [run.evaluations[step]["loss"] for step in range(1, 5)]
     assert len(set(losses)) == 4, "agreed parameters stay in a local step"
+
+
+def test_bytes_of_skipped_steps_are_counted():
+    options = {"optimizer": "onebit_adam"}
+    batches = np.ones((6, 2, 2048), np.float32)
+    batches[[1, 4]] = np.nan  # a step of the warm-up, and one of the compressed stage
+    phase = Phase(
+        loss=lambda params, batch, step: jnp.mean(
+            (params["kernel"] - batch.mean(0)) ** 2
+        ),
+        batches=grain.MapDataset.source(batches),
+        batch=2, schedule=optax.schedules.constant_schedule(0.1), last=6, eval_every=2,
+        tx=make_arm(
+            options, optax.schedules.constant_schedule(0.1), onebit_jax.freeze_at(2),
+            0.9, weight_decay=0.0, clip=0.0, axes="data",
+        ),
+        evaluation=lambda params: lambda params: {"loss": 0.0},
+    )  # fmt: skip
+    task = Task(
+        name="", model={}, init=lambda: {"kernel": jnp.zeros(2048)}, phases=[phase]
+    )
+    case = Case("text", "sign", 0.1, 0.9, 0)
+    with PROMOTION:
+        made = simulate(task, 2, make_mesh(1, "flat"))
+        run = simulated_run(case, options, task, made, 2)
+    assert run.skipped == 2
+    assert {step: sum(n.values()) for step, n in run.stages.items()} == {
+        2: 2,
+        4: 4,
+        6: 6,
+    }
+    assert run.stages[6]["warmup"] == 3
+    warmup, measuring, compressed = run.rates.values()
+    sent = run.sent_by_step()
+    assert sent[2] == 2 * warmup
+    assert sent[6] == run.sent_bytes
+    assert compressed <= run.sent_bytes - 3 * warmup - 2 * compressed <= measuring
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from train.bert.objective import abstract_params, training_loss
 from train.core.exchange import EXCHANGES, make_exchange
 from train.core.mesh import AXIS, DEVICE, HOST
 from train.core.optimizer import learning_rate_schedule, make_optimizer
+from train.core.totals import EVERY
 from train.plan import gpu_compiler
 from train.plan.config import PlanConfig
 from train.plan.gpu_program import in_flight, memory_on
@@ -94,7 +95,7 @@ def report(config: PlanConfig) -> dict[str, Any]:
         "seconds": seconds,
         "memory": memory_on(compiled, GPUS[config.gpu]),
         "sent": {
-            stage or "every": {
+            stage or EVERY: {
                 axis: traffic.sent_bytes(stage, axis) for axis in mesh.axis_names
             }
             for stage in traffic.stages or (None,)

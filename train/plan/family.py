@@ -14,6 +14,7 @@ import onebit_jax
 from train.core.exchange import make_exchange, make_warmup_exchange
 from train.core.mesh import AXIS
 from train.core.optimizer import OPTIMIZERS, make_optimizer
+from train.core.totals import EVERY
 from train.plan.model import ADAM_BYTES, compression_bytes
 from train.plan.report import aligned
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from train.plan.cluster import GpuCluster
     from train.plan.model import GpuWork, Model
 
-EXACT_STAGES = "warmup", "local", "every"
-"""Stages whose update counts as Adam's; others' count as 1-bit Adam's. 'every' is the
+EXACT_STAGES = "warmup", "local", EVERY
+"""Stages whose update counts as Adam's; others' count as 1-bit Adam's. `EVERY` is the
 stage of optimizers without stages, whose workers vote and keep no errors."""
 
 
@@ -99,7 +100,7 @@ def stage_steps(name: str, steps: int, freeze: int) -> dict[str, int]:
       freeze: Those before the variance is frozen, where it is.
 
     Returns:
-      Their numbers; all as 'every' for an optimizer without stages.
+      Their numbers; all as `EVERY` for an optimizer without stages.
 
     Example:
       >>> from train.plan.family import stage_steps
@@ -117,7 +118,7 @@ def stage_steps(name: str, steps: int, freeze: int) -> dict[str, int]:
 
     first = run.init({"": jnp.zeros([])})
     if not onebit_jax.steps_by_stage(first[1]):
-        return {"every": steps}
+        return {EVERY: steps}
     last = jax.jit(lambda carry: jax.lax.fori_loop(0, steps, step, carry))(first)
     taken = onebit_jax.steps_by_stage(last[1])
     return {stage: int(n) for stage, n in taken.items()}
