@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+
+from onebit_jax.workers.arithmetic import joined_means
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,12 +138,5 @@ def exact_means(
     axes: tuple[str, ...],
 ) -> list[Float[Array, ...]]:
     """The exact means of leaves, in one all-reduce of float32."""
-    if not leaves:
-        return []
-    flat = [x.astype(jnp.float32).reshape(-1) for x in leaves]
-    means = lax.pmean(jnp.concatenate(flat), axes)
-    ends = np.cumsum([x.size for x in leaves])[:-1]
-    return [
-        mean.reshape(x.shape).astype(dtype)
-        for mean, x, dtype in zip(jnp.split(means, ends), leaves, dtypes, strict=True)
-    ]
+    means = joined_means([x.astype(jnp.float32) for x in leaves], axes)
+    return [mean.astype(dtype) for mean, dtype in zip(means, dtypes, strict=True)]

@@ -38,8 +38,13 @@ def means(tree: Any, axes: tuple[str, ...]) -> Any:
     """
     if AxisType.Auto in jax.sharding.get_abstract_mesh().axis_types:
         return jax.tree.map(lambda x: lax.pmean(whole(x), axes), tree)
+    return joined_means(tree, axes)
+
+
+def joined_means(tree: Any, axes: tuple[str, ...]) -> Any:
+    """The exact means of a tree of float32 values, put together in one all-reduce."""
     flat, unravel = ravel_pytree(tree)
-    return unravel(lax.pmean(flat, axes)) if flat.size else tree
+    return unravel(lax.pmean(flat, axes)) if jax.tree.leaves(tree) else tree
 
 
 def zero_after(tree: Any) -> Int32[Array, ""]:

@@ -128,9 +128,9 @@ BUGS = {
         dense("sign-two-axes"),
     ),
     "exact leaves are summed": Bug(
-        "onebit_jax/exchanges/blocks.py",
-        "lax.pmean(jnp.concatenate",
-        "lax.psum(jnp.concatenate",
+        "onebit_jax/workers/arithmetic.py",
+        "unravel(lax.pmean(flat, axes))",
+        "unravel(lax.psum(flat, axes))",
         SIGN,
     ),
     "a leaf of the limit goes exactly": Bug(
