@@ -47,7 +47,6 @@ _OPTIONS = {
         "growth",
         "bounded",
         "bound",
-        "bias_correction",
     ),
     "onebit_lamb": (*_COMMON, *_SIGNS),
     "zero_one_adam": (
@@ -56,7 +55,6 @@ _OPTIONS = {
         "before_freeze",
         "variance_bits",
         "refresh",
-        "refresh_every",
         "sync",
         "sync_every",
         "longest",
@@ -228,8 +226,6 @@ def make_exchange(
         "exact_mean": onebit_jax.exact_mean,
         "sign_mean": onebit_jax.sign_mean,
         "no_feedback": _no_feedback,
-        "quantized_4": functools.partial(_quantized, 4),
-        "deepspeed": onebit_jax.deepspeed_sign_mean,
         "vote_mean": onebit_jax.vote_mean,
         "vote_mean, mean back": functools.partial(onebit_jax.vote_mean, back="mean"),
         "random_vote_mean": onebit_jax.random_vote_mean,
@@ -256,8 +252,8 @@ def _quantized(bits: Any, axes: AxisNames) -> onebit_jax.Exchange:
 def zero_one_parts(options: Mapping[str, Any], axes: AxisNames) -> dict[str, Any]:
     """The arguments of 0/1 Adam that the options give; the others are left out.
 
-    `refresh` and `sync` are the numbers of due steps after which an interval doubles;
-    `refresh_every` and `sync_every` intervals that stay.
+    `refresh` and `sync` are the numbers of due steps after which an interval doubles,
+    `sync_every` is an interval that stays.
     """
     parts = {n: options[n] for n in ("before_freeze",) if n in options}
     if "variance_bits" in options:
@@ -265,8 +261,6 @@ def zero_one_parts(options: Mapping[str, Any], axes: AxisNames) -> dict[str, Any
     longest = options.get("longest")
     if "refresh" in options:
         parts["refresh"] = onebit_jax.growing_intervals(options["refresh"])
-    if "refresh_every" in options:
-        parts["refresh"] = onebit_jax.every(options["refresh_every"])
     if "sync" in options:
         parts["sync"] = onebit_jax.growing_intervals(options["sync"], longest=longest)
     if "sync_every" in options:
@@ -276,7 +270,7 @@ def zero_one_parts(options: Mapping[str, Any], axes: AxisNames) -> dict[str, Any
 
 def onebit_parts(options: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of 1-bit Adam that the options give; the others are left out."""
-    parts = {n: options[n] for n in ("send", "bias_correction") if n in options}
+    parts = {n: options[n] for n in ("send",) if n in options}
     if "lead" in options:
         parts["lead"] = options["lead"] or None
     if "growth" in options:

@@ -59,7 +59,6 @@ class Round:
       arms: Names of arms, the baseline and those of the product among them.
       product: The options of each arm that the product of factors has made.
       best: Arms of an earlier round to add, once it is complete.
-      at: Learning rate and b1: those that were tuned.
     """
 
     name: str
@@ -68,7 +67,6 @@ class Round:
     arms: tuple[str, ...]
     product: Mapping[str, Options]
     best: Best | None = None
-    at: Literal["tuned"] = "tuned"
 
 
 @dataclass(frozen=True)
@@ -172,8 +170,6 @@ def _round(
     baseline = next(iter(arms))
     if baseline not in made.arms:
         raise SystemExit(f"{where} must have the baseline, {baseline!r}, of its arms.")
-    if made.at != "tuned":
-        raise SystemExit(f"{where} must be at = 'tuned', not {made.at!r}.")
     if made.name in (each.name for each in earlier):
         raise SystemExit(f"{where} must have a name of its own.")
     return made
