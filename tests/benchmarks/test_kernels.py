@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.kernels.command import Config, main
-from benchmarks.kernels.inputs import bytes_moved, make_inputs
+from benchmarks.kernels.inputs import WORKERS, bytes_moved, make_inputs
 from benchmarks.kernels.measure import measure
 from benchmarks.kernels.operations import compression, elementwise
 from benchmarks.kernels.report import text, write_json, write_picture
+from train.plan.model import compression_bytes
 
 BLOCK_SIZE = 64
 # The buffers that results go to are not read.
@@ -35,11 +36,20 @@ def test_bytes_are_those_of_the_arguments_and_results(size):
     step = sum(counted[name] for name in steps)
     assert moved["step, one jit"] == moved["step, three jits"] == step
     assert moved["step and parameters, one jit"] == step + nbytes(x.params)
+    # The lead reads the momentum of the step before.
+    expected = step + nbytes(x.params, x.momentum)
+    assert moved["step and parameters, onebit_adam"] == expected
     # Gradient, both moments; both moments and the update.
     assert moved["Adam's update"] == 6 * nbytes(x.value)
     bits = jnp.packbits(jnp.zeros(size, bool)).nbytes
     assert moved["packbits(x >= 0)"] == nbytes(x.value) + bits
     assert moved["unpackbits"] == bits + size
+
+
+def test_the_planner_counts_the_bytes_that_are_measured():
+    size = 2**20
+    step = bytes_moved(size, 1024)["step and parameters, onebit_adam"]
+    assert compression_bytes(WORKERS) == pytest.approx(step / size, rel=0.003)
 
 
 @pytest.mark.slow

@@ -176,12 +176,15 @@ def compression_bytes(workers: int, shards: int = 1) -> float:
     r"""Bytes a parameter that the compressed stage moves in memory.
 
     .. math::
-      12.1 + \left( \frac18 + \frac{8.1}{n} \right) + 20.1
+      16.1 + \left( \frac18 + \frac{8.1}{n} \right) + 20.1
 
-    to compress the gradients (gradient and error read, error and bits written), to
-    average and compress again, and to update (bits, momentum, variance and parameter
-    read, momentum and parameter written). Divided between the GPUs of a host, all but
-    the update is a share of it, after a pass that lays the gradients out (8).
+    to compress the momentum (gradient, momentum and error read, error and bits
+    written), to average and compress again, and to update (bits, variance, parameter
+    and, for the lead, the momentum of the step before read, momentum and parameter
+    written). Divided between the GPUs of a host, a pass makes each GPU's momentum and
+    lays it out (gradient and momentum read, momentum written: 12), of which each then
+    compresses a share (error and share read, error and bits written: 12.1) and averages
+    a share.
 
     Args:
       workers: n.
@@ -190,8 +193,10 @@ def compression_bytes(workers: int, shards: int = 1) -> float:
     Returns:
       Their number.
     """
-    laid_out = 8.0 if shards > 1 else 0.0
-    return laid_out + (12.1 + 1 / 8 + 8.1 / workers) / shards + 20.1
+    average, update = 1 / 8 + 8.1 / workers, 20.1
+    if shards > 1:
+        return 12.0 + (12.1 + average) / shards + update
+    return 16.1 + average + update
 
 
 def gpu_work(
