@@ -10,7 +10,7 @@ Sequences are full, random tokens, 15 % of them predicted.
 
 *Forward* is the loss with dropout, nothing kept for a gradient. *Backward* is the loss
 and its gradients, less the forward pass in the same round. *Step* is all of it and the
-update. FLOP are the model's own (`benchmarks.bert.flops`): recomputing for the backward
+update. FLOP are the model's own (`train.plan.flops`): recomputing for the backward
 pass, dropout and the optimizer's arithmetic count nothing. The peak that they are a
 share of is a square matrix product of the same dtype, timed in the same rounds.
 

@@ -16,7 +16,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import onebit_jax
 from benchmarks.bert.config import Config
-from benchmarks.bert.flops import OF_FORWARD, forward_flops
 from benchmarks.bert.programs import (
     make_batch,
     model_config,
@@ -29,6 +28,7 @@ from benchmarks.bert.results import Compiled
 from train.bert.objective import abstract_params
 from train.core.mesh import AXIS
 from train.plan import gpu_compiler
+from train.plan.flops import OF_FORWARD, forward_flops
 from train.plan.gpu_program import bytes_for_backward, kernels, memory_on
 from train.plan.targets import GPUS
 

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from benchmarks.bert import hugging_face
-from benchmarks.bert.flops import OF_FORWARD, forward_flops
 from benchmarks.bert.implementations import (
     COMPILED,
     EAGER,
@@ -26,6 +25,7 @@ from benchmarks.machine import processor
 from benchmarks.product import product
 from benchmarks.timing import seconds as timed
 from models import SIZES
+from train.plan.flops import OF_FORWARD, forward_flops
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

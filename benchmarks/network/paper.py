@@ -24,7 +24,8 @@ from benchmarks.page import table
 from models import SIZES
 from train.bert.objective import abstract_params
 from train.plan.cluster import GIGABIT, GpuCluster
-from train.plan.model import Arm, GpuWork, Model, arms, bert_flops
+from train.plan.flops import step_flops
+from train.plan.model import Arm, GpuWork, Model, arms
 from train.plan.targets import GPUS
 
 LATENCY = 20e-6
@@ -104,7 +105,7 @@ HEADS = (
 def bert_large() -> Model:
     """The model of the profile."""
     leaves = tuple(jax.tree.leaves(abstract_params(SIZES["large"])))
-    return Model("BERT large", leaves, bert_flops(SIZES["large"], TOKENS))
+    return Model("BERT large", leaves, step_flops(SIZES["large"], TOKENS))
 
 
 def one_gpu(network: str, *, batch: int, accumulate: int) -> GpuWork:

@@ -30,6 +30,7 @@ import onebit_jax
 from benchmarks.convergence.arms import make_arm
 from benchmarks.network.traffic import between_hosts, collectives_alone, host_bytes
 from models import SIZES, PreTrainingBatch
+from train.bert.masked_pairs import num_predictions
 from train.bert.objective import init_params, training_loss
 from train.core.exchange import make_exchange
 from train.core.mesh import make_mesh
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from train.core.mesh import Topology
     from train.plan.config import CompressedName
 
-PREDICTED = 0.15
-"""Share of a sequence's tokens that are predicted."""
 LEARNING_RATE, WEIGHT_DECAY, CLIP = 1e-4, 0.01, 1.0
 GROWTH = onebit_jax.GrowthByMeanSquares()
 MEASURING = "compressed/measuring"
@@ -96,7 +95,7 @@ def local_batch(settings: Settings, index: int) -> PreTrainingBatch:
     model = SIZES[settings.model]
     rows = settings.batch * settings.devices
     shape = rows, settings.seq
-    predicted = rows, max(1, round(PREDICTED * settings.seq))
+    predicted = rows, num_predictions(settings.seq)
 
     def integers(below: int, shape: tuple[int, ...]) -> np.ndarray:
         return random.integers(below, size=shape, dtype=np.int32)

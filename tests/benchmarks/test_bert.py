@@ -11,7 +11,6 @@ import pytest
 
 from benchmarks.bert.command import main
 from benchmarks.bert.config import Config, check
-from benchmarks.bert.flops import OF_FORWARD, forward_flops
 from benchmarks.bert.implementations import COMPILED, EAGER, OURS, Implementation
 from benchmarks.bert.measure import baseline_of, seconds_of_pass, timing
 from benchmarks.bert.programs import (
@@ -27,6 +26,7 @@ from onebit_jax.exchanges.block_exchange import ErrorFeedbackState
 from train.bert.objective import abstract_params
 from train.core.errors import InputError
 from train.core.mesh import make_mesh
+from train.plan.flops import OF_FORWARD, forward_flops, step_flops
 
 BATCH, LENGTH = 2, 16
 SHAPE = Shape("tiny", LENGTH, BATCH, "float32")
@@ -63,6 +63,8 @@ def test_flops_are_those_of_the_programs_products():
     assert counted["forward"] == forward
     backward = counted["gradients"] - counted["forward"]
     assert backward == OF_FORWARD["backward"] * forward
+    # What the planner takes a step for.
+    assert counted["gradients"] == BATCH * step_flops(config, LENGTH)
 
 
 def test_one_device_does_a_workers_work_of_encoding():

@@ -25,7 +25,8 @@ from train.plan.cluster import GIGABIT, GpuCluster
 from train.plan.compile import compile_step, describe
 from train.plan.config import PlanConfig, check
 from train.plan.family import family_table, whole_runs
-from train.plan.model import Model, bert_flops, dense_flops, gpu_work
+from train.plan.flops import step_flops
+from train.plan.model import Model, dense_flops, gpu_work
 from train.plan.report import make_plan, milliseconds, table, to_json, verdict
 from train.plan.sizes import SIZES
 from train.plan.targets import GPUS
@@ -63,7 +64,7 @@ def model_of(config: PlanConfig) -> Model:
                 f"{config.model}."
             )
         leaves = tuple(jax.tree.leaves(abstract_params(sizes)))
-        flops = bert_flops(sizes, config.seq, remat=config.remat)
+        flops = step_flops(sizes, config.seq, remat=config.remat)
         return Model(f"BERT {config.model}", leaves, flops)
     try:
         parameters = round(float(config.model))

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 
-from train.bert.masked_pairs import num_predictions
 from train.plan.config import CompressedName
 from train.plan.transfers import exchange_transfers, growth_transfers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from models import BertConfig
     from train.plan.cluster import GpuCluster, LinkLoad
     from train.plan.transfers import Transfer
 
@@ -138,33 +136,6 @@ class Arm(NamedTuple):
             warmup_share * self.warmup.seconds
             + (1 - warmup_share) * self.compressed.seconds
         )
-
-
-def bert_flops(config: BertConfig, tokens: int, *, remat: bool = False) -> float:
-    r"""FLOP of pre-training on one sequence.
-
-    .. math:: 3 \cdot 2 \left( L T (4 h^2 + 2 h f) + 2 L T^2 h + h^2
-      + 0.15\,T (h^2 + h V) \right)
-
-    of L layers of width h and feed-forward width f, T tokens and a vocabulary of V:
-    a multiplication and an addition for each weight and token, and for each pair of
-    tokens in attention; twice as much backward. Recomputing the layers for the
-    backward pass adds their forward pass once more.
-
-    Args:
-      config: The sizes.
-      tokens: T.
-      remat: Whether layers are recomputed.
-
-    Returns:
-      Their number.
-    """
-    h, f = config.hidden_size, config.intermediate_size
-    layers = config.num_layers * (
-        tokens * (4 * h * h + 2 * h * f) + 2 * tokens * tokens * h
-    )
-    heads = h * h + num_predictions(tokens) * (h * h + h * config.vocab_size)
-    return 2.0 * ((4 if remat else 3) * layers + 3 * heads)
 
 
 def dense_flops(parameters: int, tokens: int) -> float:

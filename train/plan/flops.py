@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from train.bert.masked_pairs import num_predictions
+
 if TYPE_CHECKING:
     from models import BertConfig
 
@@ -33,12 +35,33 @@ def forward_flops(config: BertConfig, length: int, predictions: int) -> int:
       Their number.
 
     Example:
-      >>> from benchmarks.bert.flops import forward_flops
+      >>> from train.plan.flops import forward_flops
       >>> from models import SIZES
       >>> f"{forward_flops(SIZES['large'], 128, 19):.3g}"
       '8.12e+10'
     """
+    h = config.hidden_size
+    heads = h * h + 2 * h + predictions * (h * h + h * config.vocab_size)
+    return _layers_flops(config, length) + 2 * heads
+
+
+def step_flops(config: BertConfig, length: int, *, remat: bool = False) -> int:
+    """FLOP of a training step on one sequence, forward and backward.
+
+    Args:
+      config: The sizes.
+      length: Tokens, of which `num_predictions` are predicted.
+      remat: Whether the backward pass computes the layers' forward pass once more.
+
+    Returns:
+      Their number.
+    """
+    forward = forward_flops(config, length, num_predictions(length))
+    again = _layers_flops(config, length) if remat else 0
+    return OF_FORWARD["step"] * forward + again
+
+
+def _layers_flops(config: BertConfig, length: int) -> int:
     h, f = config.hidden_size, config.intermediate_size
     layer = length * (4 * h * h + 2 * h * f) + 2 * length * length * h
-    heads = h * h + 2 * h + predictions * (h * h + h * config.vocab_size)
-    return 2 * (config.num_layers * layer + heads)
+    return 2 * config.num_layers * layer
