@@ -20,6 +20,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 import onebit_jax
 from benchmarks.page import fill, table
+from train.plan.family import state_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,12 +85,7 @@ def bits(transfers: tuple[onebit_jax.Transfer, ...], sizes: Mapping[str, int]) -
 def held(tx: Any, workers: int) -> str:
     """Bytes of a state for a parameter on a worker's device, as a cell."""
     mesh = AbstractMesh((workers,), ("data",), (AxisType.Auto,))
-    leaves = jax.tree.leaves(onebit_jax.abstract_state(tx, PARAMS, mesh))
-    total = sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in leaves
-    )
-    return f"{total / _size():.2f}"
+    return f"{state_bytes(tx, PARAMS, mesh) / _size():.2f}"
 
 
 def _size() -> int:

@@ -15,12 +15,10 @@ from train.core.exchange import make_exchange, make_warmup_exchange
 from train.core.mesh import AXIS
 from train.core.optimizer import OPTIMIZERS, make_optimizer
 from train.core.totals import EVERY
-from train.plan.model import ADAM_BYTES, compression_bytes
+from train.plan.model import update_seconds
 from train.plan.report import aligned
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from train.plan.cluster import GpuCluster
     from train.plan.model import GpuWork, Model
 
@@ -46,7 +44,7 @@ class WholeRun(NamedTuple):
     gpu_bytes: float
     host_bytes: float
     seconds: float
-    state_bytes: float
+    state_bytes: int
 
 
 def whole_runs(
@@ -154,6 +152,9 @@ def _whole_run(
     leaves = {str(i): leaf for i, leaf in enumerate(model.leaves)}
     costs = onebit_jax.stage_costs(tx, leaves, dict(mesh.shape))
     taken = stage_steps(chosen.optimizer, steps, freeze)
+    shards = cluster.gpus if cluster.hosts > 1 else 1
+    workers = cluster.hosts * cluster.gpus // shards
+    compressing = update_seconds(model, work, workers, shards)
     gpu_bytes = host_bytes = seconds = 0.0
     for stage, transfers in costs.items():
         loads = cluster.loads(transfers)
@@ -163,31 +164,28 @@ def _whole_run(
         exchange = sum(map(cluster.seconds, loads))
         if chosen.optimizer == "adam" or (stage == "warmup" and not chosen.warmup_bits):
             exchange = max(0.0, exchange - work.hidden)
-        compute = work.accumulate * work.micro_batch + _update(
-            stage, model, work, cluster
-        )
-        seconds += number * (compute + exchange)
-    state_bytes = _state_bytes(tx, leaves, mesh)
-    return WholeRun(chosen.name, taken, gpu_bytes, host_bytes, seconds, state_bytes)
+        compute = work.accumulate * work.micro_batch
+        update = work.adam if stage in EXACT_STAGES else compressing
+        seconds += number * (compute + update + exchange)
+    held = state_bytes(tx, leaves, mesh)
+    return WholeRun(chosen.name, taken, gpu_bytes, host_bytes, seconds, held)
 
 
-def _update(stage: str, model: Model, work: GpuWork, cluster: GpuCluster) -> float:
-    if stage in EXACT_STAGES:
-        return work.adam
-    shards = cluster.gpus if cluster.hosts > 1 else 1
-    workers = cluster.hosts * cluster.gpus // shards
-    more = compression_bytes(workers, shards) - ADAM_BYTES
-    return work.adam + more * model.parameters / work.memory_rate
+def state_bytes(tx: Any, params: Any, mesh: AbstractMesh) -> int:
+    """Bytes of an optimizer's or an exchange's state on a device.
 
+    Args:
+      tx: The optimizer or the exchange.
+      params: Shapes and dtypes of the parameters.
+      mesh: The workers.
 
-def _state_bytes(tx: Any, leaves: Mapping[str, Any], mesh: AbstractMesh) -> float:
-    """Of the state's arrays, a GPU's own share of those that differ."""
-    state = jax.tree.leaves(onebit_jax.abstract_state(tx, leaves, mesh))
-    return float(
-        sum(
-            math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-            for leaf in state
-        )
+    Returns:
+      The bytes, of state that differs between the workers a device's own share.
+    """
+    state = jax.tree.leaves(onebit_jax.abstract_state(tx, params, mesh))
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in state
     )
 
 

@@ -201,6 +201,22 @@ def gpu_work(
     )
 
 
+def update_seconds(model: Model, work: GpuWork, workers: int, shards: int = 1) -> float:
+    """Seconds of 1-bit Adam's update, compression included.
+
+    Args:
+      model: The model.
+      work: A GPU's, with the seconds of Adam's update.
+      workers: As of `compression_bytes`.
+      shards: As of `compression_bytes`.
+
+    Returns:
+      Adam's seconds, and those of the bytes that it moves more than Adam.
+    """
+    more = compression_bytes(workers, shards) - ADAM_BYTES
+    return work.adam + more * model.parameters / work.memory_rate
+
+
 BASELINES = {"Adam, float32 gradients": 4, "Adam, bfloat16 gradients": 2}
 """Plain Adam's arms, with the bytes of a gradient's value."""
 
@@ -263,9 +279,9 @@ def _compressed_step(
     )
     power = growth_transfers(model.leaves, cluster.axis_sizes, compressed=True)
     workers = cluster.hosts * (1 if hierarchical else cluster.gpus)
-    moved = compression_bytes(workers, cluster.gpus if hierarchical else 1)
-    more = (moved - ADAM_BYTES) * model.parameters / work.memory_rate
-    return _step(work, work.adam + more, (*transfers, *power), cluster)
+    shards = cluster.gpus if hierarchical else 1
+    update = update_seconds(model, work, workers, shards)
+    return _step(work, update, (*transfers, *power), cluster)
 
 
 def _step(
