@@ -149,9 +149,11 @@ class ZeroOneAdam:
             zeros = optax.tree.zeros_like(new_updates)
             decay, state = self.decayed(zeros, state, params)
             new_updates = jax.tree.map(lambda u, d: u - rate * d, new_updates, decay)
-        return optax.tree.cast_like(new_updates, updates), self.at_freeze(
-            state._replace(taken=taken), jnp.asarray(index == 0)
-        )
+        state = state._replace(taken=taken)
+        # Workers step alone after the freeze only.
+        if stage != "local":
+            state = self.at_freeze(state, jnp.asarray(index == 0))
+        return optax.tree.cast_like(new_updates, updates), state
 
     def refresh_both(
         self, gradients: optax.Updates, state: ZeroOneAdamState, params: Any

@@ -131,6 +131,16 @@ def test_a_step_alone_has_no_collective():
     assert not alone.traffic(gradients, jnp.zeros(500)).collectives
 
 
+def test_a_program_of_steps_alone_does_not_ask_whether_to_freeze():
+    def asked(*args):
+        raise AssertionError(args)
+
+    rule = onebit_jax.FreezeRule(tuple, asked, earliest=1)
+    tx = zero_one_adam(0.1, exact_mean("data"), rule)
+    run = Workers(tx, jnp.zeros(5), mesh_of(2), stage="local")
+    assert not run.update(targets(), jnp.zeros(5)).any()
+
+
 def test_a_static_stage_in_the_wrong_place_still_makes_sense():
     # Without a variance, steps are as long as the bound.
     for stage in ("compressed", "local"):
