@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -82,41 +83,41 @@ def accumulate(
     steps = operator.index(steps)
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}.")
-    axes = as_tuple(axis)
-    inner = optax.with_extra_args_support(tx)
+    one = _Accumulate(optax.with_extra_args_support(tx), steps, as_tuple(axis))
+    return optax.GradientTransformationExtraArgs(one.init, one.update)
 
-    def init_fn(params: optax.Params) -> Any:
-        _, slices = worker_count(axes)
+
+@dataclasses.dataclass(frozen=True)
+class _Accumulate:
+    inner: optax.GradientTransformationExtraArgs
+    steps: int
+    axes: tuple[str, ...]
+
+    def init(self, params: optax.Params) -> Any:
+        _, slices = worker_count(self.axes)
         gradient = jax.tree.map(
             lambda p: jnp.zeros((slices, *p.shape), jnp.float32), params
         )
         return AccumulateState(
             micro_step=jnp.zeros([], jnp.int32),
-            gradient=WorkerLocal(gradient, axes, "average"),
-            inner=inner.init(params),
+            gradient=WorkerLocal(gradient, self.axes, "average"),
+            inner=self.inner.init(params),
         )
 
-    def update_fn(
+    def update(
+        self,
         updates: optax.Updates,
         state: Any,
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, Any]:
-        workers = bound_workers(axes)
-        check_local(updates, axes, "accumulate")
-        fits = [sums.shape[0] == 1 for sums in jax.tree.leaves(state.gradient)]
-        check_workers(all(fits), "accumulate", workers, axes)
-        gradient = jax.tree.map(
-            lambda sums, g: sums + g[None].astype(jnp.float32) / steps,
-            state.gradient.value,
-            updates,
-        )
+        gradient = self._added(state.gradient, updates)
 
         def take() -> tuple[optax.Updates, Any]:
             mean = jax.tree.map(
                 lambda sums, g: sums[0].astype(g.dtype), gradient, updates
             )
-            new_updates, inner_state = inner.update(
+            new_updates, inner_state = self.inner.update(
                 mean, state.inner, params, **extra_args
             )
             return new_updates, (inner_state, jax.tree.map(jnp.zeros_like, gradient))
@@ -125,11 +126,23 @@ def accumulate(
             return no_update(take), (state.inner, gradient)
 
         micro_step = state.micro_step + 1
-        new_updates, (inner_state, gradient) = lax.cond(micro_step == steps, take, wait)
+        new_updates, (inner_state, gradient) = lax.cond(
+            micro_step == self.steps, take, wait
+        )
         return new_updates, AccumulateState(
-            micro_step=micro_step % steps,
-            gradient=WorkerLocal(gradient, axes, "average"),
+            micro_step=micro_step % self.steps,
+            gradient=WorkerLocal(gradient, self.axes, "average"),
             inner=inner_state,
         )
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    def _added(self, sums: WorkerLocal, updates: optax.Updates) -> Any:
+        """The sums with one step's gradients added, as this worker's own."""
+        workers = bound_workers(self.axes)
+        check_local(updates, self.axes, "accumulate")
+        fits = [x.shape[0] == 1 for x in jax.tree.leaves(sums)]
+        check_workers(all(fits), "accumulate", workers, self.axes)
+        return jax.tree.map(
+            lambda x, g: x + g[None].astype(jnp.float32) / self.steps,
+            sums.value,
+            updates,
+        )

@@ -260,7 +260,7 @@ BUGS = {
     ),
     "accumulated gradients are not divided": Bug(
         "onebit_jax/transforms/accumulate.py",
-        "g[None].astype(jnp.float32) / steps",
+        "g[None].astype(jnp.float32) / self.steps",
         "g[None].astype(jnp.float32)",
         ACCUMULATED,
     ),
