@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import warnings
 from typing import Any
@@ -103,14 +104,7 @@ def abstract_state(
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     workers = {axis for node in worker_local_nodes(state) for axis in node.axes}
-
-    def own_spec(path: Any, shape: tuple[int, ...]) -> PartitionSpec:
-        # Moments and averages are placed as their parameter is.
-        ends = (path[i:] for i in range(len(path) + 1))
-        matches = (placed[end] for end in ends if end in placed)
-        specs = (spec for like, spec in matches if like == shape)
-        spec = next(specs, PartitionSpec())
-        return PartitionSpec() if names_of(spec) & workers else spec
+    own_spec = functools.partial(_spec_of_parameter, placed, workers)
 
     def place_node(path: Any, node: Any) -> Any:
         if not is_worker_local(node):
@@ -127,6 +121,23 @@ def abstract_state(
         return dataclasses.replace(node, value=value)
 
     return jax.tree.map_with_path(place_node, state, is_leaf=is_worker_local)
+
+
+def _spec_of_parameter(
+    placed: dict[Any, tuple[tuple[int, ...], PartitionSpec]],
+    workers: set[str],
+    path: Any,
+    shape: tuple[int, ...],
+) -> PartitionSpec:
+    """The partition of the parameter that an array of the state is a moment of.
+
+    The array's path ends with the parameter's, and it has its shape.
+    """
+    ends = (path[i:] for i in range(len(path) + 1))
+    matches = (placed[end] for end in ends if end in placed)
+    specs = (spec for like, spec in matches if like == shape)
+    spec = next(specs, PartitionSpec())
+    return PartitionSpec() if names_of(spec) & workers else spec
 
 
 def init(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
