@@ -88,7 +88,8 @@ def saved_state(
 
     A checkpoint is restored to these, by Orbax for example, and then resized:
     `resize(state, tx, params, old_mesh, mesh)`. Worker-local arrays, which together may
-    be too large for a device, are divided over all where a dimension can be.
+    be too large for a device, are divided over all where a dimension can be. Those
+    that keep their shape on this mesh are placed where a step returns them.
 
     Args:
       tx: the optimizer.
@@ -117,7 +118,13 @@ def saved_state(
     def place(old: Any, new: Any) -> Any:
         if not is_worker_local(old):
             return jax.ShapeDtypeStruct(old.shape, old.dtype, sharding=new.sharding)
-        return jax.tree.map(lambda x: _divided(x, mesh), old)
+        value = jax.tree.map(
+            # A step that is given arrays where it returns them is compiled once.
+            lambda x, like: like if x.shape == like.shape else _divided(x, mesh),
+            old.value,
+            new.value,
+        )
+        return dataclasses.replace(old, value=value)
 
     old = abstract_state(tx, params, old_mesh)
     return jax.tree.map(place, old, here, is_leaf=is_worker_local)

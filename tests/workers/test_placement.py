@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 from virtual_workers import mesh_of
 
 import onebit_jax
@@ -158,6 +158,37 @@ def test_a_saved_state_is_divided_over_the_devices_that_are_there():
     chex.assert_trees_all_equal_structs(
         saved, onebit_jax.abstract_state(tx, params, mesh)[0]
     )
+
+
+def compilations(run, params, state, steps=3):
+    """How often a compiler runs in some steps."""
+    events = []
+
+    def listen(event, _, **options):
+        if event.endswith("backend_compile_duration"):
+            events.append(options)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    batch = np.ones((8, 64), np.float32)
+    try:
+        for _ in range(steps):
+            params, state, loss = run.step(params, state, batch)
+            loss.block_until_ready()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    return len(events)
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_a_resumed_run_is_compiled_once(axis_type):
+    mesh = mesh_of(4, axis_type)
+    tx = onebit_adam(0.1, sign_mean("data"), freeze_at(2))
+    run = onebit_jax.data_parallel(lambda p, x: jnp.mean(x @ p), tx, mesh)
+    params, state = jax.device_get(run.init(jnp.zeros((64, 16))))
+    saved = onebit_jax.saved_state(tx, params, mesh, mesh)
+    state = jax.tree.map(lambda x, s: jax.device_put(x, s.sharding), state, saved)
+    params = jax.device_put(params, jax.NamedSharding(mesh, PartitionSpec()))
+    assert compilations(run, params, state) == 1
 
 
 def test_who_has_not_joined_the_other_processes_is_told_how(monkeypatch):
