@@ -6,6 +6,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax.extend.core import Literal
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from onebit_jax.workers.placement import abstract_state, state_specs
@@ -40,7 +41,8 @@ def stage_costs(
     """The collectives of a step of each of an optimizer's stages.
 
     They are found by tracing `update`, which takes seconds for a thousand leaves and
-    compiles nothing; of the branches of a condition the one that sends most counts.
+    compiles nothing; of the branches of a condition the one that sends most counts, and
+    what nothing reads, such as the mean of a frozen layer, does not.
     All all-reduces of a stage over the same axes are one, as the
     compiler puts them together. The means that `data_parallel` takes, of the loss and
     of auxiliary values, are no part of `update` and not counted: `onebit_jax.traffic`
@@ -118,13 +120,14 @@ def _traced(
     )
     shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
     jaxpr = jax.make_jaxpr(mapped)(own, state, shapes).jaxpr
-    return _collectives(jaxpr, "", mesh.shape)
+    return _collectives(jaxpr, [True] * len(jaxpr.outvars), "", mesh.shape)
 
 
 def _collectives(
-    jaxpr: Any, around: str, axis_sizes: Mapping[str, int]
+    jaxpr: Any, read: list[bool], around: str, axis_sizes: Mapping[str, int]
 ) -> Iterator[tuple[str | None, Transfer]]:
-    for eqn in jaxpr.eqns:
+    """The collectives of a traced function, of whose results some are read."""
+    for eqn, read_of_eqn in _needed(jaxpr, read):
         scopes = f"{around}/{eqn.source_info.name_stack}"
         name = eqn.primitive.name
         axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
@@ -141,9 +144,8 @@ def _collectives(
                 "and count its bytes with onebit_jax.traffic."
             )
         inner = [
-            list(_collectives(getattr(x, "jaxpr", x), scopes, axis_sizes))
-            for x in jax.tree.leaves(list(eqn.params.values()), is_leaf=_is_jaxpr)
-            if _is_jaxpr(x)
+            list(_collectives(x, _read_inside(x, eqn, read_of_eqn), scopes, axis_sizes))
+            for x in _jaxprs(eqn)
         ]
         if name == "cond":
             yield from max(
@@ -159,6 +161,44 @@ def _collectives(
         times = eqn.params["length"] if name == "scan" else 1
         for stage, transfer in itertools.chain.from_iterable(inner):
             yield stage, transfer._replace(bytes=times * transfer.bytes)
+
+
+def _needed(jaxpr: Any, read: list[bool]) -> list[tuple[Any, list[bool]]]:
+    """The equations whose results are read, and which of these are.
+
+    The compiler leaves the others out, as the exact mean of a frozen layer.
+    """
+    used = {
+        v
+        for v, is_read in zip(jaxpr.outvars, read, strict=True)
+        if is_read and not isinstance(v, Literal)
+    }
+    needed = []
+    for eqn in reversed(jaxpr.eqns):
+        read_of_eqn = [v in used for v in eqn.outvars]
+        if any(read_of_eqn) or any(map(_is_observed, eqn.effects)):
+            used.update(v for v in eqn.invars if not isinstance(v, Literal))
+            needed.append((eqn, read_of_eqn))
+    return needed[::-1]
+
+
+def _is_observed(effect: Any) -> bool:
+    """True of printing and the like; the use of a mesh axis is an effect, too."""
+    return type(effect).__name__ != "NamedAxisEffect"
+
+
+def _read_inside(jaxpr: Any, eqn: Any, read: list[bool]) -> list[bool]:
+    """Which results of a function that an equation calls are read."""
+    number = len(jaxpr.outvars)
+    # What a loop carries is read by its next turn.
+    is_loop = eqn.primitive.name in ("scan", "while")
+    return [True] * number if is_loop or number != len(read) else read
+
+
+def _jaxprs(eqn: Any) -> list[Any]:
+    """The functions that an equation calls."""
+    params = jax.tree.leaves(list(eqn.params.values()), is_leaf=_is_jaxpr)
+    return [getattr(x, "jaxpr", x) for x in params if _is_jaxpr(x)]
 
 
 def _is_jaxpr(x: Any) -> bool:

@@ -1,9 +1,11 @@
 """Collectives of a traced update, in loops and conditions."""
 
+import jax
 import jax.numpy as jnp
 import optax
 import pytest
 from jax import lax
+from virtual_workers import mesh_of
 
 import onebit_jax
 
@@ -61,3 +63,49 @@ def test_a_loop_of_unknown_length_is_refused():
 
     with pytest.raises(ValueError, match="how often a loop with a collective runs"):
         cost_of(update)
+
+
+def test_a_mean_that_nothing_reads_costs_nothing():
+    """Compilers leave it out; that of a frozen layer is one."""
+
+    both = jax.jit(lambda g: (mean(g), mean(2 * g)))
+    assert cost_of(lambda g: both(g)[0]) == ONCE
+    assert cost_of(lambda g: sum(both(g))) == 2 * ONCE
+    assert cost_of(lambda g: lax.cond(mean(g)[0] > 0, both, both, g)[0]) == 2 * ONCE
+
+    def printed(g):
+        jax.debug.print("{}", mean(2 * g))
+        return mean(g)
+
+    assert cost_of(printed) == 2 * ONCE
+
+
+def test_what_a_loop_carries_is_read_by_its_next_turn():
+    def chained(g):
+        first = mean(g)
+        (_, last), _ = lax.scan(
+            lambda c, _: ((mean(g) + c[1], c[0]), None), (first, first), length=5
+        )
+        return last
+
+    assert cost_of(chained) == 6 * ONCE
+
+
+def test_frozen_layers_cost_what_the_compiled_step_sends():
+    params = {"body": jnp.zeros((64, 64)), "head": jnp.zeros((64, 16))}
+    head = onebit_jax.onebit_adam(
+        1e-2, onebit_jax.sign_mean("data"), onebit_jax.freeze_at(1)
+    )
+    body = optax.chain(onebit_jax.exact_mean("data"), optax.set_to_zero())
+    tx = optax.partition({"t": head, "f": body}, {"body": "f", "head": "t"})
+    mesh = mesh_of(4)
+    run = onebit_jax.data_parallel(
+        lambda p, x: jnp.mean((x @ p["body"] @ p["head"] - 1) ** 2), tx, mesh
+    )
+    traffic = onebit_jax.traffic(
+        run.step.lower(*run.init(params), jnp.ones((4, 64))).compile(), mesh
+    )
+    loss = 2 * 3 * 4 // 4
+    for stage, transfers in onebit_jax.stage_costs(tx, params, mesh.shape).items():
+        sent = onebit_jax.sent_bytes(transfers, mesh.shape)
+        assert traffic.sent_bytes(stage) == sent + loss, stage
