@@ -293,21 +293,32 @@ class _OnebitLamb:
             state.freeze, count, jnp.asarray(norm, jnp.float32)
         )
         now = fires & (not self.exchange.is_alone())
-        # This step is still LAMB's; what is frozen is for those after it.
-        raised, floored = nu, 0.0
-        if self.floor is not None:
-            raised, floored = self.floor.apply(nu)
-        return times(ratio, update), state._replace(
+        state = state._replace(
             mu=mu,
-            nu=optax.tree.where(now, raised, nu),
-            nu_fresh=optax.tree.where(now, raised, state.nu_fresh),
-            frozen_at=jnp.where(now, count, 0),
+            nu=nu,
             ratio=mean_with(ratio, state.ratio),
             ratio_weight=mean_with(1.0, state.ratio_weight),
-            magnitude=jnp.where(now, equal_magnitudes(mu), state.magnitude),
-            floored=jnp.where(now, floored, state.floored),
             freeze=rule,
             decay=decay,
+        )
+        # This step is still LAMB's; what is frozen is for those after it.
+        return times(ratio, update), lax.cond(
+            now, lambda: self.freeze_now(state, count), lambda: state
+        )
+
+    def freeze_now(
+        self, state: ScaleByOnebitLambState, count: Int32[Array, ""]
+    ) -> ScaleByOnebitLambState:
+        """The state with the variance frozen, and layers' magnitudes."""
+        nu, floored = state.nu, state.floored
+        if self.floor is not None:
+            nu, floored = self.floor.apply(nu)
+        return state._replace(
+            nu=nu,
+            nu_fresh=nu,
+            frozen_at=count,
+            magnitude=equal_magnitudes(state.mu),
+            floored=floored,
         )
 
     def compressed(

@@ -39,14 +39,14 @@ BUGS = {
     ),
     "the fresh variance begins at zero": Bug(
         "onebit_jax/optimizers/onebit_lamb.py",
-        "nu_fresh=optax.tree.where(now, raised, state.nu_fresh)",
-        "nu_fresh=state.nu_fresh",
+        "nu_fresh=nu,\n            frozen_at",
+        "frozen_at",
         FORMULA,
     ),
     "the fresh variance begins without the floor": Bug(
         "onebit_jax/optimizers/onebit_lamb.py",
-        "nu_fresh=optax.tree.where(now, raised, state.nu_fresh)",
-        "nu_fresh=optax.tree.where(now, nu, state.nu_fresh)",
+        "nu_fresh=nu,\n            frozen_at",
+        "nu_fresh=state.nu,\n            frozen_at",
         FORMULA,
     ),
     "the fresh variance is of the momentum": Bug(
