@@ -43,22 +43,21 @@ class Step:
             is one process's own and there are several, or `stage` needs what no step
             has learnt yet.
         """
-        _check_there({"params": params, "state": state})
+        _check_not_donated({"params": params, "state": state})
         if self._processes > 1:
-            _check_of_all(batch, self._processes)
+            _check_global(batch, self._processes)
         stage = options.get("stage")
         if stage is None:
             return self.jitted(params, state, batch, *args, **options)
         # To read a state's counters is to wait for the step that returns it: a state
         # that went through a stage already is not read for it again.
-        first = _first_array(state)
-        is_last = first is not None and first is self._last()
+        is_last = any(x is self._last() for x in _first_array(state))
         begun = self._begun if is_last else frozenset()
         if stage not in begun:
-            _check_begun(state, stage)
+            _check_learnt(state, stage)
         result = self.jitted(params, state, batch, *args, **options)
-        self._last = weakref.ref(_first_array(result[1]))
-        self._begun = begun | {stage}
+        for x in _first_array(result[1]):
+            self._last, self._begun = weakref.ref(x), begun | {stage}
         return result
 
     def lower(self, *args: Any, **options: Any) -> Any:
@@ -74,12 +73,12 @@ def _is_concrete(x: Any) -> bool:
     return isinstance(x, jax.Array) and not isinstance(x, Tracer)
 
 
-def _first_array(state: Any) -> Any:
-    arrays = (x for x in jax.tree.leaves(state) if isinstance(x, jax.Array))
-    return next(arrays, None)
+def _first_array(state: Any) -> list[jax.Array]:
+    """The first array of a state, if it has one."""
+    return [x for x in jax.tree.leaves(state) if isinstance(x, jax.Array)][:1]
 
 
-def _check_there(given: Any) -> None:
+def _check_not_donated(given: Any) -> None:
     for path, leaf in jax.tree.leaves_with_path(given):
         if _is_concrete(leaf) and leaf.is_deleted():
             name, *inside = path
@@ -90,7 +89,7 @@ def _check_there(given: Any) -> None:
             )
 
 
-def _check_of_all(batch: Any, processes: int) -> None:
+def _check_global(batch: Any, processes: int) -> None:
     for path, leaf in jax.tree.leaves_with_path(batch):
         own = isinstance(leaf, np.ndarray | np.generic) or (
             _is_concrete(leaf) and leaf.is_fully_addressable
@@ -104,7 +103,7 @@ def _check_of_all(batch: Any, processes: int) -> None:
             )
 
 
-def _check_begun(state: Any, stage: str) -> None:
+def _check_learnt(state: Any, stage: str) -> None:
     steps = {
         name: taken for name, taken in steps_by_stage(state).items() if "/" not in name
     }
