@@ -64,7 +64,8 @@ def _bert(flags: bert_config.PretrainConfig, mesh: Mesh) -> Task:
 
 
 def _images(flags: images_config.ImagesConfig, mesh: Mesh) -> Task:
-    return images_task.make_task(flags, images_task.read(flags), mesh)
+    data = images_task.read(flags)
+    return images_task.make_task(flags, data, mesh, flags.total_steps)
 
 
 MODULES = {

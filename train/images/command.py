@@ -1,21 +1,22 @@
 """`python -m train.images`: trains a network to classify images.
 
 `--help` lists the flags. A run leaves in its folder `config.json` (what was asked for),
-`checkpoints`, `metrics.jsonl` and `training.png`.
+`checkpoints`, `metrics.jsonl` and `training.png`; with `--compare` plain Adam's own are
+in the folder `adam` inside it.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from train.core import metrics_log, run_folder
+from train.core import metrics_log
+from train.core.commands.from_scratch import open_run, train_run
 from train.core.commands.line import Command, parse_flags, run_command
-from train.core.loop import train
-from train.core.mesh import check_divisible, kept_topology, make_mesh
+from train.core.mesh import check_divisible, make_mesh
 from train.core.output import is_main_process, say
 from train.core.processes.distributed import Cluster
 from train.core.processes.session import watched
+from train.core.run_folder import check_contents
 from train.images.config import ImagesConfig, check
 from train.images.task import make_task, read
 
@@ -23,12 +24,38 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from train.core.run_folder import Run
+    from train.images.dataset import Dataset
+
 MODULE = "train.images"
 
 
 def parse(arguments: Sequence[str]) -> Command[ImagesConfig]:
     """Reads the flags; a run that goes on has its own for those not given."""
     return parse_flags(ImagesConfig(), arguments, MODULE)
+
+
+def load(
+    config: ImagesConfig, run: Run[ImagesConfig] | None = None
+) -> tuple[dict[str, str], Dataset]:
+    """Reads the images.
+
+    Args:
+      config: The flags.
+      run: The run that goes on, whose images they must be.
+
+    Returns:
+      The hash of the images by their kind, and the images.
+
+    Raises:
+      InputError: They are not there, or damaged, or others than the run's.
+    """
+    data = read(config)
+    contents = {"set of images": data.contents}
+    if run:
+        for what, name in contents.items():
+            check_contents(run, what, name)
+    return contents, data
 
 
 def train_images(config: ImagesConfig, timeout: float = Cluster.timeout) -> None:
@@ -44,22 +71,19 @@ def train_images(config: ImagesConfig, timeout: float = Cluster.timeout) -> None
     """
     check(config)
     mesh = make_mesh(config.workers, config.topology)
-    check_divisible(config.batch, mesh)
-    topology = kept_topology(mesh, config.out, goes_on=config.resume)
-    config = replace(config, topology=topology)
-    data = read(config)
-    contents = {"set of images": data.contents}
-    run = run_folder.run_of(config, MODULE, contents, config.steps)
-    say(
-        f"{config.out}: {config.model}, {len(data.training):,} images of "
-        f"{data.num_classes} classes, {len(data.held_out):,} held out, {mesh.size} "
-        f"workers ({mesh.devices.flat[0].platform})"
-    )
-    with (
-        watched(timeout) as watchdog,
-        run_folder.begun([run], config, lambda folder: None, watchdog),
-    ):
-        train(make_task(config, data, mesh), config, config.steps, mesh, watchdog)
+    check_divisible(config.batch, mesh, config.accumulate)
+    with watched(timeout) as watchdog:
+        run, data = open_run(config, MODULE, mesh, load)
+        train_run(
+            run,
+            config,
+            mesh,
+            watchdog,
+            about=f"{config.model}, {len(data.training):,} images of "
+            f"{data.num_classes} classes, {len(data.held_out):,} held out",
+            make_task=lambda arm: make_task(arm, data, mesh, run.until),
+            keep_files=lambda folder: None,
+        )
     if is_main_process():  # which has written them
         last = [x for x in metrics_log.read(config.out) if "eval_loss" in x][-1]
         say(_spelled(last))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from models.convolutional import Architecture
+from train.core.commands.flags import FromScratchFlags, check_from_scratch
 from train.core.errors import InputError
 from train.core.flags import (
     Changeable,
@@ -14,10 +15,7 @@ from train.core.flags import (
     NotNegative,
     Positive,
     Seed,
-    TrainingFlags,
-    check_flags,
 )
-from train.core.optimizer import Plan, check_plan
 
 DataName = Literal["digits", "mnist-5k", "cifar-10", "folder"]
 
@@ -26,7 +24,7 @@ SHIPPED = ("digits", "mnist-5k")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImagesConfig(TrainingFlags):
+class ImagesConfig(FromScratchFlags):
     """Trains a network to classify images, by workers that exchange one bit."""
 
     data: DataName = "digits"
@@ -46,10 +44,13 @@ class ImagesConfig(TrainingFlags):
     resnet50 for about 224."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the convolutions; parameters, moments and statistics are float32."""
-    steps: Count = 200
+    steps: Changeable[Count] = 200
     """Training steps."""
     batch: Count = 128
     """Images a step, of all workers together; each normalises by its own share."""
+    accumulate: Count = 1
+    """Parts of a worker's share of the batch, computed one after another: memory for
+    one; each is normalised by itself."""
     seed: Seed = 0
     """Decides the new parameters, the order of the images and their augmentation."""
     learning_rate: Positive = 3e-3
@@ -71,11 +72,6 @@ class ImagesConfig(TrainingFlags):
         """True if training images are cut and mirrored."""
         return self.data not in SHIPPED if self.augment is None else self.augment
 
-    @property
-    def plan(self) -> Plan:
-        """Schedule and freeze of the optimizer, all defaults put in."""
-        return self.planned(self.steps)
-
 
 def check(config: ImagesConfig) -> None:
     """Refuses values that cannot be trained with.
@@ -87,8 +83,7 @@ def check(config: ImagesConfig) -> None:
       InputError: A flag's value is out of its range, contradicts another, or is
         missing.
     """
-    check_flags(config)
-    check_plan(config.plan)
+    check_from_scratch(config)
     if config.data in SHIPPED and config.path:
         raise InputError(
             f"--path is of images on the disk, and --data is {config.data}; drop it, "

@@ -87,24 +87,31 @@ def _scaled(images: UInt8[Array, "B H W C"]) -> Float[Array, "B H W C"]:
 
 
 def training_loss(
-    network: Network,
+    network: Network, accumulate: int = 1
 ) -> Callable[[Params, Labelled, Int[Array, ""]], Float[Array, ""]]:
     """The mean loss of a worker's share of a batch, normalised by that share.
 
     Args:
       network: The network.
+      accumulate: Parts that a share is computed in, one after another, each normalised
+        by itself.
 
     Returns:
       A function from parameters, the worker's share of a batch, and the number of
       earlier steps, for `onebit_jax.data_parallel`.
     """
 
+    def share_of(params: Params, part: Labelled, parts: int) -> Float[Array, ""]:
+        logits, _ = network.train(params, part.images)
+        return jnp.mean(cross_entropy(logits, part.labels)) / parts
+
     def loss_fn(
         params: Params, batch: Labelled, step: Int[Array, ""]
     ) -> Float[Array, ""]:
         del step
-        logits, _ = network.train(params, batch.images)
-        return jnp.mean(cross_entropy(logits, batch.labels))
+        if accumulate == 1:
+            return share_of(params, batch, 1)
+        return objective.accumulated(share_of, accumulate)(params, batch, accumulate)
 
     return loss_fn
 

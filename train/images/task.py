@@ -44,13 +44,14 @@ def read(config: ImagesConfig) -> Dataset:
     return read_folder(config.path, config.size or SIZE)
 
 
-def make_task(config: ImagesConfig, data: Dataset, mesh: Mesh) -> Task:
+def make_task(config: ImagesConfig, data: Dataset, mesh: Mesh, until: int) -> Task:
     """The training that the flags ask for.
 
     Args:
-      config: The flags.
+      config: The flags; their steps are those of the schedule.
       data: The images.
       mesh: The workers.
+      until: Steps to have trained at the end.
 
     Returns:
       The task.
@@ -65,6 +66,7 @@ def make_task(config: ImagesConfig, data: Dataset, mesh: Mesh) -> Task:
     network = Network(model)
     ordered = examples(data.training, config.seed, augment=config.augments)
     training = batches(ordered, config.batch)
+    (plan,) = config.phases
     return Task(
         name=config.optimizer,
         model=identity(model, config.optimizer),
@@ -72,10 +74,10 @@ def make_task(config: ImagesConfig, data: Dataset, mesh: Mesh) -> Task:
         phases=[
             planned_phase(
                 config,
-                config.plan,
-                config.steps,
+                plan,
+                until,
                 mesh,
-                loss=training_loss(network),
+                loss=training_loss(network, config.accumulate),
                 batches=training,
                 evaluation=evaluation(
                     network,

@@ -23,6 +23,7 @@ from train.core.flags import (
     with_optimizer,
 )
 from train.core.optimizer import OPTIMIZERS
+from train.images.config import ImagesConfig
 from train.lm.config import LmConfig
 from train.squad.config import SquadConfig
 
@@ -91,7 +92,9 @@ def test_what_can_be_trained_with_is_taken(changes):
     check_flags(Flags(**changes))
 
 
-@pytest.mark.parametrize("kind", [Flags, LmConfig, PretrainConfig, SquadConfig])
+@pytest.mark.parametrize(
+    "kind", [Flags, ImagesConfig, LmConfig, PretrainConfig, SquadConfig]
+)
 def test_flags_come_back_from_json(kind):
     """Every field, with a value that is not its default."""
     others = {int: 7, float: 0.25, bool: True, str: "word"}
@@ -135,7 +138,7 @@ def test_another_optimizer_is_without_the_flags_that_it_does_not_have():
     check_flags(adam)
 
 
-@pytest.mark.parametrize("kind", [LmConfig, PretrainConfig, SquadConfig])
+@pytest.mark.parametrize("kind", [ImagesConfig, LmConfig, PretrainConfig, SquadConfig])
 def test_the_registries_are_on_the_command_line(kind, capsys):
     for flag, names in ("--optimizer", OPTIMIZERS), ("--exchange", EXCHANGES):
         for name in names:

@@ -19,6 +19,7 @@ from models.convolutional import ConvolutionalConfig, pooled_statistics
 from models.losses import cross_entropy
 from train.core import metrics_log
 from train.core.batches import batches, element
+from train.core.commands import from_scratch
 from train.core.errors import InputError
 from train.core.mesh import make_mesh
 from train.core.optimizer import decays
@@ -66,6 +67,18 @@ def test_each_worker_normalises_by_its_own_share(network, params):
     *_, stepped = run.step(*run.init(params), batch, np.uint32(0))
     np.testing.assert_allclose(stepped, mean_loss(slice(4), slice(4, 8)), rtol=1e-6)
     assert abs(stepped - mean_loss(slice(8))) > 1e-4
+
+
+def test_each_part_of_a_share_is_normalised_by_itself(network, params):
+    images, labels = element(
+        batches(examples(random_images(8), 0, augment=False), 8), 0
+    )
+    whole, parted = training_loss(network), training_loss(network, 2)
+    halves = [Labelled(images[i : i + 4], labels[i : i + 4]) for i in (0, 4)]
+    expected = [jax.value_and_grad(whole)(params, half, 0) for half in halves]
+    mean = jax.tree.map(lambda one, other: (one + other) / 2, *expected)
+    found = jax.value_and_grad(parted)(params, Labelled(images, labels), 0)
+    chex.assert_trees_all_close(found, mean, rtol=1e-4, atol=1e-6)
 
 
 def test_an_evaluation_is_of_each_image_by_itself(network, params):
@@ -210,6 +223,20 @@ def test_a_run_that_was_killed_goes_on_exactly(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
+def test_plain_adam_is_trained_beside_and_both_go_on_to_more_steps(tmp_path, capsys):
+    first = config_of(tmp_path / "run", compare=True, accumulate=2)
+    run(first)
+    assert "and each worker has sent" in capsys.readouterr().out
+    flags = ["--resume", "--out", str(first.out), "--steps", str(STEPS + 2)]
+    run(command.parse(flags).training)
+    for folder in (first.out, first.out / "adam"):
+        steps = [line["step"] for line in steps_of(folder)]
+        assert steps == list(range(1, STEPS + 3))
+    kept = metrics_log.read(first.out)[-2]
+    assert kept["learning_rate"] == pytest.approx(0.1 * first.learning_rate, rel=1e-3)
+
+
+@pytest.mark.slow
 def test_two_processes_train_and_evaluate_as_one_does(tmp_path):
     flags = "--batch 16 --steps 4 --freeze-step 2 --warmup-steps 1 --eval-every 2"
     flags += " --eval-images 41 --statistics-images 32 --log-every 1 --workers 2"
@@ -250,7 +277,7 @@ def test_process_0_tells_how_a_run_has_ended(
         monkeypatch.setattr(jax, "process_index", lambda: process)
 
     monkeypatch.setattr(command, "read", lambda _: data)
-    monkeypatch.setattr(command, "train", train)
+    monkeypatch.setattr(from_scratch, "train", train)
     run(config)
     said = capsys.readouterr().out
     assert ("accuracy 25.00%, loss 0.5000, after 6" in said) == (
@@ -267,6 +294,7 @@ def test_process_0_tells_how_a_run_has_ended(
         ({"data": "folder"}, "--data folder is on the disk; give --path FOLDER"),
         ({"path": Path("x")}, "--path is of images on the disk, and --data is digits"),
         ({"size": 8}, "--size is of a folder's images, and --data is digits"),
+        ({"optimizer": "adam", "compare": True}, "trains plain Adam beside"),
         ({"batch": 0}, "--batch must be at least 1, not 0"),
         ({"warmup_steps": 200}, "--warmup-steps 200 leaves none of the 200 steps"),
     ],
@@ -288,7 +316,8 @@ def test_flags_that_cannot_be_trained_with_are_refused(flags, message):
 def test_all_but_digits_are_augmented_unless_asked_for(flags, augments):
     images = random_images(8)
     data = Dataset(training=images, held_out=images, num_classes=4, contents="")
-    task = make_task(ImagesConfig(batch=16, **flags), data, make_mesh(2, "flat"))
+    config = ImagesConfig(batch=16, **flags)
+    task = make_task(config, data, make_mesh(2, "flat"), config.steps)
     seen = {x.tobytes() for x in element(task.phases[0].batches, 0).images}
     assert bool(seen - {x.tobytes() for x in images.images}) == augments
 
