@@ -1,11 +1,13 @@
 """A small text, a small model and small flags, for tests of the application."""
 
 from dataclasses import replace
+from unittest import mock
 
 import jax
 import numpy as np
 
 from models import SIZES
+from train.bert import task
 from train.bert.config import PretrainConfig
 from train.bert.pretrain import parse, pretrain
 from train.core import metrics_log
@@ -55,8 +57,8 @@ def small_config(corpus):
 
 
 def train(config):
-    with PROMOTION:
-        pretrain(config, size=SMALL)
+    with PROMOTION, mock.patch.object(task, "SIZES", {"tiny": SMALL}):
+        pretrain(config)
 
 
 def resume(folder, *flags):

@@ -7,7 +7,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from runs import SMALL
 
-from train.bert import pretrain
+from train.bert import pretrain, task
 
 if __name__ == "__main__":
-    pretrain.main(SMALL)
+    task.SIZES = {"tiny": SMALL}
+    pretrain.main()

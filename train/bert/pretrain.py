@@ -8,7 +8,6 @@ plain Adam's own are in the folder `adam` inside it.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from train.bert.config import PretrainConfig, check, without_second_phase
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from models import BertConfig
     from train.bert.data import Data
     from train.core.run_folder import Run
     from train.core.task import Task
@@ -52,14 +50,12 @@ def parse(arguments: Sequence[str]) -> Command[PretrainConfig]:
 def pretrain(
     config: PretrainConfig,
     timeout: float = Cluster.timeout,
-    size: BertConfig | None = None,
 ) -> None:
     """Trains what the flags ask for and draws the picture.
 
     Args:
       config: The flags, the same in all processes.
       timeout: Seconds that what needs the other processes may take.
-      size: The model's; None for the one that the flags name.
 
     Raises:
       InputError: The flags, or what they name, cannot be used.
@@ -75,7 +71,7 @@ def pretrain(
         vocabulary = data[0].vocabulary
 
         def task_of(arm: PretrainConfig) -> Task:
-            return make_task(arm, data, mesh, run.until, size)
+            return make_task(arm, data, mesh, run.until)
 
         def keep_files(folder: Path) -> None:
             # A run that goes on has it, unless it was lost.
@@ -101,10 +97,6 @@ def _load(
     return data[0].contents, data
 
 
-def main(size: BertConfig | None = None) -> None:
-    """Runs the command line; a mistake in it ends in one sentence.
-
-    Args:
-      size: The model's; None for the one that the flags name.
-    """
-    run_command(parse, check, partial(pretrain, size=size))
+def main() -> None:
+    """Runs the command line; a mistake in it ends in one sentence."""
+    run_command(parse, check, pretrain)

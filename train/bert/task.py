@@ -26,7 +26,6 @@ def make_task(
     data: Sequence[Data],
     mesh: Mesh,
     until: int,
-    size: BertConfig | None = None,
 ) -> Task:
     """The pre-training that the flags ask for.
 
@@ -35,14 +34,12 @@ def make_task(
       data: What to train on in each phase.
       mesh: The workers.
       until: Steps to have trained at the end.
-      size: The model's; None for the one that the flags name.
 
     Returns:
       The task.
     """
-    model = config.model_of(
-        size or SIZES[config.model], vocab_size=len(data[0].vocabulary)
-    )
+    size = SIZES[config.model]
+    model = config.model_of(size, vocab_size=len(data[0].vocabulary))
     return Task(
         name=config.optimizer,
         model=identity(model, config.optimizer),

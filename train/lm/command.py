@@ -23,8 +23,6 @@ from train.lm.task import make_task
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from models import DecoderConfig
-
 MODULE = "train.lm"
 
 
@@ -36,14 +34,12 @@ def parse(arguments: Sequence[str]) -> Command[LmConfig]:
 def train_lm(
     config: LmConfig,
     timeout: float = Cluster.timeout,
-    size: DecoderConfig | None = None,
 ) -> None:
     """Trains what the flags ask for and draws the picture.
 
     Args:
       config: The flags, the same in all processes.
       timeout: Seconds that what needs the other processes may take.
-      size: The model's; None for the one that the flags name.
 
     Raises:
       InputError: The flags, or what they name, cannot be used.
@@ -61,7 +57,7 @@ def train_lm(
             mesh,
             watchdog,
             about=f"decoder {config.model}, {data.coding.vocab_size:,} tokens",
-            make_task=lambda arm: make_task(arm, data, mesh, run.until, size),
+            make_task=lambda arm: make_task(arm, data, mesh, run.until),
             keep_files=partial(keep_tokenizer, data.coding, goes_on=config.resume),
         )
 

@@ -80,7 +80,6 @@ def make_task(
     data: Data,
     mesh: Mesh,
     until: int,
-    size: DecoderConfig | None = None,
 ) -> Task:
     """The training that the flags ask for.
 
@@ -89,14 +88,12 @@ def make_task(
       data: The text.
       mesh: The workers.
       until: Steps to have trained at the end.
-      size: The model's; None for the one that the flags name.
 
     Returns:
       The task.
     """
-    model = config.model_of(
-        size or DECODER_SIZES[config.model], vocab_size=data.coding.vocab_size
-    )
+    size = DECODER_SIZES[config.model]
+    model = config.model_of(size, vocab_size=data.coding.vocab_size)
     (plan,) = config.phases
     phase = planned_phase(
         config,

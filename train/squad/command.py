@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from models import BertConfig
     from train.core.task import Params
     from train.squad.initial_weights import InitialWeights
     from train.squad.scores import Score
@@ -52,15 +51,12 @@ def parse(arguments: Sequence[str]) -> Command[SquadConfig]:
 def fine_tune(
     config: SquadConfig,
     timeout: float = Cluster.timeout,
-    size: BertConfig | None = None,
 ) -> Mapping[str, Score]:
     """Trains what the flags ask for, answers, and scores the answers.
 
     Args:
       config: The flags, the same in all processes.
       timeout: Seconds that what needs the other processes may take.
-      size: The model's where it starts with random weights; None for the one that
-        the flags name.
 
     Returns:
       The scores of the answers to `dev`.
@@ -75,7 +71,7 @@ def fine_tune(
     check_attention(config.attention, mesh)
     topology = kept_topology(mesh, config.out, goes_on=config.resume)
     config = replace(config, topology=topology)
-    weights = _weights(config, size)
+    weights = _weights(config)
     assert config.train, "checked"
     learnt, questions = _read(config, config.train, weights)
     steps = config.num_steps(len(learnt))
@@ -106,12 +102,11 @@ def fine_tune(
     return scores
 
 
-def _weights(config: SquadConfig, size: BertConfig | None) -> InitialWeights:
+def _weights(config: SquadConfig) -> InitialWeights:
     """The weights to start from; of a run that is resumed, their sizes alone."""
     weights = read_resumed(config.out) if config.resume else None
-    weights = weights or read_weights(
-        config.start, config.vocab, config.model or "tiny", size
-    )
+    model = config.model or "tiny"
+    weights = weights or read_weights(config.start, config.vocab, model)
     if config.seq > weights.config.max_positions:
         raise InputError(
             f"--seq {config.seq} is more than the {weights.config.max_positions} "
@@ -146,16 +141,11 @@ def _keep_tokenizer(config: SquadConfig, weights: InitialWeights, folder: Path) 
         write_tokenizer(folder, weights)
 
 
-def main(size: BertConfig | None = None) -> None:
-    """Runs the command line; a mistake in it ends in one sentence.
-
-    Args:
-      size: The model's where it starts with random weights; None for the one that
-        the flags name.
-    """
+def main() -> None:
+    """Runs the command line; a mistake in it ends in one sentence."""
 
     def run(config: SquadConfig, timeout: float) -> None:
-        for name, reached in fine_tune(config, timeout, size).items():
+        for name, reached in fine_tune(config, timeout).items():
             say(
                 f"{name}: exact match {reached.exact:.2f}, F1 {reached.f1:.2f} "
                 f"({reached.total:,} questions)"

@@ -59,7 +59,6 @@ def read_weights(
     folder: Path | None,
     vocab: Path | None,
     model: Size,
-    size: BertConfig | None = None,
 ) -> InitialWeights:
     """Reads weights and vocabulary.
 
@@ -68,7 +67,6 @@ def read_weights(
         for random weights.
       vocab: The vocabulary; None for the one in the folder.
       model: The name of the size where weights are random.
-      size: That size itself; None for the one of that name.
 
     Returns:
       The weights.
@@ -86,7 +84,7 @@ def read_weights(
         vocab = folder / VOCABULARY_FILE
     vocabulary = read_vocabulary(vocab)
     if folder is None:
-        config = replace(size or SIZES[model], vocab_size=len(vocabulary))
+        config = replace(SIZES[model], vocab_size=len(vocabulary))
         return InitialWeights(config, vocabulary, {}, is_cased(vocabulary))
     config, params = _read_folder(folder)
     if config.num_token_types < 2:

@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import chex
 import jax
@@ -23,7 +24,7 @@ from train.core.errors import InputError
 from train.core.mesh import make_mesh
 from train.core.objective import init_params
 from train.data.corpus import read_corpus
-from train.lm import command
+from train.lm import command, task
 from train.lm.coding import BYTES, read_coding
 from train.lm.config import LmConfig
 from train.lm.data import TOKENIZER_FILE, keep_tokenizer, load
@@ -58,8 +59,8 @@ def config(corpus, tmp_path):
 
 
 def train(config):
-    with PROMOTION:
-        command.train_lm(config, size=SMALL)
+    with PROMOTION, mock.patch.object(task, "DECODER_SIZES", {"nano": SMALL}):
+        command.train_lm(config)
 
 
 def write_tokenizer(path):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import chex
 import jax
@@ -32,6 +33,7 @@ from train.core.optimizer import OPTIMIZERS
 from train.core.processes.watchdog import Watchdog
 from train.data.vocabulary import SPECIAL, train_vocabulary, write_vocabulary
 from train.squad import answer as answer_module
+from train.squad import initial_weights
 from train.squad.command import fine_tune, parse
 from train.squad.config import SquadConfig, check
 from train.squad.dataset import read_squad
@@ -93,8 +95,8 @@ def write_squad(folder):
 
 
 def run(config, **changes):
-    with PROMOTION:
-        return fine_tune(dataclasses.replace(config, **changes), size=SMALL)
+    with PROMOTION, mock.patch.object(initial_weights, "SIZES", {"tiny": SMALL}):
+        return fine_tune(dataclasses.replace(config, **changes))
 
 
 @pytest.mark.slow
