@@ -46,7 +46,7 @@ AS_PUBLISHED: Parts = {
     "floor": None,
     "bound": None,
 }
-"""The paper's compressed stage: nothing but the momentum and the frozen variance."""
+"""The parts of the paper's compressed stage: momentum and frozen variance alone."""
 
 
 def scale_by_onebit_adam(
@@ -77,8 +77,8 @@ def scale_by_onebit_adam(
       u_t &= \mathrm{clip}\left(\frac{\hat m_t + d (\hat m_t - \hat m_{t-1})}
       {\sqrt{\rho_t v / (1 - \beta_2^T)} + \epsilon}, \pm B\right)
 
-    The paper has no growth :math:`\rho`, floor of v, bound B and lead d: without them
-    (`**AS_PUBLISHED`) it is the paper's.
+    The paper has no growth :math:`\rho`, floor of v, bound B and lead d. Without them
+    (`**AS_PUBLISHED`) and without bias correction it is the paper's.
 
     Args:
       exchange: what workers do with their momenta, such as `sign_mean`.

@@ -44,7 +44,7 @@ class LambParts(TypedDict):
 
 
 LAMB_AS_PUBLISHED: LambParts = {"floor": None, "bound": None}
-"""The paper's compressed stage: a frozen variance as it is, and no bound."""
+"""The parts of the paper's compressed stage: a frozen variance as it is, no bound."""
 
 
 def scale_by_onebit_lamb(
