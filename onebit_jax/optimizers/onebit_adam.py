@@ -81,7 +81,8 @@ def scale_by_onebit_adam(
     (`**AS_PUBLISHED`) and without bias correction it is the paper's.
 
     Args:
-      exchange: what workers do with their momenta, such as `sign_mean`.
+      exchange: what workers do after the freeze with their momenta, or with
+        `send='gradient'` their gradients, such as `sign_mean('data')`.
       freeze: when the variance is frozen; not before the learning rate has risen,
         which nothing here can see. `onebit_adam` knows the learning rate, and warns.
       b1: decay of the momentum.

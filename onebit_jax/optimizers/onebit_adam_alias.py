@@ -55,8 +55,8 @@ def onebit_adam(
 
     Args:
       learning_rate: a number, or a schedule from the step.
-      exchange: what workers do with their gradients, such as
-        `onebit_jax.sign_mean('data')`.
+      exchange: what workers do after the freeze with their momenta, or with
+        `send='gradient'` their gradients, such as `onebit_jax.sign_mean('data')`.
       freeze: when the variance is frozen, such as `onebit_jax.freeze_at(1000)`.
       b1: decay of the momentum.
       b2: decay of the variance.
@@ -151,8 +151,8 @@ def onebit_adamw(
 
     Args:
       learning_rate: a number, or a schedule from the step.
-      exchange: what workers do with their gradients, such as
-        `onebit_jax.sign_mean('data')`.
+      exchange: what workers do after the freeze with their momenta, or with
+        `send='gradient'` their gradients, such as `onebit_jax.sign_mean('data')`.
       freeze: when the variance is frozen, such as `onebit_jax.freeze_at(1000)`.
       b1: decay of the momentum.
       b2: decay of the variance.
