@@ -1,1 +1,1 @@
-"""Optimizers, one file a paper; what papers share is in `parts`."""
+"""Optimizers: a paper's files begin with its name; what papers share is in `parts`."""
