@@ -61,7 +61,8 @@ def scale_by_binsgdm(
     Args:
       exchange: what workers do with their ratios, such as `random_vote_mean('data')`.
       decay: :math:`\beta` of both running means.
-      eps: :math:`\epsilon`, in the gradients' unit, of which smaller ones move little.
+      eps: :math:`\epsilon`, in the gradients' unit; values with smaller gradients move
+        little.
 
     Returns:
       A transformation whose `update` must be called inside `jax.shard_map` with each

@@ -63,8 +63,8 @@ def scale_by_distributed_lion(
     Ties and zeros then go up and down in turn, and neighbours the other way.
 
     Args:
-      exchange: what workers vote by, such as `vote_mean('data')`; one that keeps errors
-        would take them for what has changed its sign.
+      exchange: what workers vote by, such as `vote_mean('data')`; not one that keeps
+        errors, as values change their sign from step to step and errors would not.
       b1: :math:`\beta_1`, the momentum's share of what is sent.
       b2: :math:`\beta_2`, decay of the momentum.
 

@@ -99,7 +99,7 @@ class OnebitAdam:
         else:
             due, rule = self.refresh.update(state.refresh.rule, count)
             state = state._replace(refresh=state.refresh._replace(rule=rule))
-            # Without a variance there is no step.
+            # The first step always refreshes: it has no variance to divide by yet.
             due |= state.refresh.times == 0
             index = jnp.where(frozen, 2, jnp.where(due, 0, 1))
         new_updates, state = run_stage(stages, index, stage)
@@ -119,7 +119,7 @@ class OnebitAdam:
         state = state._replace(mu=mu, warmup=exchanged)
         if not alone:
             return self.adam(mean, state, count)
-        # A program that has no other stage goes on after it with what is frozen.
+        # A program of this stage alone may run on after the freeze.
         return lax.cond(
             state.frozen_at > 0,
             lambda: self.frozen_adam(mean, state, count),
@@ -151,8 +151,8 @@ class OnebitAdam:
         raised, floored = nu, 0.0
         if self.floor is not None:
             raised, floored = self.floor.apply(nu)
-        # This step is still Adam's, and floor and bound are for those after it. But
-        # with steps between, signs have moved coordinates without a variance.
+        # Floor and bound begin after this step, which is still Adam's. But with steps
+        # between refreshes, signs have already moved coordinates without a variance.
         signs = refresh is not None
         direction = self.corrected(state.mu, self.b1, count)
         new_updates = self.ratio(direction, raised if signs else nu, count)
@@ -171,7 +171,7 @@ class OnebitAdam:
         state: ScaleByOnebitAdamState,
         count: Int32[Array, ""],
     ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
-        """A step by the new, exact momentum, beside the frozen variance."""
+        """A step by the new, exact momentum and the frozen variance."""
         growth = state.growth
         if self.growth is not None and growth is not None:
             growth = self.growth.follow_mean(mean, growth, self.b2)
@@ -186,7 +186,7 @@ class OnebitAdam:
         state: ScaleByOnebitAdamState,
         count: Int32[Array, ""],
     ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
-        """The momentum by the exchange, beside the variance as last refreshed."""
+        """A step by the exchanged momentum and the variance as last refreshed."""
         mu, exchanged = self.agreed(gradients, state)
         nu = state.nu if self.floor is None else self.floor.apply(state.nu)[0]
         direction = self.led(mu, state.mu, count)
@@ -200,7 +200,7 @@ class OnebitAdam:
         state: ScaleByOnebitAdamState,
         count: Int32[Array, ""],
     ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
-        """The momentum by the exchange, beside the frozen variance."""
+        """A step by the exchanged momentum and the frozen variance."""
         frozen = state.frozen_at > 0
         taken = state.count if state.refresh is None else state.refresh.last
         frozen_at = jnp.where(frozen, state.frozen_at, jnp.maximum(taken, 1))
@@ -220,7 +220,7 @@ class OnebitAdam:
             direction = self.led(mu, state.mu, count)
             return self.ratio(direction, self.grown(state), frozen_at)
 
-        # Of updates computed once more: kept for it, they would be written to memory.
+        # Computes the updates once more, as sharing them would write them to memory.
         bounded = lax.cond(
             count % _BOUNDED_EVERY == 0,
             lambda: share_beyond(unbounded(), self.bound),
@@ -245,7 +245,7 @@ class OnebitAdam:
     def corrected(
         self, moment: optax.Params, decay: ArrayLike, steps: Int32[Array, ""]
     ) -> optax.Params:
-        """A moment without its start from zero, if that is to be corrected."""
+        """A moment corrected for its start from zero, if bias correction is on."""
         if not self.bias_correction:
             return moment
         return divide_by_weight(moment, decay, steps)
@@ -253,7 +253,7 @@ class OnebitAdam:
     def led(
         self, mu: optax.Params, last: optax.Params, count: Int32[Array, ""]
     ) -> optax.Params:
-        """The corrected momentum, ahead by the lead."""
+        """The corrected momentum, extrapolated by the lead."""
         now = self.corrected(mu, self.b1, count)
         if self.lead is None:
             return now
@@ -265,7 +265,7 @@ class OnebitAdam:
     def ratio(
         self, mu: optax.Params, nu: optax.Params, steps: Int32[Array, ""]
     ) -> optax.Updates:
-        """A corrected momentum beside the root of a variance of so many steps."""
+        """A corrected momentum over the root of a variance from so many steps."""
         nu = self.corrected(nu, self.b2, steps)
         return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + self.eps), mu, nu)
 

@@ -260,7 +260,7 @@ class _OnebitLamb:
         mu = optax.tree.update_moment(mean, state.mu, self.b1, 1)
         if not alone:
             return self.lamb(mean, mu, state, params, count)
-        # A program that has no other stage goes on after it with what is frozen.
+        # A program of this stage alone may run on after the freeze.
         late = state._replace(late=state.late + 1)
         return lax.cond(
             state.frozen_at > 0,
@@ -301,7 +301,7 @@ class _OnebitLamb:
             freeze=rule,
             decay=decay,
         )
-        # This step is still LAMB's; what is frozen is for those after it.
+        # This step is still LAMB's: the frozen variance is for those after it.
         return times(ratio, update), lax.cond(
             now, lambda: self.freeze_now(state, count), lambda: state
         )
@@ -328,9 +328,9 @@ class _OnebitLamb:
         params: optax.Params,
         count: Int32[Array, ""],
     ) -> tuple[optax.Updates, ScaleByOnebitLambState]:
-        """The momentum by the exchange, all layers alike, and LAMB with what is frozen.
+        """A step by the momentum, which is exchanged with all layers' magnitudes alike.
 
-        A program that has no other stage freezes first what is not frozen.
+        A program of this stage alone freezes the variance first, if it is not frozen.
         """
         frozen = state.frozen_at > 0
         state = state._replace(
@@ -389,13 +389,13 @@ class _OnebitLamb:
     def corrected(
         self, moment: optax.Params, decay: ArrayLike, steps: Int32[Array, ""]
     ) -> optax.Params:
-        """A moment without its start from zero, if that is to be corrected."""
+        """A moment corrected for its start from zero, if bias correction is on."""
         if not self.bias_correction:
             return moment
         return divide_by_weight(moment, decay, steps)
 
     def roots(self, nu: optax.Params, steps: Int32[Array, ""]) -> optax.Params:
-        """The divisors by a variance of so many steps."""
+        """The root, plus eps, of a variance from so many steps."""
         nu = self.corrected(nu, self.b2, steps)
         return jax.tree.map(lambda v: jnp.sqrt(v) + self.eps, nu)
 

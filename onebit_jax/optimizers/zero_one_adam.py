@@ -1,4 +1,4 @@
-"""0/1 Adam: a variance refreshed at growing intervals, one bit between, local steps."""
+"""0/1 Adam: a variance refreshed at intervals, one bit a value, local steps."""
 
 from __future__ import annotations
 
@@ -89,7 +89,11 @@ class ZeroOneAdam:
         )
 
     def stages(self) -> dict[str, Callable[..., Any]]:
-        """The first two are those until the freeze, the last two those after it."""
+        """Functions by stage.
+
+        Until the freeze one of the first two runs, after it one of the last two;
+        'compressed' may be in both.
+        """
         if self.before_freeze == "momentum":
             return {
                 "variance": self.refresh_and_synchronise,
@@ -121,7 +125,7 @@ class ZeroOneAdam:
         count = jnp.asarray(optax.safe_increment(state.count))
         refreshes, refresh = self.refresh.update(state.refresh, count)
         syncs, sync = self.sync.update(state.sync, count)
-        # Until the freeze the one goes on, after it the other.
+        # Until the freeze the rule for refreshing counts, after it that for syncing.
         state = state._replace(
             count=count,
             refresh=optax.tree.where(frozen, state.refresh, refresh),
@@ -133,7 +137,7 @@ class ZeroOneAdam:
             name: functools.partial(function, gradients, state, params)
             for name, function in self.stages().items()
         }
-        # Without a variance there is no step.
+        # The first step always refreshes: it has no variance to divide by yet.
         refreshes |= state.refreshed == 0
         until, after = jnp.where(refreshes, 0, 1), jnp.where(syncs, 2, 1)
         index = jnp.where(frozen, len(run) - after, until)
@@ -185,20 +189,21 @@ class ZeroOneAdam:
     def synchronise(
         self, gradients: optax.Updates, state: ZeroOneAdamState, params: Any
     ) -> tuple[optax.Updates, ZeroOneAdamState]:
-        """A step of each worker's own, and all since the last agreed on."""
+        """A step of each worker's own, and an exchange of all since the last one."""
         state = self.step_own(gradients, state, params)
         roots = self.roots(state)
         sums = jax.tree.map(lambda d, root: d[0] * root, state.moved.value, roots)
         agreed, exchange = self.exchange.update(sums, state.exchange)
-        # The mean momentum of the steps, each weighed with its rate; of rates of zero
-        # alone there is none.
+        # The mean momentum of the steps, weighted by their learning rates; there is
+        # none where all of these are zero.
         some = state.rates > 0
         mu = _scaled(-1 / jnp.where(some, state.rates, 1), agreed)
         return _scaled(-state.rates, self.direction(mu, roots)), state._replace(
             own_mu=optax.tree.where(some, self.own(mu), state.own_mu),
             moved=self.own(optax.tree.zeros_like(mu)),
             rates=jnp.zeros([], jnp.float32),
-            # What rates of zero sent moves nothing, and is still to be sent.
+            # At a learning rate of zero no parameter moves, so the exchange's errors
+            # stay as they were.
             exchange=optax.tree.where(some, exchange, state.exchange),
         )
 
@@ -237,7 +242,7 @@ class ZeroOneAdam:
     ) -> tuple[optax.Updates, ZeroOneAdamState]:
         """The mean of the gradients, and the state with it in the variance.
 
-        A program that has no other stage goes on after the freeze with what is frozen.
+        After the freeze, where a program of one stage may run on, the variance stays.
         """
         mean, exchanged = self.variance_exchange.update(
             gradients, state.variance_exchange
@@ -260,7 +265,7 @@ class ZeroOneAdam:
         fires = fires & (not self.exchange.is_alone())
         now = fires & (state.frozen_at == 0)
         if self.freeze.by_norm:
-            # Between two refreshes every variance is stable.
+            # Without a refresh the norm is unchanged, and the rule would fire.
             now &= has_refreshed
         raised, floored = state.nu, 0.0
         if self.floor is not None:
@@ -268,7 +273,7 @@ class ZeroOneAdam:
         own, exchange = state.own_mu.value, state.exchange
         if state.mu is not None:
             own = optax.tree.where(now, self.own(state.mu).value, own)
-            # Errors of gradients are none of accumulated momenta.
+            # From now on momenta are exchanged, and these errors are of gradients.
             exchange = jax.tree.map(lambda e: jnp.where(now, 0, e), exchange)
         return state._replace(
             own_mu=dataclasses.replace(state.own_mu, value=own),
@@ -280,7 +285,7 @@ class ZeroOneAdam:
         )
 
     def direction(self, mu: optax.Params, roots: optax.Params) -> optax.Updates:
-        """Momenta beside the roots of the variance, cut to the bound."""
+        """Momenta over the roots of the variance, cut to the bound."""
         return cut(jax.tree.map(jnp.divide, mu, roots), self.bound)
 
     def decayed(
@@ -291,12 +296,12 @@ class ZeroOneAdam:
         return direction, state._replace(decay=decay)
 
     def roots(self, state: ZeroOneAdamState) -> optax.Params:
-        """The roots of the variance, with what keeps them from zero."""
+        """The roots of the variance, plus eps."""
         divisor = self.variance_weight(state)
         return jax.tree.map(lambda v: jnp.sqrt(v / divisor) + self.eps, state.nu)
 
     def corrected_rate(self, count: Int32[Array, ""]) -> Array:
-        """The learning rate of a step, with the correction of the momentum."""
+        """The learning rate of a step over the weight of its momentum."""
         return self.rate(count - 1) / self.weight(self.b1, count)
 
     def rate(self, count: Int32[Array, ""]) -> Array:
@@ -305,15 +310,15 @@ class ZeroOneAdam:
         return jnp.asarray(rate(count) if callable(rate) else rate, jnp.float32)
 
     def weight(self, decay: ArrayLike, steps: Int32[Array, ""]) -> Array:
-        """The weight of so many values in a running mean, if it is to be corrected."""
+        """The weight of so many values in a running mean; 1 without bias correction."""
         return weight(decay, steps) if self.bias_correction else jnp.float32(1)
 
     def variance_weight(self, state: ZeroOneAdamState) -> Array:
-        """The weight of all refreshes so far; that of one where there is none yet."""
+        """The weight of all refreshes so far, or of one before the first."""
         return self.weight(self.b2, jnp.maximum(state.refreshed, 1))
 
     def own(self, tree: Any) -> WorkerLocal:
-        """A tree as each worker's own, though it be agreed."""
+        """A tree as worker-local state, whether or not workers agree on it."""
         return as_own(to_varying(tree, self.exchange.axes), self.exchange.axes)
 
 

@@ -29,8 +29,8 @@ class ZeroOneAdamState(NamedTuple):
       refreshed: how often it was refreshed.
       moved: by how much each worker's parameters differ from the agreed ones,
         `(workers, *shape)` of each leaf, float32; zero after a synchronisation.
-      rates: sum of the learning rates since then, each corrected for the momentum's
-        start from zero.
+      rates: sum of the learning rates since the last synchronisation, each over the
+        weight of its momentum.
       frozen_at: number of steps taken when the variance was frozen; 0 as long as it
         is not.
       floored: share of the frozen variances that the floor raised.

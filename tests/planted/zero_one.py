@@ -32,8 +32,8 @@ BUGS = {
     ),
     "the rates of a synchronisation are added to the next's": Bug(
         ADAM,
-        "            rates=jnp.zeros([], jnp.float32),\n            # What",
-        "            # What",
+        "            rates=jnp.zeros([], jnp.float32),\n            # At",
+        "            # At",
         OWN,
     ),
     "a rate of zero loses the errors": Bug(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def error_norms(exchange: Any, momentum: Any) -> dict[str, Float32[Array, ""]]:
-    r"""Errors beside the momentum: of workers in the root mean square, and of servers.
+    r"""Norms of errors over the momentum's: workers' root mean square, and servers'.
 
     .. math::
       \sqrt{\tfrac1n \textstyle\sum_i \|\delta^{(i)}\|^2} / \|m\|, \quad

@@ -93,7 +93,7 @@ def freeze_at(step: int) -> FreezeRule:
 
 
 class StableState(NamedTuple):
-    """The last norms.
+    """State of `freeze_when_stable`.
 
     Attributes:
       norms: (interval,) the 1-norm after step t stands at t modulo interval.

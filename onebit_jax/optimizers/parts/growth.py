@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from jax.typing import ArrayLike
     from jaxtyping import Bool, Float, Float32, Int32, Key
 
-# A row or column of less than this share of its leaf's mean square had no gradient to
-# speak of.
+# A row or column with less than this share of its leaf's mean square is taken to have
+# had no gradients.
 _NEGLIGIBLE = 1e-6
-# The furthest that a row and a column may bring a variance down. The signs of a row
-# that has no more gradients go on; Adam's momentum would be zero.
+# A row and a column change the leaf's own growth by no smaller factor. A row whose
+# gradients stop is still sent as signs, which a smaller variance would enlarge.
 _LEAST_GROWTH = 0.25
-# Random sums of a leaf that is no matrix.
+# How many random sums are sent of a leaf that is no matrix.
 _SUMS = 8
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 _LIMIT = 2**30
-"""No interval is longer than a run can be."""
+"""The longest interval, in steps: twice as many are no int32."""
 
 
 class IntervalRule(NamedTuple):
@@ -55,7 +55,7 @@ class IntervalState(NamedTuple):
 
 
 def every(steps: int) -> IntervalRule:
-    """One step in so many is due, the last of them.
+    """The last of every so many steps is due.
 
     Args:
       steps: from 1 to 2³⁰; 1 for every step.

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from onebit_jax.exchanges.exchange import Exchange
 
-# A momentum of less than this share of the others' magnitude is none to speak of:
-# gradients that come later would be scaled to drown all others, or beyond float32.
+# A layer whose momentum is below this share of the layers' mean magnitude is not
+# scaled: its later gradients would be scaled far above all others', or beyond float32.
 _NEGLIGIBLE = 1e-6
 
 
@@ -68,8 +68,8 @@ def equal_magnitudes(momentum: optax.Params) -> Float32[Array, " layers"]:
     .. math::
       s_l = \frac{1}{\mathrm{rms}(m_l)} \frac1L \sum_k \mathrm{rms}(m_k)
 
-    over the L layers that have a momentum; 1 for a layer that has none to speak of,
-    less than a millionth of the mean.
+    over the L layers that have a momentum; 1 for a layer with less than a millionth of
+    the mean.
 
     Args:
       momentum: m, float32.

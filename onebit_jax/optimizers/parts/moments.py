@@ -67,7 +67,7 @@ def divide_by_weight(
 def extrapolate(
     now: optax.Params, last: optax.Params, steps: Float32[Array, ""]
 ) -> optax.Params:
-    r"""A momentum ahead of itself.
+    r"""A momentum extrapolated by some steps.
 
     .. math:: m_t + d (m_t - m_{t-1})
 
