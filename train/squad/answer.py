@@ -12,6 +12,7 @@ import numpy as np
 from models import huggingface
 from train.core.errors import InputError, writable
 from train.core.output import is_main_process, say
+from train.core.text_file import replace_text
 from train.squad.initial_weights import MODEL_FOLDER, write_tokenizer
 from train.squad.objective import logits
 from train.squad.predict import answers, predict, write_predictions
@@ -123,8 +124,7 @@ def score(
             written["best"] = _best(squad, predictions)
         with writable(config.out):
             write_predictions(config.out, squad, predictions, limit)
-            text = json.dumps(written, indent=2) + "\n"
-            (config.out / SCORES).write_text(text, encoding="utf-8")
+            replace_text(config.out / SCORES, json.dumps(written, indent=2) + "\n")
     return scores
 
 

@@ -16,6 +16,7 @@ from train.bert.data import VOCABULARY_FILE
 from train.bert.objective import abstract_params
 from train.core import checkpoint, run_folder
 from train.core.errors import InputError
+from train.core.text_file import replace_text
 from train.data.vocabulary import is_cased, read_vocabulary, write_vocabulary
 
 if TYPE_CHECKING:
@@ -173,8 +174,7 @@ def write_tokenizer(folder: Path, weights: InitialWeights) -> None:
     """
     write_vocabulary(folder / VOCABULARY_FILE, weights.vocabulary)
     settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": not weights.cased}
-    text = json.dumps(settings, indent=2) + "\n"
-    (folder / TOKENIZER).write_text(text, encoding="utf-8")
+    replace_text(folder / TOKENIZER, json.dumps(settings, indent=2) + "\n")
 
 
 def _read_run(folder: Path) -> tuple[BertConfig, dict[str, Any]]:

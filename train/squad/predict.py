@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from train.core.text_file import replace_text
 from train.squad.windows import by_question, has_most_context
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def write_predictions(
         (folder / "null_odds.json").unlink(missing_ok=True)
     for name, content in contents.items():
         text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        (folder / name).write_text(text, encoding="utf-8")
+        replace_text(folder / name, text)
 
 
 def n_best(prediction: Prediction, *, with_null: bool) -> list[dict[str, Any]]:
