@@ -1,11 +1,13 @@
 """An adaptive optimizer behind an exchange of signs is warned of, and nothing else."""
 
 import warnings
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from optax import contrib
 from virtual_workers import mesh_over
 
 import onebit_jax
@@ -37,7 +39,21 @@ BEHIND_SIGNS = {
     ),
     **{
         make.__name__: lambda make=make: optax.chain(sign_mean("host"), make(0.1))
-        for make in (optax.adadelta, optax.adafactor, optax.adan, optax.novograd)
+        for make in (
+            optax.adadelta,
+            optax.adafactor,
+            optax.adagrad,
+            optax.adan,
+            optax.amsgrad,
+            optax.novograd,
+            contrib.ademamix,
+            contrib.dadapt_adamw,
+            contrib.madgrad,
+            contrib.momo_adam,
+            contrib.prodigy,
+            contrib.schedule_free_adamw,
+            contrib.simplified_ademamix,
+        )
     },
     "sm3": lambda: optax.chain(sign_mean("host"), optax.scale_by_sm3()),
     "a chain in a chain": lambda: optax.chain(
@@ -61,6 +77,11 @@ FINE = {
     ),
     "lion": lambda: optax.chain(sign_mean("host"), optax.lion(0.1)),
     "sgd": lambda: optax.chain(sign_mean("host"), optax.sgd(0.1, momentum=0.9)),
+    "momo": lambda: optax.chain(sign_mean("host"), contrib.momo(0.1)),
+    "a second exchange": lambda: optax.chain(
+        sign_mean("host"),
+        onebit_jax.onebit_adam(0.1, sign_mean("host"), freeze_at(1)),
+    ),
     "beside": lambda: optax.partition(
         {
             "signs": onebit_jax.onebit_adam(0.1, sign_mean("host"), freeze_at(1)),
@@ -75,8 +96,8 @@ FINE = {
 }
 
 
-def warnings_of(tx):
-    params = {"w": jnp.zeros((8, 8)), "b": jnp.zeros(8)}
+def warnings_of(tx, params=None):
+    params = params or {"w": jnp.zeros((8, 8)), "b": jnp.zeros(8)}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         onebit_jax.init(tx, params, mesh_over({"host": 2, "device": 2}))
@@ -93,3 +114,13 @@ def test_second_moments_of_signs(name):
 @pytest.mark.parametrize("name", FINE)
 def test_what_is_not_warned_of(name):
     assert not warnings_of(FINE[name]())
+
+
+def test_parameters_whose_names_are_those_of_second_moments():
+    class Attention(NamedTuple):
+        q: jax.Array
+        v: jax.Array
+
+    params = Attention(jnp.zeros((8, 8)), jnp.zeros((8, 8)))
+    assert not warnings_of(FINE["sgd"](), params)
+    assert warnings_of(BEHIND_SIGNS["sign_mean"](), params)
