@@ -20,7 +20,7 @@ import tensorstore
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 import onebit_jax
-from train.core.errors import InputError
+from train.core.errors import InputError, causes
 from train.core.processes.distributed import loss_in
 from train.core.totals import Totals
 
@@ -321,7 +321,7 @@ def read_through(arrays: Path, prefix: bytes = b"") -> None:
 
 def _system_error_in(error: BaseException) -> int | None:
     """The operating system's error number, where that is the cause of an exception."""
-    for cause in _causes(error):
+    for cause in causes(error):
         if isinstance(cause, OSError) and cause.errno:
             return cause.errno
         if code := _TENSORSTORE_CODE.search(str(cause)):
@@ -332,15 +332,8 @@ def _system_error_in(error: BaseException) -> int | None:
 def _out_of_memory(error: BaseException) -> bool:
     return any(
         isinstance(cause, MemoryError) or "RESOURCE_EXHAUSTED" in str(cause)
-        for cause in _causes(error)
+        for cause in causes(error)
     )
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__ or cause.__context__
 
 
 def _resized(

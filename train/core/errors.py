@@ -18,6 +18,19 @@ class LostError(RuntimeError):
     """Another process is lost, and this one cannot go on without it."""
 
 
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """An exception, then what it was raised from, and so on."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message, for a sentence to go on after."""
+    return str(error).partition("\n")[0].rstrip(".")
+
+
 @contextlib.contextmanager
 def writable(path: Path, flag: str = "--out") -> Iterator[None]:
     """Says in one sentence that a file or folder cannot be made or written to.

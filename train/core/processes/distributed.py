@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from onebit_launch.environment import why_taken
-from train.core.errors import InputError
+from train.core.errors import InputError, causes, first_line
 from train.core.processes.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -150,9 +150,8 @@ def _meet(
                 heartbeat_timeout_seconds=cluster.heartbeat_timeout,
             )
         except (RuntimeError, ValueError) as error:
-            reason = str(error).partition("\n")[0].rstrip(".")
             raise InputError(
-                f"{who} did not meet {where} ({reason}); {advice}."
+                f"{who} did not meet {where} ({first_line(error)}); {advice}."
             ) from error
 
 
@@ -251,13 +250,11 @@ def loss_in(error: BaseException) -> str | None:
     Returns:
       One line; None if the exception is of this process's own making.
     """
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in causes(error):
         text = str(cause)
         is_xlas = isinstance(cause, jax.errors.JaxRuntimeError)
         if _PEER_LOST.search(text) or (is_xlas and _SERVICE_LOST.match(text)):
-            return text.partition("\n")[0].rstrip(".")
-        cause = cause.__cause__ or cause.__context__
+            return first_line(cause)
     return None
 
 
