@@ -74,11 +74,18 @@ def scale_by_binsgdm(
       ValueError: if `eps` is not more than 0.
 
     Example:
-      >>> import onebit_jax, optax
+      >>> import jax.numpy as jnp, onebit_jax, optax
       >>> tx = optax.chain(
       ...     scale_by_binsgdm(onebit_jax.random_vote_mean('data')),
-      ...     optax.scale_by_learning_rate(1e-3),
+      ...     optax.scale_by_learning_rate(0.1),
       ... )
+      >>> batch = jnp.array([[3.0, -5.0], [1.0, -1.0]])  # a line a worker
+      >>> run = onebit_jax.simulated(lambda p, x: jnp.mean(x @ p), tx, workers=2)
+      >>> params, state = run.init(jnp.zeros(2))
+      >>> for _ in range(2):
+      ...     params, state, loss = run.step(params, state, batch)
+      >>> print(params.round(3))
+      [-0.2  0.2]
 
     References:
       Lu et al., BinSGDM, 2023, https://openreview.net/forum?id=Mlo2kM11ZB.

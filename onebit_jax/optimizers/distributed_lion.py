@@ -77,11 +77,18 @@ def scale_by_distributed_lion(
       TypeError: if `exchange` is not an exchange, or, from `init`, keeps errors.
 
     Example:
-      >>> import onebit_jax, optax
+      >>> import jax.numpy as jnp, onebit_jax, optax
       >>> tx = optax.chain(
       ...     scale_by_distributed_lion(onebit_jax.vote_mean('data')),
-      ...     optax.scale_by_learning_rate(1e-4),
+      ...     optax.scale_by_learning_rate(0.1),
       ... )
+      >>> batch = jnp.array([[3.0, -5.0], [1.0, -1.0]])  # a line a worker
+      >>> run = onebit_jax.simulated(lambda p, x: jnp.mean(x @ p), tx, workers=2)
+      >>> params, state = run.init(jnp.zeros(2))
+      >>> for _ in range(2):
+      ...     params, state, loss = run.step(params, state, batch)
+      >>> print(params.round(3))
+      [-0.2  0.2]
 
     References:
       Liu et al., Communication efficient distributed training with Distributed Lion,

@@ -135,13 +135,20 @@ def scale_by_onebit_adam(
         `freeze_when_stable` is to compare variances of steps that do not refresh.
 
     Example:
-      >>> import onebit_jax, optax
+      >>> import jax.numpy as jnp, onebit_jax, optax
       >>> tx = optax.chain(
       ...     scale_by_onebit_adam(
-      ...         onebit_jax.sign_mean('data'), onebit_jax.freeze_at(1000)
+      ...         onebit_jax.sign_mean('data'), onebit_jax.freeze_at(1)
       ...     ),
-      ...     optax.scale_by_learning_rate(1e-3),
+      ...     optax.scale_by_learning_rate(0.1),
       ... )
+      >>> batch = jnp.array([[3.0, -5.0], [1.0, -1.0]])  # a line a worker
+      >>> run = onebit_jax.simulated(lambda p, x: jnp.mean(x @ p), tx, workers=2)
+      >>> params, state = run.init(jnp.zeros(2))
+      >>> for _ in range(2):
+      ...     params, state, loss = run.step(params, state, batch)
+      >>> print(params.round(3))
+      [-0.2  0.2]
 
     References:
       Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,

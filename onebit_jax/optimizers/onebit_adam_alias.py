@@ -182,13 +182,20 @@ def onebit_adamw(
       UserWarning: if the variance may be frozen while the learning rate still rises.
 
     Example:
-      >>> import onebit_jax
+      >>> import jax.numpy as jnp, onebit_jax
       >>> tx = onebit_jax.onebit_adamw(
-      ...     1e-3,
+      ...     0.1,
       ...     onebit_jax.sign_mean('data'),
-      ...     onebit_jax.freeze_at(1000),
-      ...     weight_decay=0.01,
+      ...     onebit_jax.freeze_at(1),
+      ...     weight_decay=1.0,
       ... )
+      >>> batch = jnp.array([[3.0, -5.0], [1.0, -1.0]])  # a line a worker
+      >>> run = onebit_jax.simulated(lambda p, x: jnp.mean(x @ p), tx, workers=2)
+      >>> params, state = run.init(jnp.ones(2))
+      >>> for _ in range(2):
+      ...     params, state, loss = run.step(params, state, batch)
+      >>> print(params.round(3))
+      [0.62 1.  ]
 
     References:
       Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888;

@@ -132,13 +132,20 @@ def scale_by_onebit_lamb(
         bound is not more than 0, or, from `update`, without parameters.
 
     Example:
-      >>> import onebit_jax, optax
+      >>> import jax.numpy as jnp, onebit_jax, optax
       >>> tx = optax.chain(
       ...     scale_by_onebit_lamb(
-      ...         onebit_jax.sign_mean('data'), onebit_jax.freeze_at(1000)
+      ...         onebit_jax.sign_mean('data'), onebit_jax.freeze_at(1)
       ...     ),
-      ...     optax.scale_by_learning_rate(1e-3),
+      ...     optax.scale_by_learning_rate(0.1),
       ... )
+      >>> batch = jnp.array([[3.0, -5.0], [1.0, -1.0]])  # a line a worker
+      >>> run = onebit_jax.simulated(lambda p, x: jnp.mean(x @ p), tx, workers=2)
+      >>> params, state = run.init(jnp.ones(2))
+      >>> for _ in range(2):
+      ...     params, state, loss = run.step(params, state, batch)
+      >>> print(params.round(3))
+      [0.8 1.2]
 
     References:
       Li et al., 1-bit LAMB, 2021, https://arxiv.org/abs/2104.06069; You et al., Large

@@ -144,13 +144,22 @@ def zero_one_adam(
       UserWarning: if the variance may be frozen while the learning rate still rises.
 
     Example:
-      >>> import onebit_jax
+      >>> import jax.numpy as jnp, onebit_jax
       >>> tx = onebit_jax.zero_one_adam(
-      ...     1e-3,
+      ...     0.1,
       ...     onebit_jax.sign_mean('data'),
-      ...     onebit_jax.freeze_at(1000),
-      ...     sync=onebit_jax.growing_intervals(500, longest=4),
+      ...     onebit_jax.freeze_at(1),
+      ...     sync=onebit_jax.every(2),
       ... )
+      >>> batch = jnp.array([[3.0, -5.0], [1.0, -1.0]])  # a line a worker
+      >>> run = onebit_jax.simulated(lambda p, x: jnp.mean(x @ p), tx, workers=2)
+      >>> params, state = run.init(jnp.zeros(2))
+      >>> for _ in range(3):
+      ...     params, state, loss = run.step(params, state, batch)
+      ...     print(params.round(3))
+      [-0.1  0.1]
+      [-0.1  0.1]
+      [-0.3  0.3]
 
     References:
       Lu et al., 0/1 Adam, 2022, https://arxiv.org/abs/2202.06009, Algorithm 1 and
