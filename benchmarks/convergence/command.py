@@ -5,7 +5,7 @@
 The plan says the protocol: tasks, the grid that Adam is tuned on, arms, rounds of
 seeds and the rule of decision; commit it before its runs. Each run that has ended is
 kept in `NAME.json` beside it and not trained again; `NAME.md` and `NAME.png` are made
-of that. A study that was interrupted goes on, its runs from their newest checkpoints.
+of that. A study that was interrupted goes on; runs that had not ended begin again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Config:
     jobs: int = dataclasses.field(default_factory=lambda: len(os.sched_getaffinity(0)))
     """Runs at a time, each on its share of the cores; default: one a core."""
     runs: Path = Path("runs/convergence")
-    """Folder for the checkpoints of unfinished runs, tokens and compiled programs."""
+    """Folder for the logs of unfinished runs, tokens and compiled programs."""
 
 
 class Trainer(Protocol):
@@ -73,14 +73,14 @@ def main(config: Config) -> None:
     """Trains what the JSON lacks, and writes the page after each run."""
     plan = read_plan(config.plan)
     with one_sentence():
-        flags = [read_flags(task) for task in plan.tasks.values()]
-    devices = max(each.workers for each in flags)
+        for task in plan.tasks.values():
+            read_flags(task)
     with _alone(config.runs / config.plan.stem):
         store = Store(config.plan.with_suffix(".json"), plan)
         _report(config.plan, plan, store)
         if wanted(plan, store.runs):
             programs = config.runs / "programs"
-            with Pool(train_case, config.jobs, devices, programs) as pool:
+            with Pool(train_case, config.jobs, programs) as pool:
                 complete(plan, config.plan, config.runs, store, pool)
             _report(config.plan, plan, store)
 

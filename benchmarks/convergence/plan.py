@@ -28,7 +28,7 @@ class TaskPlan:
       learning_rate: The grid of peaks; one alone is not tuned.
       b1: The grid of the baseline's decays of the momentum.
       tuning_seeds: The seeds over which the mean loss of a setting is taken.
-      simulated: True if one device simulates the workers.
+      simulated: True, as one device simulates the workers of every run.
     """
 
     name: str
@@ -37,7 +37,7 @@ class TaskPlan:
     learning_rate: tuple[float, ...]
     b1: tuple[float, ...] = (0.9,)
     tuning_seeds: tuple[int, ...] = (0,)
-    simulated: bool = False
+    simulated: Literal[True] = True
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Plan:
       tasks: By name.
       arms: Options by name, the products' arms last; the first is the baseline.
       rounds: In the order in which they are trained.
-      picture: What its losses are drawn over: steps, or bytes sent, of simulated tasks.
+      picture: What its losses are drawn over: steps, or bytes sent.
     """
 
     title: str
@@ -115,6 +115,9 @@ def read_plan(file: Path) -> Plan:
         name: _made(TaskPlan, f"The task {name!r}", table, name=name)
         for name, table in tables.pop("tasks", {}).items()
     }
+    for name, task in tasks.items():
+        if task.simulated is not True:
+            raise SystemExit(f"The task {name!r} must be simulated = true.")
     arms = dict(tables.pop("arms", {}))
     if not (tasks and arms):
         raise SystemExit(f"The plan {file} must have at least a task and an arm.")
@@ -129,8 +132,6 @@ def read_plan(file: Path) -> Plan:
     plan = _made(Plan, "The plan", tables, tasks=tasks, arms=arms, rounds=tuple(rounds))
     if plan.picture not in ("steps", "bytes"):
         raise SystemExit(f"picture must be 'steps' or 'bytes', not {plan.picture!r}.")
-    if plan.picture == "bytes" and not all(each.simulated for each in tasks.values()):
-        raise SystemExit("A picture of bytes needs tasks that are simulated = true.")
     return plan
 
 

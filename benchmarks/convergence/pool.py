@@ -41,7 +41,6 @@ class Pool(Generic[Item, Result]):
       work: What is done to an item; a function of a module.
       jobs: Number of processes; where they are several, each has its share of the
         cores.
-      devices: Virtual devices of each.
       programs: Folder of compiled programs, which runs that differ in the seed share.
     """
 
@@ -49,7 +48,6 @@ class Pool(Generic[Item, Result]):
         self,
         work: Callable[[Item], Result],
         jobs: int,
-        devices: int,
         programs: Path,
     ):
         context = multiprocessing.get_context("spawn")
@@ -59,7 +57,7 @@ class Pool(Generic[Item, Result]):
         for cores in _shares(jobs):
             here, there = context.Pipe()
             process = context.Process(
-                target=_serve, args=(there, work, cores, devices, programs), daemon=True
+                target=_serve, args=(there, work, cores, programs), daemon=True
             )
             process.start()
             self._processes.append(process)
@@ -127,14 +125,12 @@ def _serve(
     connection: Connection,
     work: Callable[[Any], Any],
     cores: set[int],
-    devices: int,
     programs: Path,
 ) -> None:
     """The life of a process: an item, its answer, the next item."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that made it decides
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.sched_setaffinity(0, cores)
-    jax.config.update("jax_num_cpu_devices", devices)
     # Compiling takes half of a short run; even the smallest programs add up.
     jax.config.update("jax_compilation_cache_dir", str(programs))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

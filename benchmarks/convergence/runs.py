@@ -49,12 +49,12 @@ class Run(NamedTuple):
       frozen_at: Steps before the variance was frozen; 0 for never.
       sent_bytes: Bytes that a worker sent in all.
       skipped: Steps skipped, for gradients that were not finite.
-      metrics: The last measures of the optimizer, by name, where they were logged; None
-        for one that was not finite.
-      rates: Bytes that a worker sends in a step of each stage, where workers were
-        simulated.
-      stages: There, from the step of each evaluation to the steps of each stage until
-        then.
+      metrics: The last measures of the optimizer, by name; None for one that was not
+        finite.
+      rates: Bytes that a worker sends in a step of each stage; none in runs of before
+        they were kept.
+      stages: From the step of each evaluation to the steps of each stage until then;
+        likewise.
     """
 
     case: Case

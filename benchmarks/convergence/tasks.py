@@ -115,9 +115,10 @@ def open_task(task: TaskPlan, flags: Flags, tokens: Path) -> tuple[Task, Mesh]:
       tokens: Folder that keeps corpora as tokens, for all runs.
 
     Returns:
-      The training, with the optimizer of the flags, and its workers.
+      The training, with the optimizer of the flags, and the device that simulates its
+      workers.
     """
     if getattr(flags, "tokens", tokens) is None:
         flags = replace(flags, tokens=tokens)
-    mesh = make_mesh(1 if task.simulated else flags.workers, "flat")
+    mesh = make_mesh(1, "flat")
     return MODULES[task.module].open(flags, mesh), mesh

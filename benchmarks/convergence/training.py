@@ -1,4 +1,4 @@
-"""One training of a study, which goes on where it was interrupted."""
+"""One training of a study, on one device that simulates its workers."""
 
 from __future__ import annotations
 
@@ -9,19 +9,15 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchmarks.convergence.arms import with_arm
-from benchmarks.convergence.runs import Case, Run
 from benchmarks.convergence.simulation import run_of, simulate
 from benchmarks.convergence.tasks import open_task, read_flags
-from train.core import metrics_log
-from train.core.loop import train
-from train.core.processes.distributed import Cluster
-from train.core.processes.session import watched
 
 if TYPE_CHECKING:
     from benchmarks.convergence.plan import Options, TaskPlan
+    from benchmarks.convergence.runs import Case, Run
 
 LOG = "log.txt"
 
@@ -53,7 +49,7 @@ class Training:
 
 
 def train_case(training: Training) -> Run:
-    """Trains, from the newest checkpoint where there is one.
+    """Trains a case; what it prints goes to a log in its folder.
 
     Args:
       training: What to train; its folder is removed at the end.
@@ -91,27 +87,5 @@ def _train(training: Training, folder: Path) -> Run:
     )
     task, mesh = open_task(training.task, flags, training.tokens)
     task = with_arm(task, flags, options, case.b1, mesh.axis_names)
-    if training.task.simulated:
-        made = simulate(task, flags.workers, mesh)
-        return run_of(case, options, task, made, flags.workers)
-    with watched(Cluster.timeout) as watchdog:
-        totals = train(task, flags, task.phases[-1].last, mesh, watchdog)
-    lines = metrics_log.read(folder)
-    metrics = next((x["optimizer"] for x in lines[::-1] if "optimizer" in x), {})
-    return Run(
-        case=case,
-        options=dict(options),
-        evaluations={x["step"]: _means(x) for x in lines if "eval_loss" in x},
-        frozen_at=int(metrics.get("frozen_at", 0)),
-        sent_bytes=totals.total_bytes,
-        skipped=totals.total_skipped,
-        metrics=metrics,
-    )
-
-
-def _means(line: dict[str, Any]) -> dict[str, float | None]:
-    return {
-        name.removeprefix("eval_"): value
-        for name, value in line.items()
-        if name.startswith("eval_")
-    }
+    made = simulate(task, flags.workers, mesh)
+    return run_of(case, options, task, made, flags.workers)

@@ -13,7 +13,13 @@ import pytest
 from runs import PROMOTION, write_corpus
 
 import onebit_jax
-from benchmarks.convergence.arms import make_arm, make_exchange, onebit_parts
+from benchmarks.convergence import training
+from benchmarks.convergence.arms import (
+    make_arm,
+    make_exchange,
+    onebit_parts,
+    with_arm,
+)
 from benchmarks.convergence.command import complete
 from benchmarks.convergence.intervals import beside, effects, estimate, progress_lost
 from benchmarks.convergence.picture import drawn_study
@@ -24,10 +30,13 @@ from benchmarks.convergence.runs import Case, Run, Store
 from benchmarks.convergence.simulation import run_of as simulated_run
 from benchmarks.convergence.simulation import simulate
 from benchmarks.convergence.study import tuned, wanted
+from benchmarks.convergence.tasks import MODULES, read_flags
 from benchmarks.convergence.training import Training, train_case
 from models import DECODER_SIZES
 from train.core import metrics_log
+from train.core.loop import train
 from train.core.mesh import make_mesh
+from train.core.processes.session import watched
 from train.core.task import Phase, Task
 
 PLAN = """
@@ -186,7 +195,7 @@ def test_the_best_arms_of_a_complete_round_go_on(plan):
     [
         ("title", "titel", "'titel'"),
         ("title", 'picture = "film"\ntitle', "'film'"),
-        ("title", 'picture = "bytes"\ntitle', "simulated"),
+        ("b1 = [0.5, 0.9]", "simulated = false", "'text'.*simulated = true"),
         ("b1 = [0.5, 0.9]", "b1 = 0.9", "'text'.*list"),
         ("tuning_seeds", "seeds", "'seeds'"),
         ('optimizer = "adam"', 'optimizer = "adam", lead = 1', "'Adam'.*'lead'"),
@@ -402,17 +411,22 @@ def test_bytes_of_skipped_steps_are_counted():
 def test_simulated_workers_train_as_real_ones_do(small):
     plan, options = read_plan(small), {"optimizer": "onebit_adam", "warmup_bits": 4}
     case, folder = Case("text", "signs", 1e-3, 0.9, 0), small.parent
-
-    def trained(simulated):
-        task = replace(plan.tasks["text"], simulated=simulated)
-        places = folder / str(simulated), folder / "tokens"
-        with PROMOTION:
-            return train_case(Training(case, task, options, *places))
-
-    real, run = trained(False), trained(True)
-    assert list(run.evaluations) == list(real.evaluations) == [1, 2, 3]
-    assert run.loss == pytest.approx(real.loss, rel=1e-5)
-    assert run.sent_bytes == pytest.approx(real.sent_bytes, rel=0.02)
+    text, mesh = plan.tasks["text"], make_mesh(2, "flat")
+    flags = read_flags(text, out=folder / "real", tokens=folder / "tokens")
+    flags = replace(flags, learning_rate=1e-3)
+    with PROMOTION:
+        run = train_case(
+            Training(case, text, options, folder / "runs", folder / "tokens")
+        )
+        task = with_arm(
+            MODULES[text.module].open(flags, mesh), flags, options, 0.9, mesh.axis_names
+        )
+        with watched(60.0) as watchdog:
+            totals = train(task, flags, 3, mesh, watchdog)
+    losses = [x["eval_loss"] for x in metrics_log.read(flags.out) if "eval_loss" in x]
+    simulated = [means["loss"] for means in run.evaluations.values()]
+    assert simulated == pytest.approx(losses, rel=1e-5)
+    assert run.sent_bytes == pytest.approx(totals.total_bytes, rel=0.02)
     assert [run.stages[n]["warmup"] for n in run.stages] == [1, 2, 2]
     assert [sum(run.stages[n].values()) for n in run.stages] == [1, 2, 3]
     assert run.sent_by_step()[3] == run.sent_bytes
@@ -427,28 +441,24 @@ def test_simulated_workers_train_as_real_ones_do(small):
 def test_an_interrupted_study_goes_on_and_trains_nothing_twice(
     small, monkeypatch, capsys
 ):
-    file, plan = small, read_plan(small)
-    append, steps = metrics_log.append, []
+    file, plan, trained = small, read_plan(small), []
 
-    def interrupt(folder, metrics):
-        if len(steps) == 4:
-            steps.append("interrupted")
+    def interrupt(*arguments):
+        trained.append(arguments)
+        if len(trained) == 2:
             raise KeyboardInterrupt
-        if isinstance(metrics, metrics_log.StepMetrics):
-            steps.append(metrics.step)
-        append(folder, metrics)
+        return simulate(*arguments)
 
     def study():
         return complete_here(file, plan)
 
-    monkeypatch.setattr(metrics_log, "append", interrupt)
+    monkeypatch.setattr(training, "simulate", interrupt)
     with pytest.raises(KeyboardInterrupt):
         study()
     study()
-    # Step 1 of the second run was trained, and its checkpoint was not yet written.
-    assert steps == [1, 2, 3, 1, "interrupted", 1, 2, 3]
+    assert len(trained) == 3, "the second run begins again, and the first does not"
     adam, nesterov = study().values()
-    assert len(steps) == 8
+    assert len(trained) == 3
     assert [r.case.arm for r in (adam, nesterov)] == ["Adam", "Nesterov"]
     assert list(adam.evaluations) == list(nesterov.evaluations) == [1, 2, 3]
     assert adam.loss != nesterov.loss
