@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -12,14 +13,15 @@ from benchmarks.convergence.arms import stage_bytes
 from benchmarks.convergence.plan import read_plan
 from benchmarks.network.hosts import bits_per_second
 from benchmarks.network.results import BASELINES
+from train.core.exchange import EXCHANGES
 from train.core.mesh import AXIS
 from train.core.totals import EVERY
 
 AUTO = "auto"
 """The rate at which the network takes most of Adam's step."""
 OPTIMIZERS = "adam", "onebit_adam"
-COMPRESSED = "sign_mean", "count_mean"
-EXCHANGES = "pmean", *COMPRESSED
+ALONE = "pmean", *EXCHANGES
+"""Exchanges that are measured by themselves."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,9 @@ def workloads(config: Config) -> list[Workload]:
     Raises:
       SystemExit: A name is unknown.
     """
-    onebit_exchanges = _known(config.onebit_exchanges, "--onebit-exchanges", COMPRESSED)
+    onebit_exchanges = _known(config.onebit_exchanges, "--onebit-exchanges", EXCHANGES)
     optimizers = _known(config.optimizers, "--optimizers", OPTIMIZERS)
-    exchanges = _known(config.exchanges, "--exchanges", EXCHANGES)
+    exchanges = _known(config.exchanges, "--exchanges", ALONE)
     flat = ", flat" if config.devices > 1 and config.topology == "flat" else ""
 
     def step(name: str, optimizer: str, exchange: str, stage: str | None) -> Workload:
@@ -141,7 +143,7 @@ def _arms(file: Path) -> list[Workload]:
     return chosen
 
 
-def _known(text: str, flag: str, known: tuple[str, ...]) -> list[str]:
+def _known(text: str, flag: str, known: Collection[str]) -> list[str]:
     names = listed(text)
     for name in names:
         if name not in known:

@@ -24,8 +24,8 @@ from benchmarks.network.report import MARK
 from benchmarks.page import fill, table
 from models import SIZES
 from train.bert.objective import abstract_params
+from train.core.exchange import EXCHANGES
 from train.plan.cluster import GpuCluster
-from train.plan.config import ExchangeName
 from train.plan.transfers import Transfer, exchange_transfers, growth_transfers
 
 PAYLOAD = 1448 / 1514
@@ -34,8 +34,6 @@ LATENCY = 100e-6
 """Seconds of a message through the bridge between two hosts."""
 INSIDE_RATE = float("inf")
 """The exchange between devices of a host counts as computation in the testbed."""
-COMPRESSED = "sign_mean", "count_mean"
-"""Beginnings of the names of rows of a compressed exchange by itself."""
 
 
 HEADS = (
@@ -105,8 +103,8 @@ def transfers_of(
     Returns:
       The collectives.
     """
-    exchange: ExchangeName = "exact_mean"
-    if row["stage"] == "compressed" or row["name"].startswith(COMPRESSED):
+    exchange = "exact_mean"
+    if row["stage"] == "compressed" or row["name"].startswith(tuple(EXCHANGES)):
         exchange = "count_mean" if "count_mean" in row["name"] else "sign_mean"
     several = cluster.hosts > 1 and cluster.gpus > 1
     hierarchical = several and exchange != "exact_mean" and ", flat" not in row["name"]

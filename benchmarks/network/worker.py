@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from jax.sharding import Mesh
 
+    from train.core.exchange import ExchangeName
     from train.core.mesh import Topology
-    from train.plan.config import CompressedName
 
 LEARNING_RATE, WEIGHT_DECAY, CLIP = 1e-4, 0.01, 1.0
 GROWTH = onebit_jax.GrowthByMeanSquares()
@@ -115,7 +115,7 @@ def prepare_step(
     settings: Settings,
     mesh: Mesh,
     optimizer: Any,
-    exchange: CompressedName,
+    exchange: ExchangeName,
     stage: str | None,
 ) -> Prepared:
     """A training step of one optimizer in one stage, in place."""
@@ -173,7 +173,7 @@ def _prepare_step(
 
 
 def prepare_exchange(
-    settings: Settings, mesh: Mesh, name: Literal["pmean"] | CompressedName
+    settings: Settings, mesh: Mesh, name: Literal["pmean"] | ExchangeName
 ) -> Prepared:
     """One exchange of a flat buffer by itself, in place."""
     axes = mesh.axis_names

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Literal
 
 from train.core.errors import InputError
+from train.core.exchange import ExchangeName
 from train.core.optimizer import FREEZE
 from train.plan import gpu_compiler
 from train.plan.sizes import SIZES
 from train.plan.targets import GPUS
 
 GpuName = Literal["v100", "a100", "h100", "h200", "l40s", "rtx4090"]
-CompressedName = Literal["sign_mean", "count_mean"]
-ExchangeName = Literal["exact_mean", "sign_mean", "count_mean"]
 
 COMPILED_ONLY = "topology", "exchange", "fsdp"
 """Flags that choose what is compiled."""
@@ -70,7 +69,7 @@ class PlanConfig:
     holds and sends."""
     topology: Literal["auto", "flat", "hierarchical"] = "auto"
     """To be compiled: hierarchical where hosts have several GPUs, else flat."""
-    exchange: CompressedName = "sign_mean"
+    exchange: ExchangeName = "sign_mean"
     """To be compiled: the exchange of signs or of counts."""
     fsdp: bool = False
     """To be compiled: parameters, moments and errors sharded over the GPUs of a host,

@@ -7,12 +7,12 @@ rate; nothing is fitted.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from train.plan.config import CompressedName
+from train.core.exchange import EXCHANGES
 from train.plan.transfers import exchange_transfers, growth_transfers
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ def arms(
             _compressed_step(model, work, cluster, exchange, hierarchical),
         )
         for hierarchical in ((False, True) if several else (False,))
-        for exchange in get_args(CompressedName)
+        for exchange in EXCHANGES
     ]
     return adams + onebit
 
@@ -271,7 +271,7 @@ def _compressed_step(
     model: Model,
     work: GpuWork,
     cluster: GpuCluster,
-    exchange: CompressedName,
+    exchange: str,
     hierarchical: bool,
 ) -> Step:
     transfers = exchange_transfers(

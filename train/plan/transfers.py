@@ -16,11 +16,9 @@ if TYPE_CHECKING:
 
     import jax
 
-    from train.plan.config import ExchangeName
-
 
 def exchange_transfers(
-    exchange: ExchangeName,
+    exchange: str,
     leaves: Sequence[jax.ShapeDtypeStruct],
     axis_sizes: Mapping[str, int],
     *,
@@ -29,7 +27,7 @@ def exchange_transfers(
     """The collectives of one exchange of a model's gradients.
 
     Args:
-      exchange: Its name in `onebit_jax`.
+      exchange: 'exact_mean', or a name of `train.core.exchange.EXCHANGES`.
       leaves: The gradients.
       axis_sizes: Hosts, and GPUs of each, by the names of these axes.
       hierarchical: Whether a host's GPUs are one worker, whose share they exchange.
