@@ -24,7 +24,7 @@ from train.core.errors import InputError, writable
 from train.plan.cluster import GIGABIT, GpuCluster
 from train.plan.compile import compile_step, describe
 from train.plan.config import PlanConfig, check
-from train.plan.family import family_table, whole_runs
+from train.plan.family import family_table, predicted_runs
 from train.plan.flops import step_flops
 from train.plan.model import Model, dense_flops, gpu_work
 from train.plan.report import make_plan, milliseconds, table, to_json, verdict
@@ -224,7 +224,7 @@ def run(config: PlanConfig) -> None:
     answer["pays"] = answer["pays"] and not misfit(config, model)
     if config.steps is not None:
         freeze = max(1, round(config.warmup * config.steps))
-        runs = whole_runs(model, work, cluster, steps=config.steps, freeze=freeze)
+        runs = predicted_runs(model, work, cluster, steps=config.steps, freeze=freeze)
         answer["whole_runs"] = [run._asdict() for run in runs]
         print(f"\n{family_table(runs, model.parameters)}")
     if config.compile:

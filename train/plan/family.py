@@ -27,7 +27,7 @@ EXACT_STAGES = "warmup", "local", EVERY
 stage of optimizers without stages, whose workers vote and keep no errors."""
 
 
-class WholeRun(NamedTuple):
+class PredictedRun(NamedTuple):
     """A run of an optimizer.
 
     Attributes:
@@ -47,9 +47,9 @@ class WholeRun(NamedTuple):
     state_bytes: int
 
 
-def whole_runs(
+def predicted_runs(
     model: Model, work: GpuWork, cluster: GpuCluster, *, steps: int, freeze: int
-) -> list[WholeRun]:
+) -> list[PredictedRun]:
     """Predicts a run with each optimizer of `--optimizer`.
 
     A step's transfers are read from the optimizer itself, by `onebit_jax.stage_costs`,
@@ -75,7 +75,8 @@ def whole_runs(
         for bits in ((None, 4) if "warmup_bits" in OPTIMIZERS[name].flags else (None,))
     ]
     return [
-        _whole_run(each, model, work, cluster, mesh, steps, freeze) for each in chosen
+        _predicted_run(each, model, work, cluster, mesh, steps, freeze)
+        for each in chosen
     ]
 
 
@@ -138,7 +139,7 @@ def _optimizer(
     )
 
 
-def _whole_run(
+def _predicted_run(
     chosen: _Chosen,
     model: Model,
     work: GpuWork,
@@ -146,7 +147,7 @@ def _whole_run(
     mesh: AbstractMesh,
     steps: int,
     freeze: int,
-) -> WholeRun:
+) -> PredictedRun:
     tx = _optimizer(chosen, mesh, freeze)
     # Weight decay goes by names.
     leaves = {str(i): leaf for i, leaf in enumerate(model.leaves)}
@@ -168,7 +169,7 @@ def _whole_run(
         update = work.adam if stage in EXACT_STAGES else compressing
         seconds += number * (compute + update + exchange)
     held = state_bytes(tx, leaves, mesh)
-    return WholeRun(chosen.name, taken, gpu_bytes, host_bytes, seconds, held)
+    return PredictedRun(chosen.name, taken, gpu_bytes, host_bytes, seconds, held)
 
 
 def state_bytes(tx: Any, params: Any, mesh: AbstractMesh) -> int:
@@ -189,11 +190,11 @@ def state_bytes(tx: Any, params: Any, mesh: AbstractMesh) -> int:
     )
 
 
-def family_table(runs: list[WholeRun], parameters: int) -> str:
+def family_table(runs: list[PredictedRun], parameters: int) -> str:
     """A row an optimizer, beside Adam's bytes and hours, and what its steps are.
 
     Args:
-      runs: From `whole_runs`.
+      runs: From `predicted_runs`.
       parameters: Those of the model.
 
     Returns:

@@ -8,7 +8,7 @@ from optimizers.formula_zero_one import due_steps
 from train.core.optimizer import OPTIMIZERS
 from train.plan import command
 from train.plan.cluster import GIGABIT, GpuCluster
-from train.plan.family import family_table, stage_steps, whole_runs
+from train.plan.family import family_table, predicted_runs, stage_steps
 from train.plan.model import GpuWork, Model, arms
 
 STEPS, FREEZE = 200, 40
@@ -37,7 +37,7 @@ def test_a_run_adds_up_the_steps_that_the_table_above_it_has(hosts, gpus, overla
     cluster = GpuCluster(hosts, gpus, GIGABIT, 100 * GIGABIT, 1e-5)
     # Optax's own arithmetic mixes integers and floats.
     with jax.numpy_dtype_promotion("standard"):
-        found = whole_runs(MODEL, work, cluster, steps=STEPS, freeze=FREEZE)
+        found = predicted_runs(MODEL, work, cluster, steps=STEPS, freeze=FREEZE)
     runs = {run.name: run for run in found}
     assert next(iter(runs)) == "adam"
     above = {arm.name: arm for arm in arms(MODEL, work, cluster)}
