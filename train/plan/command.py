@@ -27,7 +27,7 @@ from train.plan.config import PlanConfig, check
 from train.plan.family import family_table, predicted_runs
 from train.plan.flops import step_flops
 from train.plan.model import Model, dense_flops, gpu_work
-from train.plan.report import make_plan, milliseconds, table, to_json, verdict
+from train.plan.report import milliseconds, predict, table, to_json, verdict
 from train.plan.sizes import SIZES
 from train.plan.targets import GPUS
 
@@ -209,7 +209,7 @@ def run(config: PlanConfig) -> None:
                 config.json.unlink()
     model, cluster = model_of(config), cluster_of(config)
     work = work_of(config, model)
-    plan = make_plan(
+    prediction = predict(
         model,
         work,
         cluster,
@@ -217,10 +217,10 @@ def run(config: PlanConfig) -> None:
         warmup_itemsize=4 if config.warmup_gradients == "float32" else 2,
     )
     print(heading(config, model, cluster, work))
-    said = misfit(config, model) or verdict(plan)
-    print(f"\n{table(plan)}\n\n{said}")
+    said = misfit(config, model) or verdict(prediction)
+    print(f"\n{table(prediction)}\n\n{said}")
     asked = {"rate_is": config.rate_is, "gpu": config.gpu}
-    answer = to_json(plan) | asked | {"verdict": said}
+    answer = to_json(prediction) | asked | {"verdict": said}
     answer["pays"] = answer["pays"] and not misfit(config, model)
     if config.steps is not None:
         freeze = max(1, round(config.warmup * config.steps))

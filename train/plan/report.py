@@ -1,4 +1,4 @@
-"""A plan as a table, as sentences and as JSON."""
+"""A prediction as a table, as sentences and as JSON."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _FASTEST = 1e4 * GIGABIT
 _SLOWEST = 1e-3 * GIGABIT
 
 
-class Plan(NamedTuple):
-    """A question and its answer.
+class Prediction(NamedTuple):
+    """The steps of all optimizers on a cluster, and what they were predicted from.
 
     Attributes:
       model: The model.
@@ -66,15 +66,15 @@ class Plan(NamedTuple):
         return self.speed_up(self.best, self.baseline, whole_run=True)
 
 
-def make_plan(
+def predict(
     model: Model,
     work: GpuWork,
     cluster: GpuCluster,
     *,
     warmup_share: float,
     warmup_itemsize: int,
-) -> Plan:
-    """Predicts all optimizers for a question.
+) -> Prediction:
+    """Predicts the steps of all optimizers.
 
     Args:
       model: The model.
@@ -84,28 +84,30 @@ def make_plan(
       warmup_itemsize: Bytes of a gradient's value in these.
 
     Returns:
-      The plan.
+      The prediction.
     """
     every = arms(model, work, cluster, warmup_itemsize=warmup_itemsize)
-    return Plan(model, work, cluster, warmup_share, warmup_itemsize, every)
+    return Prediction(model, work, cluster, warmup_share, warmup_itemsize, every)
 
 
-def break_even_rate(plan: Plan) -> float | None:
+def break_even_rate(prediction: Prediction) -> float | None:
     """The link rate above which compression does not pay, bytes a second.
 
     Args:
-      plan: What is asked for; its own link rate does not matter.
+      prediction: What is asked for; its own link rate does not matter.
 
     Returns:
       The rate, to a hundredth; None where it pays at none from 1 Mbit/s on.
     """
-    return _highest(lambda rate: _at_rate(plan, rate).gain)
+    return _highest(lambda rate: _at_rate(prediction, rate).gain)
 
 
-def _at_rate(plan: Plan, rate: float) -> Plan:
-    """The plan at another rate; what is sent stays what it is."""
-    cluster = plan.cluster._replace(rate=rate)
-    return plan._replace(cluster=cluster, arms=[arm.over(cluster) for arm in plan.arms])
+def _at_rate(prediction: Prediction, rate: float) -> Prediction:
+    """The prediction at another rate; what is sent stays what it is."""
+    cluster = prediction.cluster._replace(rate=rate)
+    return prediction._replace(
+        cluster=cluster, arms=[arm.over(cluster) for arm in prediction.arms]
+    )
 
 
 def _highest(gain: Callable[[float], float]) -> float | None:
@@ -118,11 +120,11 @@ def _highest(gain: Callable[[float], float]) -> float | None:
     return low
 
 
-def table(plan: Plan) -> str:
+def table(prediction: Prediction) -> str:
     """A row for each optimizer.
 
     Args:
-      plan: The prediction.
+      prediction: The prediction.
 
     Returns:
       Lines.
@@ -140,21 +142,21 @@ def table(plan: Plan) -> str:
         "whole run",
     )
     rows = [head, under]
-    full, half = plan.baselines
-    for arm in plan.arms:
+    full, half = prediction.baselines
+    for arm in prediction.arms:
         after = arm.compressed
-        warmup = "" if arm in plan.baselines else milliseconds(arm.warmup.seconds)
+        warmup = "" if arm in prediction.baselines else milliseconds(arm.warmup.seconds)
         rows.append(
             (
-                ("→ " if arm is plan.best else "  ") + arm.name,
+                ("→ " if arm is prediction.best else "  ") + arm.name,
                 warmup,
                 milliseconds(after.seconds),
                 _megabytes(after.gpu_bytes),
                 _megabytes(after.host_bytes),
                 f"{after.network_share:.0%}",
-                f"{plan.speed_up(arm, full, whole_run=False):.2f}",
-                f"{plan.speed_up(arm, full, whole_run=True):.2f}",
-                f"{plan.speed_up(arm, half, whole_run=True):.2f}",
+                f"{prediction.speed_up(arm, full, whole_run=False):.2f}",
+                f"{prediction.speed_up(arm, full, whole_run=True):.2f}",
+                f"{prediction.speed_up(arm, half, whole_run=True):.2f}",
             )
         )
     return aligned(rows)
@@ -177,36 +179,36 @@ def aligned(rows: list[tuple[str, ...]]) -> str:
     return "\n".join(lines)
 
 
-def verdict(plan: Plan) -> str:
+def verdict(prediction: Prediction) -> str:
     """Whether compression pays, why, and up to which link rate.
 
     Args:
-      plan: The prediction.
+      prediction: The prediction.
 
     Returns:
       One or two sentences, a line each.
     """
-    best, adam = plan.best, plan.baseline
-    if plan.cluster.hosts * plan.cluster.gpus == 1:
+    best, adam = prediction.best, prediction.baseline
+    if prediction.cluster.hosts * prediction.cluster.gpus == 1:
         return "Compression does not pay: one GPU exchanges nothing."
-    if plan.gain >= PAYS:
+    if prediction.gain >= PAYS:
         first = (
-            f"Compression pays: {best.name} is {plan.gain:.2f} times as fast as "
-            f"{adam.name} over a run with {plan.warmup_share:.0%} warm-up, "
-            f"{plan.speed_up(best, adam, whole_run=False):.2f} times after it."
+            f"Compression pays: {best.name} is {prediction.gain:.2f} times as fast as "
+            f"{adam.name} over a run with {prediction.warmup_share:.0%} warm-up, "
+            f"{prediction.speed_up(best, adam, whole_run=False):.2f} times after it."
         )
     else:
         first = (
-            f"Compression does not pay: {_why(plan)}; with "
-            f"{plan.warmup_share:.0%} warm-up {best.name} is {plan.gain:.3f} times as "
-            f"fast as {adam.name} over a run; with an exchange that took no time it "
-            f"would be {_ceiling(plan):.3f} times."
+            f"Compression does not pay: {_why(prediction)}; with "
+            f"{prediction.warmup_share:.0%} warm-up {best.name} is "
+            f"{prediction.gain:.3f} times as fast as {adam.name} over a run; with an "
+            f"exchange that took no time it would be {_ceiling(prediction):.3f} times."
         )
-    if plan.cluster.hosts == 1:
+    if prediction.cluster.hosts == 1:
         return first
-    rate = break_even_rate(plan)
+    rate = break_even_rate(prediction)
     if rate is None:
-        slow = _at_rate(plan, _SLOWEST)
+        slow = _at_rate(prediction, _SLOWEST)
         reason = (
             "the warm-up, which is exact, takes too large a share; freeze earlier, or "
             "see what --warmup-gradients bfloat16 gives"
@@ -224,18 +226,18 @@ def verdict(plan: Plan) -> str:
     return f"{first}\n{second}"
 
 
-def _ceiling(plan: Plan) -> float:
+def _ceiling(prediction: Prediction) -> float:
     """The speed-up over a run with an exchange after the freeze that takes no time."""
-    adam, share = plan.baseline, plan.warmup_share
+    adam, share = prediction.baseline, prediction.warmup_share
     rest = adam.compressed.seconds - adam.compressed.exchange
-    least = share * plan.best.warmup.seconds + (1 - share) * rest
+    least = share * prediction.best.warmup.seconds + (1 - share) * rest
     return adam.seconds(share) / least
 
 
-def _why(plan: Plan) -> str:
+def _why(prediction: Prediction) -> str:
     """The reason why compression is useless."""
-    adam, work = plan.baseline.compressed, plan.work
-    wait = sum(load.rounds for load in adam.loads) * plan.cluster.latency
+    adam, work = prediction.baseline.compressed, prediction.work
+    wait = sum(load.rounds for load in adam.loads) * prediction.cluster.latency
     share = f"{adam.network_share:.0%} of Adam's step"
     if wait > 0.5 * adam.exchange > 0:
         return (
@@ -259,21 +261,21 @@ def _why(plan: Plan) -> str:
     )
 
 
-def to_json(plan: Plan) -> dict[str, Any]:
+def to_json(prediction: Prediction) -> dict[str, Any]:
     """The prediction as JSON values.
 
     Args:
-      plan: The prediction.
+      prediction: The prediction.
 
     Returns:
       Model, cluster, work, optimizers' steps and verdict, in seconds and bytes.
     """
-    full, half = plan.baselines
+    full, half = prediction.baselines
 
     def of_load(load: LinkLoad) -> dict[str, Any]:
         numbers = load._asdict()
         transfer = numbers.pop("transfer")._asdict()
-        return transfer | numbers | {"seconds": plan.cluster.seconds(load)}
+        return transfer | numbers | {"seconds": prediction.cluster.seconds(load)}
 
     def of_step(step: Step) -> dict[str, Any]:
         numbers = step._asdict()
@@ -286,31 +288,31 @@ def to_json(plan: Plan) -> dict[str, Any]:
 
     return {
         "model": {
-            "name": plan.model.name,
-            "parameters": plan.model.parameters,
-            "flops_a_sequence": plan.model.flops,
+            "name": prediction.model.name,
+            "parameters": prediction.model.parameters,
+            "flops_a_sequence": prediction.model.flops,
         },
-        "cluster": plan.cluster._asdict(),
-        "work": plan.work._asdict(),
-        "warmup_share": plan.warmup_share,
-        "warmup_itemsize": plan.warmup_itemsize,
+        "cluster": prediction.cluster._asdict(),
+        "work": prediction.work._asdict(),
+        "warmup_share": prediction.warmup_share,
+        "warmup_itemsize": prediction.warmup_itemsize,
         "arms": [
             {
                 "name": arm.name,
                 "warmup": of_step(arm.warmup),
                 "compressed": of_step(arm.compressed),
                 "speed_up": {
-                    f"{name}, {when}": plan.speed_up(arm, over, whole_run=whole)
+                    f"{name}, {when}": prediction.speed_up(arm, over, whole_run=whole)
                     for name, over in (("over float32", full), ("over bfloat16", half))
                     for when, whole in (("after", False), ("whole run", True))
                 },
             }
-            for arm in plan.arms
+            for arm in prediction.arms
         ],
-        "best": plan.best.name,
-        "pays": plan.gain >= PAYS,
-        "break_even_rate": break_even_rate(plan),
-        "verdict": verdict(plan),
+        "best": prediction.best.name,
+        "pays": prediction.gain >= PAYS,
+        "break_even_rate": break_even_rate(prediction),
+        "verdict": verdict(prediction),
     }
 
 

@@ -22,7 +22,7 @@ from train.plan.cluster import GIGABIT, GpuCluster
 from train.plan.compile import trace
 from train.plan.config import PlanConfig
 from train.plan.model import GpuWork, Model, arms
-from train.plan.report import PAYS, break_even_rate, make_plan, verdict
+from train.plan.report import PAYS, break_even_rate, predict, verdict
 
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "plan.md"
 
@@ -94,7 +94,7 @@ def test_overlap_hides_an_exact_exchange_and_no_other():
 
 
 def planned(model, load, cluster, warmup=0.15):
-    return make_plan(model, load, cluster, warmup_share=warmup, warmup_itemsize=4)
+    return predict(model, load, cluster, warmup_share=warmup, warmup_itemsize=4)
 
 
 @pytest.mark.parametrize(
