@@ -30,7 +30,7 @@ from train.core.processes.session import one_sentence
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from benchmarks.convergence.plan import Plan
+    from benchmarks.convergence.plan import Study
     from benchmarks.convergence.pool import Answer
     from benchmarks.convergence.runs import Run
 
@@ -71,18 +71,18 @@ class Trainer(Protocol):
 
 def main(config: Config) -> None:
     """Trains what the JSON lacks, and writes the page after each run."""
-    plan = read_plan(config.plan)
+    study = read_plan(config.plan)
     with one_sentence():
-        for task in plan.tasks.values():
+        for task in study.tasks.values():
             read_flags(task)
     with _alone(config.runs / config.plan.stem):
-        store = Store(config.plan.with_suffix(".json"), plan)
-        _report(config.plan, plan, store)
-        if wanted(plan, store.runs):
+        store = Store(config.plan.with_suffix(".json"), study)
+        _report(config.plan, study, store)
+        if wanted(study, store.runs):
             programs = config.runs / "programs"
             with Pool(train_case, config.jobs, programs) as pool:
-                complete(plan, config.plan, config.runs, store, pool)
-            _report(config.plan, plan, store)
+                complete(study, config.plan, config.runs, store, pool)
+            _report(config.plan, study, store)
 
 
 @contextlib.contextmanager
@@ -99,18 +99,18 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _report(file: Path, plan: Plan, store: Store) -> None:
-    write_page(file, plan, store.runs)
-    write_picture(file, plan, store.runs)
+def _report(file: Path, study: Study, store: Store) -> None:
+    write_page(file, study, store.runs)
+    write_picture(file, study, store.runs)
 
 
 def complete(
-    plan: Plan, file: Path, runs: Path, store: Store, trainer: Trainer
+    study: Study, file: Path, runs: Path, store: Store, trainer: Trainer
 ) -> None:
     """Trains what a study lacks.
 
     Args:
-      plan: The study.
+      study: The study.
       file: Its file, beside which the page is written.
       runs: Folder for unfinished runs, and for the tokens that they share.
       store: The runs that have ended.
@@ -118,18 +118,18 @@ def complete(
     """
     while True:
         in_work = [training.case for training in trainer.in_work]
-        for case in wanted(plan, store.runs):
+        for case in wanted(study, store.runs):
             if trainer.has_idle and case not in in_work:
-                settings = plan.tasks[case.task], plan.arms[case.arm]
+                settings = study.tasks[case.task], study.arms[case.arm]
                 places = runs / file.stem, runs / "tokens"
                 trainer.submit(Training(case, *settings, *places))
         if not trainer.in_work:
             return
         answer = trainer.take()
         store.add(answer.result)
-        write_page(file, plan, store.runs)
+        write_page(file, study, store.runs)
         print(
             f"{answer.item.case}: loss {answer.result.loss:.4f}, "
-            f"{answer.seconds / 60:.1f} minutes, {len(wanted(plan, store.runs))} left",
+            f"{answer.seconds / 60:.1f} minutes, {len(wanted(study, store.runs))} left",
             flush=True,
         )

@@ -17,31 +17,31 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from benchmarks.convergence.plan import Plan
+    from benchmarks.convergence.plan import Study
     from benchmarks.convergence.runs import Case, Run
 
 MOST_ARMS = 10
 """Lines that can be told from each other."""
 
 
-def write_picture(file: Path, plan: Plan, done: Mapping[Case, Run]) -> None:
+def write_picture(file: Path, study: Study, done: Mapping[Case, Run]) -> None:
     """Writes the picture of a study beside its plan, once it has runs.
 
     Args:
       file: The plan.
-      plan: What it says.
+      study: What it says.
       done: The runs that have ended.
     """
-    figure = drawn_study(plan, done)
+    figure = drawn_study(study, done)
     if figure is not None:
         figure.savefig(file.with_suffix(".png"), dpi=120)
 
 
-def drawn_study(plan: Plan, done: Mapping[Case, Run]) -> Figure | None:
+def drawn_study(study: Study, done: Mapping[Case, Run]) -> Figure | None:
     """Draws the arms of the last seeds that have runs, each task by itself.
 
     Args:
-      plan: The study.
+      study: The study.
       done: The runs that have ended.
 
     Returns:
@@ -49,8 +49,8 @@ def drawn_study(plan: Plan, done: Mapping[Case, Run]) -> Figure | None:
     """
     drawn: dict[str, dict[str, list[Run]]] = {}
     seeds = ()
-    for each in plan.rounds:
-        found = {task: runs_of(plan, each, task, done) for task in each.tasks}
+    for each in study.rounds:
+        found = {task: runs_of(study, each, task, done) for task in each.tasks}
         found = {task: runs for task, runs in found.items() if runs}
         if found and each.seeds != seeds:
             drawn, seeds = {}, each.seeds
@@ -67,13 +67,13 @@ def drawn_study(plan: Plan, done: Mapping[Case, Run]) -> Figure | None:
             title=f"{task}: mean, and band from best to worst seed",
             ylabel="held-out loss (nats)",
         )
-        if plan.picture == "bytes":
+        if study.picture == "bytes":
             _draw(axes, runs, _megabytes, colours)
             axes.set(xlabel="MB that a worker has sent", xscale="log")
         else:
             _draw(axes, runs, _steps, colours)
             axes.set(xlabel="step")
-            freeze = schedule_of(read_flags(plan.tasks[task])).freeze
+            freeze = schedule_of(read_flags(study.tasks[task])).freeze
             if isinstance(freeze, int):
                 axes.axvline(freeze, color="grey", linestyle=":", label="freeze")
         axes.grid(alpha=0.3)

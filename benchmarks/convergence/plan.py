@@ -70,7 +70,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Study:
     """A study's protocol.
 
     Attributes:
@@ -95,7 +95,7 @@ class Plan:
         return next(iter(self.arms))
 
 
-def read_plan(file: Path) -> Plan:
+def read_plan(file: Path) -> Study:
     """Reads a plan.
 
     Args:
@@ -129,10 +129,12 @@ def read_plan(file: Path) -> Plan:
     for table in tables.pop("rounds", []):
         rounds.append(_round(table, tasks, arms, rounds))
         arms |= rounds[-1].product
-    plan = _made(Plan, "The plan", tables, tasks=tasks, arms=arms, rounds=tuple(rounds))
-    if plan.picture not in ("steps", "bytes"):
-        raise SystemExit(f"picture must be 'steps' or 'bytes', not {plan.picture!r}.")
-    return plan
+    study = _made(
+        Study, "The plan", tables, tasks=tasks, arms=arms, rounds=tuple(rounds)
+    )
+    if study.picture not in ("steps", "bytes"):
+        raise SystemExit(f"picture must be 'steps' or 'bytes', not {study.picture!r}.")
+    return study
 
 
 def _round(

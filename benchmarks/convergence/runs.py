@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from benchmarks.convergence.plan import Plan, TaskPlan
+    from benchmarks.convergence.plan import Study, TaskPlan
 
 
 class Case(NamedTuple):
@@ -96,7 +96,7 @@ class Store:
 
     Args:
       file: The JSON; it need not be there.
-      plan: What its runs must have been trained by.
+      study: What its runs must have been trained by.
 
     Attributes:
       runs: From case to run.
@@ -105,22 +105,22 @@ class Store:
       SystemExit: A task or an arm has changed since.
     """
 
-    def __init__(self, file: Path, plan: Plan):
-        self._file, self._plan = file, plan
+    def __init__(self, file: Path, study: Study):
+        self._file, self._study = file, study
         self._tasks: dict[str, dict[str, Any]] = {}
         self.runs: dict[Case, Run] = {}
         if not file.exists():
             return
         stored = json.loads(file.read_text(encoding="utf-8"))
         self._tasks = stored["tasks"]
-        for name in self._tasks.keys() & plan.tasks:
-            now = _settings(plan.tasks[name])
+        for name in self._tasks.keys() & study.tasks:
+            now = _settings(study.tasks[name])
             if any(now.get(key) != x for key, x in self._tasks[name].items()):
                 raise _changed("task", name, file)
         for values in stored["runs"]:
             run = _from_json(values)
             arm = run.case.arm
-            if arm in plan.arms and run.options != plan.arms[arm]:
+            if arm in study.arms and run.options != study.arms[arm]:
                 raise _changed("arm", arm, file)
             self.runs[run.case] = run
 
@@ -128,7 +128,7 @@ class Store:
         """Keeps a run, and writes all of them."""
         self.runs[run.case] = run
         task = run.case.task
-        self._tasks[task] = _settings(self._plan.tasks[task])
+        self._tasks[task] = _settings(self._study.tasks[task])
         runs = [_to_json(each) for each in self.runs.values()]
         new = self._file.with_suffix(".json.new")
         text = json.dumps(

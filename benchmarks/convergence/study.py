@@ -11,15 +11,15 @@ from benchmarks.convergence.runs import Case
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from benchmarks.convergence.plan import Plan, Round, TaskPlan
+    from benchmarks.convergence.plan import Round, Study, TaskPlan
     from benchmarks.convergence.runs import Run
 
 
-def wanted(plan: Plan, done: Mapping[Case, Run]) -> list[Case]:
+def wanted(study: Study, done: Mapping[Case, Run]) -> list[Case]:
     """The cases that can be trained now and have not been.
 
     Args:
-      plan: The study.
+      study: The study.
       done: The runs that have ended.
 
     Returns:
@@ -27,41 +27,41 @@ def wanted(plan: Plan, done: Mapping[Case, Run]) -> list[Case]:
       those of each round whose settings and arms are known; all arms of a seed before
       the next seed, so that a study cut short compares them.
     """
-    rounds = [case for each in plan.rounds for case in round_cases(plan, each, done)]
-    cases = [*tuning_cases(plan, done), *rounds]
+    rounds = [case for each in study.rounds for case in round_cases(study, each, done)]
+    cases = [*tuning_cases(study, done), *rounds]
     return [case for case in dict.fromkeys(cases) if case not in done]
 
 
-def tuning_cases(plan: Plan, done: Mapping[Case, Run]) -> list[Case]:
+def tuning_cases(study: Study, done: Mapping[Case, Run]) -> list[Case]:
     """The cases by which rates and b1 are chosen, as far as they are known.
 
     Args:
-      plan: The study.
+      study: The study.
       done: The runs that have ended.
 
     Returns:
       The cases of each task: the baseline's, then those of the arms with an own rate.
     """
     cases = []
-    for task in plan.tasks.values():
+    for task in study.tasks.values():
         used = [
             arm
-            for each in plan.rounds
+            for each in study.rounds
             if task.name in each.tasks
-            for arm in round_arms(plan, each, done)
+            for arm in round_arms(study, each, done)
         ]
-        for arm in dict.fromkeys([plan.baseline, *used]):
-            cases += _tuning(plan, task, arm, done)
+        for arm in dict.fromkeys([study.baseline, *used]):
+            cases += _tuning(study, task, arm, done)
     return cases
 
 
 def tuned(
-    plan: Plan, task: TaskPlan, arm: str, done: Mapping[Case, Run]
+    study: Study, task: TaskPlan, arm: str, done: Mapping[Case, Run]
 ) -> tuple[float, float] | None:
     """The learning rate and the b1 that an arm runs with.
 
     Args:
-      plan: The study.
+      study: The study.
       task: The task.
       arm: The arm's name.
       done: The runs that have ended.
@@ -70,10 +70,10 @@ def tuned(
       Those of the least mean loss over the seeds of tuning; None as long as a run of
       the tuning is missing.
     """
-    grid = _grid(plan, task, arm, done)
+    grid = _grid(study, task, arm, done)
     if len(grid) < 2:
         return grid[0] if grid else None
-    cases = _tuning(plan, task, arm, done)
+    cases = _tuning(study, task, arm, done)
     if any(case not in done for case in cases):
         return None
 
@@ -83,11 +83,11 @@ def tuned(
     return min(grid, key=mean)
 
 
-def round_cases(plan: Plan, each: Round, done: Mapping[Case, Run]) -> list[Case]:
+def round_cases(study: Study, each: Round, done: Mapping[Case, Run]) -> list[Case]:
     """The cases of a round, as far as its arms and their settings are known."""
-    arms = round_arms(plan, each, done)
+    arms = round_arms(study, each, done)
     settings = {
-        (arm, task): tuned(plan, plan.tasks[task], arm, done)
+        (arm, task): tuned(study, study.tasks[task], arm, done)
         for arm in arms
         for task in each.tasks
     }
@@ -99,11 +99,11 @@ def round_cases(plan: Plan, each: Round, done: Mapping[Case, Run]) -> list[Case]
     ]
 
 
-def round_arms(plan: Plan, each: Round, done: Mapping[Case, Run]) -> list[str]:
+def round_arms(study: Study, each: Round, done: Mapping[Case, Run]) -> list[str]:
     """The arms of a round; none of its best ones before the earlier round is complete.
 
     Args:
-      plan: The study.
+      study: The study.
       each: The round.
       done: The runs that have ended.
 
@@ -112,18 +112,18 @@ def round_arms(plan: Plan, each: Round, done: Mapping[Case, Run]) -> list[str]:
     """
     if not each.best:
         return list(each.arms)
-    (earlier,) = (r for r in plan.rounds if r.name == each.best.of)
-    arms = round_arms(plan, earlier, done)
-    cases = round_cases(plan, earlier, done)
+    (earlier,) = (r for r in study.rounds if r.name == each.best.of)
+    arms = round_arms(study, earlier, done)
+    cases = round_cases(study, earlier, done)
     expected = len(arms) * len(earlier.tasks) * len(earlier.seeds)
     is_complete = len(cases) == expected and all(case in done for case in cases)
-    ranked = _ranked(plan, earlier, cases, done) if is_complete else []
-    best = [arm for arm in ranked if arm != plan.baseline][: each.best.count]
+    ranked = _ranked(study, earlier, cases, done) if is_complete else []
+    best = [arm for arm in ranked if arm != study.baseline][: each.best.count]
     return list(dict.fromkeys([*each.arms, *best]))
 
 
 def _ranked(
-    plan: Plan, each: Round, cases: Sequence[Case], done: Mapping[Case, Run]
+    study: Study, each: Round, cases: Sequence[Case], done: Mapping[Case, Run]
 ) -> list[str]:
     """The arms of a complete round by their mean share of the baseline's loss."""
 
@@ -132,22 +132,22 @@ def _ranked(
 
     def share(arm: str) -> float:
         return statistics.fmean(
-            loss(arm, task) / loss(plan.baseline, task) for task in each.tasks
+            loss(arm, task) / loss(study.baseline, task) for task in each.tasks
         )
 
     return sorted(dict.fromkeys(case.arm for case in cases), key=share)
 
 
 def _grid(
-    plan: Plan, task: TaskPlan, arm: str, done: Mapping[Case, Run]
+    study: Study, task: TaskPlan, arm: str, done: Mapping[Case, Run]
 ) -> list[tuple[float, float]]:
     """The rates and b1 that an arm is tried with; none before the baseline is tuned."""
-    if arm == plan.baseline:
+    if arm == study.baseline:
         return list(itertools.product(task.learning_rate, task.b1))
-    best = tuned(plan, task, plan.baseline, done)
+    best = tuned(study, task, study.baseline, done)
     if best is None:
         return []
-    options = plan.arms[arm]
+    options = study.arms[arm]
     own = options.get("own_rate", False)
     rates = task.learning_rate if own is True else best[:1]
     if isinstance(own, list):
@@ -156,9 +156,9 @@ def _grid(
 
 
 def _tuning(
-    plan: Plan, task: TaskPlan, arm: str, done: Mapping[Case, Run]
+    study: Study, task: TaskPlan, arm: str, done: Mapping[Case, Run]
 ) -> list[Case]:
-    grid = _grid(plan, task, arm, done)
+    grid = _grid(study, task, arm, done)
     return [
         Case(task.name, arm, *setting, seed)
         for seed in task.tuning_seeds

@@ -132,9 +132,9 @@ def workloads(config: Config) -> list[Workload]:
 
 def _arms(file: Path) -> list[Workload]:
     """A step of each arm of a study in each of its stages, the baseline as Adam."""
-    plan, chosen = read_plan(file), []
-    for arm, options in plan.arms.items():
-        name = BASELINES["step"] if arm == plan.baseline else arm
+    study, chosen = read_plan(file), []
+    for arm, options in study.arms.items():
+        name = BASELINES["step"] if arm == study.baseline else arm
         for stage in stage_bytes(options, {"": jnp.zeros([])}, 2, AXIS):
             if "/" not in stage:  # a part of another's steps
                 static = None if stage == EVERY else stage

@@ -34,7 +34,7 @@ from train.lm.windows import Data, Windows, read_windows, write_tokens
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from benchmarks.convergence.plan import Plan, TaskPlan
+    from benchmarks.convergence.plan import Study, TaskPlan
     from benchmarks.convergence.runs import Case, Run
     from benchmarks.on_gpu.record import Record
     from benchmarks.on_gpu.sizes import Sizes
@@ -74,23 +74,23 @@ def measure(sizes: Sizes, record: Record) -> None:
     """Measures the part."""
     device(sizes, record.file.parent)
     folder = record.file.parent
-    plan = plan_of(sizes)
-    store = Store(folder / RUNS, plan)
-    while cases := wanted(plan, store.runs):
+    study = plan_of(sizes)
+    store = Store(folder / RUNS, study)
+    while cases := wanted(study, store.runs):
         record.write(ended=len(store.runs), wanted=len(cases), now=str(cases[0]))
         corpus = tuple(ROOT / "docs" / name for name in sizes.corpus)
-        flags = flags_of(plan.tasks[cases[0].task], cases[0], folder, corpus)
-        run = train(flags, plan, cases[0], record)
+        flags = flags_of(study.tasks[cases[0].task], cases[0], folder, corpus)
+        run = train(flags, study, cases[0], record)
         store.add(run)
         record.check()
     record.write(ended=len(store.runs), wanted=0)
 
 
-def plan_of(sizes: Sizes) -> Plan:
+def plan_of(sizes: Sizes) -> Study:
     """The plan; where steps are given, of the smallest decoder and one setting."""
-    plan = read_plan(ROOT / "docs" / "studies" / f"{sizes.study}.toml")
+    study = read_plan(ROOT / "docs" / "studies" / f"{sizes.study}.toml")
     if sizes.steps is None:
-        return plan
+        return study
     small = {"--model": "nano", "--steps": str(sizes.steps), "--freeze-step": "2"}
     small |= {"--workers": "2", "--batch": "8", "--seq": "16", "--dtype": "float32"}
     tasks = {
@@ -100,17 +100,17 @@ def plan_of(sizes: Sizes) -> Plan:
             learning_rate=task.learning_rate[:1],
             b1=task.b1[:1],
         )
-        for name, task in plan.tasks.items()
+        for name, task in study.tasks.items()
     }
-    rounds = tuple(dataclasses.replace(x, seeds=x.seeds[:1]) for x in plan.rounds)
+    rounds = tuple(dataclasses.replace(x, seeds=x.seeds[:1]) for x in study.rounds)
     # The published form is compiled in half the time.
     arms = {
         name: options
         if options["optimizer"] == "adam"
         else {**options, "lead": 0, "growth": "none", "bounded": False}
-        for name, options in plan.arms.items()
+        for name, options in study.arms.items()
     }
-    return dataclasses.replace(plan, tasks=tasks, rounds=rounds, arms=arms)
+    return dataclasses.replace(study, tasks=tasks, rounds=rounds, arms=arms)
 
 
 def _pairs(task: TaskPlan) -> dict[str, str]:
@@ -164,12 +164,12 @@ def data_of(flags: LmConfig) -> Data:
     return Data(BYTES, batches[0], batches[1], count)
 
 
-def train(flags: LmConfig, plan: Plan, case: Case, record: Record) -> Run:
+def train(flags: LmConfig, study: Study, case: Case, record: Record) -> Run:
     """Trains a case, from where an earlier call has saved it.
 
     Args:
       flags: Those of the run.
-      plan: The study.
+      study: The study.
       case: The case.
       record: Tells the time that is left; beside its file the training is saved.
 
@@ -180,7 +180,7 @@ def train(flags: LmConfig, plan: Plan, case: Case, record: Record) -> Run:
       OutOfTimeError: The time is over; the training is saved.
     """
     file = record.file.with_name(STATE)
-    mesh, options = make_mesh(1), plan.arms[case.arm]
+    mesh, options = make_mesh(1), study.arms[case.arm]
     assert flags.workers
     task = make_task(flags, data_of(flags), mesh, flags.total_steps)
     task = with_arm(task, flags, options, case.b1, mesh.axis_names)

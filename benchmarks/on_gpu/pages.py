@@ -194,10 +194,10 @@ def _merged(steps: list[Found]) -> BertResults:
 def _write_study(folder: Path, file: Path, found: Found) -> None:
     """Writes the study's JSON, page and picture beside its plan."""
     shutil.copyfile(folder / RUNS, file.with_suffix(".json"))
-    plan = read_plan(file)
-    runs = Store(file.with_suffix(".json"), plan).runs
-    write_page(file, plan, runs)
-    write_picture(file, plan, runs)
+    study = read_plan(file)
+    runs = Store(file.with_suffix(".json"), study).runs
+    write_page(file, study, runs)
+    write_picture(file, study, runs)
     page = file.with_suffix(".md")
     text = page.read_text(encoding="utf-8")
     page.write_text(f"{text}\nTrained on {device_of(found)}.\n", encoding="utf-8")
