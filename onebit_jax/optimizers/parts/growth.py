@@ -101,7 +101,7 @@ class GrowthByMeanSquares:
       ...     onebit_jax.freeze_at(1),
       ...     b1=0.0,
       ...     lead=None,
-      ...     growth=GrowthByMeanSquares(period=2),
+      ...     growth=onebit_jax.GrowthByMeanSquares(period=2),
       ... )
       >>> run = onebit_jax.simulated(lambda p, x: jnp.mean(x) * p, tx, workers=2)
       >>> params, state = run.init(jnp.float32(0))
