@@ -6,20 +6,17 @@ In the product, a worker that is alone encodes nothing and its optimizer never f
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import onebit_jax
 from onebit_jax.exchanges.two_phase import TwoPhase
-
-if TYPE_CHECKING:
-    from onebit_jax.exchanges.block_exchange import BlockExchange
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneOfMany(TwoPhase):
     """An exchange whose only worker encodes as one of many does."""
 
-    def among(self, workers: int) -> BlockExchange:
+    def among(self, workers: int) -> Self:
         """The exchange itself."""
         del workers
         return self

@@ -16,9 +16,10 @@ from train.core.optimizer import decays, freeze_rule
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from onebit_jax.workers.axes import AxisNames
     from train.core.optimizer import Plan
     from train.core.task import Task
+
+AxisNames = str | tuple[str, ...]
 
 RUN_OPTIONS = ("own_rate", "b1", "freeze", "clip")
 """Options that change how an arm is run, and not which optimizer it is."""

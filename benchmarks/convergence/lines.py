@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     import optax
     from jax.typing import ArrayLike
 
-    from onebit_jax.optimizers.parts.growth import GrowthState
-
 
 class GrowthByExactMeanSquares(onebit_jax.GrowthByMeanSquares):
     """`GrowthByMeanSquares` without random sums, whose mean gradient is exchanged.
@@ -26,12 +24,12 @@ class GrowthByExactMeanSquares(onebit_jax.GrowthByMeanSquares):
     def follow(
         self,
         gradients: optax.Updates,
-        state: GrowthState,
+        state: Any,
         *,
         decay: ArrayLike,
         count: Any,
         axes: tuple[str, ...],
-    ) -> GrowthState:
+    ) -> Any:
         """Adds gradients, which are exchanged exactly."""
         del count
         mean = jax.tree.map(lambda g: lax.pmean(g.astype(jnp.float32), axes), gradients)
