@@ -41,6 +41,8 @@ class AccumulateState(NamedTuple):
     gradient: WorkerLocal
     inner: Any
 
+    wrapper = "accumulate"
+
 
 def accumulate(
     tx: optax.GradientTransformation, steps: int, axis: AxisNames

@@ -33,6 +33,8 @@ class SkipNonfiniteState(NamedTuple):
     skipped: Int32[Array, ""]
     inner: Any
 
+    wrapper = "skip_nonfinite"
+
     def metrics(self) -> dict[str, Array]:
         """The number of steps skipped; see `onebit_jax.metrics`."""
         return {"skipped": self.skipped}

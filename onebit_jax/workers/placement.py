@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from onebit_jax.workers.adaptive import warn_of_adaptive
 from onebit_jax.workers.axes import not_bound
+from onebit_jax.workers.chains import check_chains
 from onebit_jax.workers.specs import is_spec, names_of
 from onebit_jax.workers.worker_local import is_worker_local, worker_local_nodes
 
@@ -39,7 +40,8 @@ def state_specs(state: Any) -> Any:
 
     Raises:
       ValueError: if an exchange stands inside a wrapper of Optax's that cannot hold
-        one.
+        one, or after `accumulate` or `skip_nonfinite`, which should hold it; or if
+        something follows an optimizer whose workers take steps of their own.
 
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax
@@ -225,7 +227,7 @@ def check_params(params: Any) -> None:
 
 
 def check_wrappers(state: Any) -> None:
-    """Refuses an exchange inside a wrapper of Optax's that cannot hold one."""
+    """Refuses wrappers that cannot hold an exchange, and chains out of order."""
     wrappers = tuple(_REPLACEMENTS)
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, wrappers))
     for node in nodes:
@@ -235,3 +237,4 @@ def check_wrappers(state: Any) -> None:
                 f"{wrapper} cannot hold an exchange, because it takes what differs "
                 f"from worker to worker for the same on all: use {replacement}."
             )
+    check_chains(state)
