@@ -311,19 +311,44 @@ def check_batch(batch: Any, workers: int, axes: tuple[str, ...]) -> None:
 
 
 def check_made_for(state: Any, made: Any) -> None:
-    """Refuses a state that was made for parameters of other names or shapes."""
-    given, needed = (
-        {jax.tree_util.keystr(p): x.shape for p, x in jax.tree.leaves_with_path(tree)}
-        for tree in (state, made)
-    )
+    """Refuses a state of another optimizer or exchange, or of other parameters."""
+    given, needed = ({**_types(tree), **_kinds(tree)} for tree in (state, made))
     for path in (*needed, *given):
         if given.get(path) != needed.get(path):
             there, here = (x.get(path, "missing") for x in (given, needed))
             raise ValueError(
                 "the state was made by another optimizer or for other parameters: its "
-                f"{path} is {there} and would be {here} with these; make the state "
-                "anew with run.init(params)."
+                f"{path or 'whole'} is {there} and would be {here} with these; restore "
+                "a checkpoint to the shapes of onebit_jax.abstract_state(tx, params, "
+                "mesh), or make the state anew with run.init(params)."
             )
+
+
+def _types(tree: Any) -> dict[str, Any]:
+    """For each leaf's path its shape, and the dtype of one that is worker-local."""
+    types = {}
+    for path, node in jax.tree.leaves_with_path(tree, is_leaf=is_worker_local):
+        for below, x in jax.tree.leaves_with_path(node):
+            # Optax's own moments may have another dtype after the first step.
+            own = is_worker_local(node)
+            type_ = f"{x.dtype}{x.shape}" if own else x.shape
+            types[jax.tree_util.keystr((*path, *below))] = type_
+    return types
+
+
+def _kinds(tree: Any, above: Any = ()) -> dict[str, str]:
+    """For the path of each state inside another the name of its class."""
+
+    def is_state(node: Any) -> bool:
+        return node is not tree and hasattr(node, "_fields")
+
+    kinds = {}
+    for path, node in jax.tree.leaves_with_path(tree, is_leaf=is_state):
+        if is_state(node):
+            path = (*above, *path)
+            kinds[jax.tree_util.keystr(path)] = type(node).__name__
+            kinds |= _kinds(node, path)
+    return kinds
 
 
 def check_stage(state: Any, stage: str | None) -> None:

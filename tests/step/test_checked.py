@@ -59,6 +59,51 @@ def test_a_state_of_other_parameters(how, params, said):
 
 
 @each
+@pytest.mark.parametrize(
+    ("exchange", "said"),
+    [
+        (sign_mean("data", error_dtype="bfloat16"), r"is bfloat16.*would be float32"),
+        (
+            onebit_jax.quantized_mean("data", 4),
+            r"exchange is ErrorFeedbackState and would be SignErrorFeedbackState",
+        ),
+    ],
+    ids=["another dtype", "another codec"],
+)
+def test_a_state_of_another_exchange(how, exchange, said):
+    """Whose shapes are the same."""
+    other = runs_of(onebit_adam(0.1, exchange, freeze_at(2)))[how]
+    params, state = other.init({"w": jnp.zeros(300)})
+    said += r".*abstract_state\(tx, params, mesh\), or .* run.init\(params\)"
+    with pytest.raises(ValueError, match=said):
+        runs_of()[how].step(params, state, jnp.ones((4, 300)))
+
+
+@each
+def test_a_loss_divided_by_the_mean_of_the_workers_counts(how):
+    """Of few or many tokens that are not masked, the gradient is the whole batch's."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)
+    mask = jnp.array([1.0, 1.0, 1.0, 0.0])
+    batch = x, mask
+
+    def sum_of(params, batch):
+        x, mask = batch
+        return jnp.sum(mask * (x @ params["w"] - 1) ** 2)
+
+    def divided(params, batch):
+        return sum_of(params, batch) / jax.lax.pmean(jnp.sum(batch[1]), "data")
+
+    run = runs_of(optax.chain(onebit_jax.exact_mean("data"), optax.sgd(1.0)), divided)[
+        how
+    ]
+    start = {"w": jnp.zeros(3)}
+    params, _, mean = run.step(*run.init(start), batch)
+    whole, gradient = jax.value_and_grad(sum_of)(start, batch)
+    np.testing.assert_allclose(params["w"], -gradient["w"] / 3, rtol=1e-6)
+    np.testing.assert_allclose(mean, whole / 3, rtol=1e-6)
+
+
+@each
 def test_a_stage_that_needs_what_nothing_has_learnt(how):
     run = runs_of()[how]
     params, state = run.init({"w": jnp.zeros(3)})
