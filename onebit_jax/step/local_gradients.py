@@ -35,7 +35,8 @@ def local_value_and_grad(
 
     Args:
       fun: this worker's own loss, not averaged over the workers; a function as for
-        `jax.value_and_grad`.
+        `jax.value_and_grad`. A count that it divides by may be, `jax.lax.pmean(count,
+        axis)`, and must be where workers have different counts.
       axis: name, or names, of the mesh axes whose members are the workers.
       argnums: which arguments to differentiate with respect to.
       has_aux: whether `fun` returns a pair of the value and anything else.
@@ -90,8 +91,8 @@ def local_value_and_grad(
         if is_agreed(value, axes):
             raise ValueError(
                 f"the loss is the same on every worker of {axes}: return this worker's "
-                "own loss, made from the parameters and without pmean or psum, or its "
-                "gradients are divided by the workers once more."
+                "own loss, made from the parameters and not averaged (a count may be "
+                "averaged), or its gradients are divided by the workers once more."
             )
         return result, gradients
 

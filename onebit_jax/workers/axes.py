@@ -132,8 +132,8 @@ def check_local(updates: Any, axes: tuple[str, ...], who: str) -> None:
                 f"{jax.tree_util.keystr(path) or 'the only leaf'} is already "
                 f"the same on every worker of {axes}: jax.grad with respect to "
                 "replicated parameters sums over the workers in full precision; "
-                "use onebit_jax.local_value_and_grad, no pmean before the optimizer, "
-                "and onebit_jax.accumulate instead of optax.MultiSteps."
+                "use onebit_jax.local_value_and_grad, no pmean and no other exchange "
+                "before it, and onebit_jax.accumulate instead of optax.MultiSteps."
             )
 
 
@@ -153,10 +153,15 @@ def check_floats(tree: Any, who: str) -> None:
     """Refuses leaves that are not real floating-point."""
     for path, leaf in jax.tree.leaves_with_path(tree):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            is_complex = jnp.issubdtype(leaf.dtype, jnp.complexfloating)
             raise TypeError(
                 f"{who} exchanges real floating-point leaves only, but "
                 f"{jax.tree_util.keystr(path) or 'the only leaf'} is {leaf.dtype}: "
-                "leave it out with optax.masked or optax.partition."
+                + (
+                    "train its real and its imaginary part."
+                    if is_complex
+                    else "keep it out of the parameters, and pass it beside the batch."
+                )
             )
 
 
