@@ -14,12 +14,15 @@ import contextlib
 import dataclasses
 import fcntl
 import os
+import time
+from concurrent.futures import FIRST_COMPLETED, wait
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from benchmarks.convergence.picture import write_picture
 from benchmarks.convergence.plan import read_plan
-from benchmarks.convergence.pool import Pool
+from benchmarks.convergence.pool import processes
 from benchmarks.convergence.report import write_page
 from benchmarks.convergence.runs import Store
 from benchmarks.convergence.study import wanted
@@ -29,10 +32,10 @@ from train.core.processes.session import one_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Executor, Future
 
     from benchmarks.convergence.plan import Study
-    from benchmarks.convergence.pool import Answer
-    from benchmarks.convergence.runs import Run
+    from benchmarks.convergence.runs import Case, Run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,28 +50,6 @@ class Config:
     """Folder for the logs of unfinished runs, tokens and compiled programs."""
 
 
-class Trainer(Protocol):
-    """A trainer of several cases at a time; see `benchmarks.convergence.pool.Pool`."""
-
-    @property
-    def has_idle(self) -> bool:
-        """True if one more can be trained."""
-        ...
-
-    @property
-    def in_work(self) -> list[Training]:
-        """Those that are trained."""
-        ...
-
-    def submit(self, item: Training, /) -> None:
-        """Begins one."""
-        ...
-
-    def take(self) -> Answer[Training, Run]:
-        """Waits for the next that has ended."""
-        ...
-
-
 def main(config: Config) -> None:
     """Trains what the JSON lacks, and writes the page after each run."""
     study = read_plan(config.plan)
@@ -80,8 +61,8 @@ def main(config: Config) -> None:
         _report(config.plan, study, store)
         if wanted(study, store.runs):
             programs = config.runs / "programs"
-            with Pool(train_case, config.jobs, programs) as pool:
-                complete(study, config.plan, config.runs, store, pool)
+            with processes(config.jobs, programs) as pool:
+                complete(study, config.plan, config.runs, store, pool, config.jobs)
             _report(config.plan, study, store)
 
 
@@ -105,7 +86,7 @@ def _report(file: Path, study: Study, store: Store) -> None:
 
 
 def complete(
-    study: Study, file: Path, runs: Path, store: Store, trainer: Trainer
+    study: Study, file: Path, runs: Path, store: Store, pool: Executor, jobs: int
 ) -> None:
     """Trains what a study lacks.
 
@@ -114,22 +95,37 @@ def complete(
       file: Its file, beside which the page is written.
       runs: Folder for unfinished runs, and for the tokens that they share.
       store: The runs that have ended.
-      trainer: What trains.
+      pool: What trains.
+      jobs: Runs at a time.
+
+    Raises:
+      RuntimeError: A run has failed; those that have ended are kept.
     """
+    begun: dict[Future[Run], tuple[Case, float]] = {}
     while True:
-        in_work = [training.case for training in trainer.in_work]
-        for case in wanted(study, store.runs):
-            if trainer.has_idle and case not in in_work:
-                settings = study.tasks[case.task], study.arms[case.arm]
-                places = runs / file.stem, runs / "tokens"
-                trainer.submit(Training(case, *settings, *places))
-        if not trainer.in_work:
+        at_work = [case for case, _ in begun.values()]
+        cases = [case for case in wanted(study, store.runs) if case not in at_work]
+        for case in cases[: jobs - len(begun)]:
+            settings = study.tasks[case.task], study.arms[case.arm]
+            training = Training(case, *settings, runs / file.stem, runs / "tokens")
+            begun[pool.submit(train_case, training)] = case, time.monotonic()
+        if not begun:
             return
-        answer = trainer.take()
-        store.add(answer.result)
-        write_page(file, study, store.runs)
-        print(
-            f"{answer.item.case}: loss {answer.result.loss:.4f}, "
-            f"{answer.seconds / 60:.1f} minutes, {len(wanted(study, store.runs))} left",
-            flush=True,
-        )
+        ended, _ = wait(begun, return_when=FIRST_COMPLETED)
+        # One that has failed comes after those that are to be kept.
+        for future in sorted(ended, key=lambda each: each.exception() is not None):
+            case, since = begun[future]
+            if isinstance(error := future.exception(), BrokenProcessPool):
+                killed = "; ".join(str(each) for each, _ in begun.values())
+                raise RuntimeError(f"A process was killed, of: {killed}.") from error
+            if error:
+                raise RuntimeError(f"{case} has failed: {error}") from error
+            del begun[future]
+            store.add(future.result())
+            write_page(file, study, store.runs)
+            minutes = (time.monotonic() - since) / 60
+            print(
+                f"{case}: loss {store.runs[case].loss:.4f}, {minutes:.1f} minutes, "
+                f"{len(wanted(study, store.runs))} left",
+                flush=True,
+            )

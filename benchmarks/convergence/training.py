@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import hashlib
 import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import jax
 
 from benchmarks.convergence.arms import with_arm
 from benchmarks.convergence.simulation import run_of, simulate
@@ -68,6 +71,9 @@ def train_case(training: Training) -> Run:
         fcntl.flock(log, fcntl.LOCK_EX)
         run = _train(training, folder)
     shutil.rmtree(folder)
+    # The process trains the next run, whose programs are others.
+    jax.clear_caches()
+    gc.collect()
     return run
 
 

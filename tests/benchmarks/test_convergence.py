@@ -1,6 +1,8 @@
 """A study trains what its plan asks for, compares like with like, nothing twice."""
 
 import math
+from concurrent.futures import Executor, Future
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from itertools import product
 
@@ -24,7 +26,6 @@ from benchmarks.convergence.command import complete
 from benchmarks.convergence.intervals import beside, effects, estimate, progress_lost
 from benchmarks.convergence.picture import drawn_study
 from benchmarks.convergence.plan import read_plan
-from benchmarks.convergence.pool import Answer
 from benchmarks.convergence.report import page
 from benchmarks.convergence.runs import Case, Run, Store
 from benchmarks.convergence.simulation import run_of as simulated_run
@@ -299,22 +300,13 @@ def test_runs_are_kept_and_only_those_of_the_same_settings(plan_file, plan, tmp_
     assert Store(file, read_plan(plan_file)).runs
 
 
-class HereAtOnce:
-    """A trainer that trains in this process, one at a time."""
+class HereAtOnce(Executor):
+    """What trains in this process, one at a time."""
 
-    def __init__(self):
-        self.in_work = []
-
-    @property
-    def has_idle(self):
-        return not self.in_work
-
-    def submit(self, training):
-        self.in_work.append(training)
-
-    def take(self):
-        training = self.in_work.pop()
-        return Answer(training, train_case(training), 0.0)
+    def submit(self, work, training):
+        future = Future()
+        future.set_result(work(training))
+        return future
 
 
 @pytest.fixture
@@ -346,7 +338,7 @@ def complete_here(file, plan):
     """Trains what is left, in this process, and gives all runs."""
     store = Store(file.with_suffix(".json"), plan)
     with PROMOTION:
-        complete(plan, file, file.parent / "runs", store, HereAtOnce())
+        complete(plan, file, file.parent / "runs", store, HereAtOnce(), 1)
     return store.runs
 
 
@@ -465,6 +457,41 @@ def test_an_interrupted_study_goes_on_and_trains_nothing_twice(
     assert not list((file.parent / "runs/small").iterdir())
     assert "0 left" in capsys.readouterr().out.splitlines()[-1]
     assert "## all: text" in file.with_suffix(".md").read_text()
+
+
+class AllAtOnce(Executor):
+    """What has ended all runs before it is waited for, some of them by errors."""
+
+    def __init__(self, *errors):
+        self.errors = list(errors)
+
+    def submit(self, work, training):
+        future = Future()
+        if error := self.errors.pop(0):
+            future.set_exception(error)
+        else:
+            future.set_result(run_of(training.case, 4.0))
+        return future
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            SystemExit("no text"),
+            "text, Adam, 0.001, b1 0.9, seed 0 has failed: no text",
+        ),
+        (BrokenProcessPool(), "A process was killed, of: text, Adam, .*seed 0.$"),
+    ],
+)
+def test_a_run_that_fails_is_named_and_those_that_have_ended_are_kept(
+    small, error, message
+):
+    plan = read_plan(small)
+    store = Store(small.with_suffix(".json"), plan)
+    with pytest.raises(RuntimeError, match=message):
+        complete(plan, small, small.parent, store, AllAtOnce(error, None), 2)
+    assert [case.arm for case in store.runs] == ["Nesterov"]
 
 
 def test_what_an_arm_does_not_say_is_the_librarys():
