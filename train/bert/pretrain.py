@@ -1,8 +1,9 @@
 """`python -m train.pretrain`: pre-trains a BERT with 1-bit Adam.
 
 `--help` lists the flags. A run leaves in its folder `config.json` (what was asked
-for), `vocab.txt`, `checkpoints`, `metrics.jsonl` and `training.png`; with `--compare`
-plain Adam's own are in the folder `adam` inside it.
+for), `vocab.txt`, `checkpoints`, `metrics.jsonl`, `training.png` and in `model` the
+weights in Hugging Face's layout; with `--compare` plain Adam's own are in the folder
+`adam` inside it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from train.core.flags import with_optimizer
 from train.core.mesh import check_attention, check_divisible, make_mesh
 from train.core.processes.distributed import Cluster
 from train.core.processes.session import watched
+from train.data.model_folder import is_written
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,6 +89,8 @@ def pretrain(
             about=about,
             make_task=task_of,
             keep_files=keep_files,
+            # Hugging Face's BERT has no Pre-LayerNorm.
+            is_whole=lambda folder: config.pre_norm or is_written(folder),
         )
 
 

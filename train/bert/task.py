@@ -8,6 +8,8 @@ from models import SIZES
 from train.bert.objective import evaluation_loss, init_params, training_loss
 from train.core.objective import mean_over
 from train.core.task import Task, identity, planned_phase
+from train.data.model_folder import write_model
+from train.data.vocabulary import is_cased
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,6 +50,14 @@ def make_task(
             _phase(config, plan, model, of_phase, mesh, until)
             for plan, of_phase in zip(config.phases, data, strict=True)
         ],
+        finish=lambda params: write_model(
+            config.out,
+            model,
+            params,
+            "BertForPreTraining",
+            data[0].vocabulary,
+            cased=is_cased(data[0].vocabulary),
+        ),
     )
 
 

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax
 
@@ -236,6 +236,29 @@ def read(folder: Path, command: str, kind: type[Flags]) -> Run[Flags]:
     Raises:
       InputError: There is no run, or one of another command, or its file is damaged.
     """
+    with _undamaged(folder) as values:
+        other = values["command"]
+        if other == command:
+            # Earlier versions of some tasks had one topology alone.
+            flags = from_json(kind, {"topology": "flat", **values["flags"]})
+            flags = replace(flags, out=folder)  # it may have been moved
+            return Run(command, flags, values["contents"], values["until"])
+    raise InputError(f"{folder} holds a run of {other}; give one of {command}.")
+
+
+def command_of(folder: Path) -> str:
+    """The module whose run a folder holds.
+
+    Raises:
+      InputError: There is no run, or its file is damaged.
+    """
+    with _undamaged(folder) as values:
+        return values["command"]
+
+
+@contextlib.contextmanager
+def _undamaged(folder: Path) -> Iterator[Any]:
+    """What the file of a run says; refuses one that lacks what is asked of it."""
     try:
         text = (folder / FILE).read_text(encoding="utf-8")
     except OSError as error:
@@ -244,16 +267,9 @@ def read(folder: Path, command: str, kind: type[Flags]) -> Run[Flags]:
             "of one, or leave out --resume to start one."
         ) from error
     try:
-        values = json.loads(text)
-        other = values["command"]
-        if other == command:
-            # Earlier versions of some tasks had one topology alone.
-            flags = from_json(kind, {"topology": "flat", **values["flags"]})
-            flags = replace(flags, out=folder)  # it may have been moved
-            return Run(command, flags, values["contents"], values["until"])
+        yield json.loads(text)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise InputError(
             f"{folder / FILE} is damaged, or of another version; start a new run in "
             "another --out."
         ) from error
-    raise InputError(f"{folder} holds a run of {other}; give one of {command}.")

@@ -6,14 +6,11 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
-from models import huggingface
 from train.core.errors import InputError, writable
-from train.core.output import is_main_process, say
+from train.core.output import is_main_process
 from train.core.text_file import replace_text
-from train.squad.initial_weights import MODEL_FOLDER, write_tokenizer
 from train.squad.objective import logits
 from train.squad.predict import answers, predict, write_predictions
 from train.squad.scores import best_threshold, evaluate
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
     from train.data.pieces import Pieces
     from train.squad.config import SquadConfig
     from train.squad.dataset import Squad
-    from train.squad.initial_weights import InitialWeights
     from train.squad.predict import Prediction
     from train.squad.scores import Score
     from train.squad.windows import Window
@@ -137,33 +133,3 @@ def _best(squad: Squad, predictions: Sequence[Prediction]) -> dict[str, Any]:
     )
     # JSON has no infinity: below all odds nothing is answered.
     return {**score._asdict(), "null_threshold": max(threshold, -1e9)}
-
-
-def write_weights(
-    config: SquadConfig, model: BertConfig, params: Params, weights: InitialWeights
-) -> None:
-    """Writes the weights into the run's folder, in Hugging Face's layout.
-
-    Args:
-      config: The flags.
-      model: The model's sizes.
-      params: Its parameters.
-      weights: Those that it started from, whose tokenizer it has.
-
-    Raises:
-      InputError: The folder cannot be written to.
-    """
-    if not is_main_process():
-        return
-    if model.pre_norm:
-        say(
-            "Hugging Face's BERT has no Pre-LayerNorm: the weights are in the "
-            f"checkpoints of {config.out} alone."
-        )
-        return
-    folder = config.out / MODEL_FOLDER
-    with writable(config.out):
-        huggingface.write(
-            folder, model, jax.device_get(params), "BertForQuestionAnswering"
-        )
-        write_tokenizer(folder, weights)

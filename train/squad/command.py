@@ -22,12 +22,13 @@ from train.core.output import say
 from train.core.processes.distributed import Cluster
 from train.core.processes.session import watched
 from train.core.run_folder import contents_name
+from train.data.model_folder import write_model, write_tokenizer
 from train.data.pieces import special_pieces
 from train.data.vocabulary import UNK, say_if_unknown, tokenizer_of
-from train.squad.answer import Questions, answer, score, write_weights
+from train.squad.answer import Questions, answer, score
 from train.squad.config import FREEZE, SquadConfig, check
 from train.squad.dataset import read_squad
-from train.squad.initial_weights import read_resumed, read_weights, write_tokenizer
+from train.squad.initial_weights import read_resumed, read_weights
 from train.squad.task import make_task
 from train.squad.windows import check_answers, unknown_share, windows
 
@@ -94,7 +95,14 @@ def fine_tune(
                 config, model, params, questions, mesh, watchdog.expect
             )
             scores.update(score(config, questions.squad, predictions))
-            write_weights(config, model, params, weights)
+            write_model(
+                config.out,
+                model,
+                params,
+                "BertForQuestionAnswering",
+                weights.vocabulary,
+                cased=weights.cased,
+            )
 
         model = config.model_of(weights.config)
         task = make_task(config, model, weights, learnt, steps, mesh, finish)
@@ -138,7 +146,7 @@ def _read(
 
 def _keep_tokenizer(config: SquadConfig, weights: InitialWeights, folder: Path) -> None:
     if not config.resume:
-        write_tokenizer(folder, weights)
+        write_tokenizer(folder, weights.vocabulary, cased=weights.cased)
 
 
 def main() -> None:

@@ -42,8 +42,8 @@ class SquadConfig(TransformerFlags, TrainingFlags):
     """A SQuAD file to answer and to be scored on; default: the one learnt from."""
     start: Path | None = None
     """Source of the weights: a folder of Hugging Face's config.json and
-    model.safetensors, whose head for spans is taken too if it has one, or one of
-    train.pretrain's runs; default: random ones."""
+    model.safetensors, or of a run of train.pretrain or train.squad; a head for spans
+    is taken too, where there is one; default: random ones."""
     vocab: Path | None = None
     """A vocab.txt; default: the one in --start."""
     model: Size | None = None

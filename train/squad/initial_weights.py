@@ -11,13 +11,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from models import SIZES, BertConfig, WeightsError, huggingface
-from train.bert.config import PretrainConfig
-from train.bert.data import VOCABULARY_FILE
 from train.bert.objective import abstract_params
 from train.core import checkpoint, run_folder
 from train.core.errors import InputError
-from train.core.text_file import replace_text
-from train.data.vocabulary import is_cased, read_vocabulary, write_vocabulary
+from train.data import model_folder
+from train.data.vocabulary import is_cased, read_vocabulary
+from train.squad.objective import abstract_params as abstract_span_params
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from train.data.vocabulary import Vocabulary
 
 
-TOKENIZER = "tokenizer_config.json"
 # The settings that decide how text is cut, and the values that cut it as here.
 _CUT_BY = {
     "tokenizer_class": (None, "BertTokenizer", "BertTokenizerFast"),
@@ -35,8 +33,8 @@ _CUT_BY = {
     "tokenize_chinese_chars": (None, True),
     "do_basic_tokenize": (None, True),
 }
-MODEL_FOLDER = "model"
-"""Folder in which a run of `train.squad` leaves its weights."""
+# The parameters in a run's checkpoints, by the command.
+_ABSTRACT = {"train.pretrain": abstract_params, "train.squad": abstract_span_params}
 
 
 class InitialWeights(NamedTuple):
@@ -64,8 +62,8 @@ def read_weights(
     """Reads weights and vocabulary.
 
     Args:
-      folder: A folder in Hugging Face's layout, or of a run of `train.pretrain`; None
-        for random weights.
+      folder: A folder in Hugging Face's layout, or of a run of `train.pretrain` or
+        `train.squad`; None for random weights.
       vocab: The vocabulary; None for the one in the folder.
       model: The name of the size where weights are random.
 
@@ -82,7 +80,7 @@ def read_weights(
     if vocab is None:
         if folder is None:
             raise InputError("there is no vocabulary; give --vocab, or --start.")
-        vocab = folder / VOCABULARY_FILE
+        vocab = folder / model_folder.VOCABULARY
     vocabulary = read_vocabulary(vocab)
     if folder is None:
         config = replace(SIZES[model], vocab_size=len(vocabulary))
@@ -108,10 +106,6 @@ def _read_folder(folder: Path) -> tuple[BertConfig, dict[str, Any]]:
             return huggingface.read_for_spans(folder)
         except WeightsError as error:
             raise InputError(str(error)) from error
-    if (folder / MODEL_FOLDER / huggingface.WEIGHTS).exists():
-        raise InputError(
-            f"{folder} is a run of train.squad; give its {folder / MODEL_FOLDER}."
-        )
     if checkpoint.exist(folder):
         return _read_run(folder)
     raise InputError(
@@ -135,14 +129,14 @@ def read_resumed(folder: Path) -> InitialWeights | None:
     """
     if not checkpoint.exist(folder):
         return None
-    vocabulary = read_vocabulary(folder / VOCABULARY_FILE)
+    vocabulary = read_vocabulary(folder / model_folder.VOCABULARY)
     sizes = _saved_sizes(folder)
     return InitialWeights(sizes, vocabulary, {}, _is_cased(folder, vocabulary))
 
 
 def _is_cased(folder: Path, vocabulary: Vocabulary) -> bool:
     """True if the tokenizer_config.json, or else the vocabulary, keeps capitals."""
-    file = folder / TOKENIZER
+    file = folder / model_folder.TOKENIZER
     if not file.exists():
         return is_cased(vocabulary)
     try:
@@ -165,27 +159,20 @@ def _is_cased(folder: Path, vocabulary: Vocabulary) -> bool:
     return is_cased(vocabulary) if lowercase is None else not lowercase
 
 
-def write_tokenizer(folder: Path, weights: InitialWeights) -> None:
-    """Writes the vocabulary, and whether it is cased, as Hugging Face reads them.
-
-    Args:
-      folder: Where to.
-      weights: Whose they are.
-    """
-    write_vocabulary(folder / VOCABULARY_FILE, weights.vocabulary)
-    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": not weights.cased}
-    replace_text(folder / TOKENIZER, json.dumps(settings, indent=2) + "\n")
-
-
 def _read_run(folder: Path) -> tuple[BertConfig, dict[str, Any]]:
-    """The encoder of a pre-training run's newest checkpoint."""
-    run_folder.read(folder, "train.pretrain", PretrainConfig)
+    """The encoder, and a head for spans, of a run's newest checkpoint."""
+    command = run_folder.command_of(folder)
+    abstract_of = _ABSTRACT.get(command)
+    if abstract_of is None:
+        raise InputError(
+            f"{folder} holds a run of {command}; give one of {' or '.join(_ABSTRACT)}."
+        )
     step = checkpoint.latest_step(folder)
     arrays = checkpoint.arrays_with_params(folder, step)
     config = _saved_sizes(folder)
     try:
         checkpoint.read_through(arrays, b"params.")
-        abstract = abstract_params(config)
+        abstract = abstract_of(config)
         # NumPy arrays, whatever devices they were saved on; the optimizer's state is
         # left.
         how = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), abstract)
@@ -203,9 +190,9 @@ def _read_run(folder: Path) -> tuple[BertConfig, dict[str, Any]]:
             f"the checkpoint {arrays.parent} cannot be read ({error}); give another "
             "run as --start."
         ) from error
-    bert = restored["params"]["bert"]
-    bert.pop("pooler")
-    return config, {"bert": bert}
+    params = restored["params"]
+    params["bert"].pop("pooler", None)
+    return config, {part: params[part] for part in ("bert", "span") if part in params}
 
 
 def _saved_sizes(folder: Path) -> BertConfig:

@@ -45,6 +45,11 @@ def init_params(
     return objective.init_params(build, seed) | (given or {})
 
 
+def abstract_params(config: BertConfig) -> dict[str, Any]:
+    """The shapes and dtypes of `init_params`."""
+    return jax.eval_shape(lambda: init_params(config, 0))
+
+
 def training_loss(
     config: BertConfig, seed: int, axes: str | tuple[str, ...] = AXIS
 ) -> Callable[[Any, SpanBatch, Int[Array, ""]], Float[Array, ""]]:

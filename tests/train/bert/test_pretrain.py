@@ -220,6 +220,8 @@ def leave(config, until=STEPS):
         line = StepMetrics(step, 1.0, "warmup", 1, 1, 0, 0.1, 1.0, {})
         metrics_log.append(config.out, line)
     (config.out / "checkpoints" / str(until)).mkdir(parents=True)
+    (config.out / "model").mkdir()
+    (config.out / "model" / "model.safetensors").touch()
 
 
 @pytest.fixture

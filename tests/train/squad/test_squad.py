@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -17,6 +18,7 @@ from launching import Launched, arrays_of
 from runs import (
     PROMOTION,
     SMALL,
+    resume,
     small_config,
     steps_of,
     train,
@@ -31,13 +33,14 @@ from train.core import loop, metrics_log
 from train.core.errors import InputError
 from train.core.optimizer import OPTIMIZERS
 from train.core.processes.watchdog import Watchdog
+from train.data.model_folder import TOKENIZER
 from train.data.vocabulary import SPECIAL, train_vocabulary, write_vocabulary
 from train.squad import answer as answer_module
 from train.squad import initial_weights
 from train.squad.command import fine_tune, parse
 from train.squad.config import SquadConfig, check
 from train.squad.dataset import read_squad
-from train.squad.initial_weights import TOKENIZER, read_weights
+from train.squad.initial_weights import read_weights
 from train.squad.objective import init_params
 from train.squad.scores import evaluate
 
@@ -120,10 +123,10 @@ def test_a_small_model_learns_its_answers(files, optimizer):
     assert compressed == (12 if optimizer == "onebit_adam" else 0)  # of 16, freeze 25 %
     # What was learnt is there for others to use, and to go on from.
     _, params = huggingface.read(files.out / "model", "BertForQuestionAnswering")
-    with pytest.raises(InputError, match=r"a run of train.squad; give its .*model"):
-        read_weights(files.out, files.vocab, "tiny")
     again = read_weights(files.out / "model", None, "tiny")
     assert not again.cased
+    of_run = read_weights(files.out, None, "tiny")
+    chex.assert_trees_all_equal(of_run.params, params)
     (files.out / "model" / TOKENIZER).write_text('{"do_lower_case": false}')
     assert read_weights(files.out / "model", None, "tiny").cased
     chex.assert_trees_all_equal(again.params, params)
@@ -363,6 +366,17 @@ def test_fine_tuning_starts_from_the_mean_of_workers_that_stepped_alone(
         saved[f"params.{leaf}"] + own.mean(axis=0),
         rtol=1e-6,
     )
+    # The folder for others holds the same, and the heads, and is made where it is gone.
+    model = config.out / "model"
+    of_model = read_weights(model, None, "tiny")
+    assert of_model.vocabulary == read_weights(config.out, None, "tiny").vocabulary
+    chex.assert_trees_all_equal(of_model.params, begun)
+    _, params = huggingface.read(model, "BertForPreTraining")
+    assert params["masked"]["bias"].any()
+    shutil.rmtree(model)
+    resume(config.out)
+    again = huggingface.read(model, "BertForPreTraining")[1]
+    chex.assert_trees_all_equal(again, params)
 
 
 def test_what_cannot_be_used_is_refused(files, tmp_path):

@@ -83,6 +83,7 @@ def train_run(
     about: str,
     make_task: Callable[[Flags], Task],
     keep_files: Callable[[Path], None],
+    is_whole: Callable[[Path], bool] = lambda folder: True,
 ) -> None:
     """Trains each optimizer to a run's goal, and draws them beside each other.
 
@@ -94,6 +95,8 @@ def train_run(
       about: What is trained, in some words.
       make_task: From the flags of one optimizer to what it trains.
       keep_files: Writes into the run's folder what it lacks, on one process.
+      is_whole: False for an optimizer's folder that lacks what its task leaves at the
+        end: a kill there, or an earlier version, has left all steps and not that.
 
     Raises:
       InputError: Another run uses the folder, processes differ in what they are asked
@@ -110,7 +113,7 @@ def train_run(
         )
         is_drawn = False
         for arm, of_arm in zip(arms, runs, strict=True):
-            if latest_step(arm.out) < run.until:
+            if latest_step(arm.out) < run.until or not is_whole(arm.out):
                 begin = partial(run_folder.write, of_arm)
                 train(make_task(arm), arm, run.until, mesh, watchdog, begin)
                 is_drawn = not config.compare  # or else without the other

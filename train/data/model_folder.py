@@ -1,0 +1,82 @@
+"""The folder of a trained BERT in Hugging Face's layout: weights and tokenizer."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import jax
+
+from models import huggingface
+from train.core.errors import writable
+from train.core.output import is_main_process, say
+from train.core.text_file import replace_text
+from train.data.vocabulary import write_vocabulary
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from models import BertConfig
+    from models.huggingface_names import Architecture
+    from train.core.task import Params
+    from train.data.vocabulary import Vocabulary
+
+FOLDER = "model"
+"""The folder's name in that of a run."""
+VOCABULARY = "vocab.txt"
+TOKENIZER = "tokenizer_config.json"
+
+
+def is_written(run: Path) -> bool:
+    """True if a run's folder has a model's."""
+    return (run / FOLDER / huggingface.WEIGHTS).exists()
+
+
+def write_tokenizer(folder: Path, vocabulary: Vocabulary, *, cased: bool) -> None:
+    """Writes a vocabulary, and whether it is cased, as Hugging Face reads them.
+
+    Args:
+      folder: Where to.
+      vocabulary: The word pieces.
+      cased: Whether the tokenizer keeps capitals and accents.
+    """
+    write_vocabulary(folder / VOCABULARY, vocabulary)
+    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": not cased}
+    replace_text(folder / TOKENIZER, json.dumps(settings, indent=2) + "\n")
+
+
+def write_model(
+    run: Path,
+    model: BertConfig,
+    params: Params,
+    architecture: Architecture,
+    vocabulary: Vocabulary,
+    *,
+    cased: bool,
+) -> None:
+    """Writes a model and its tokenizer into a run's folder, on one process of many.
+
+    Args:
+      run: The run's folder.
+      model: The model's sizes.
+      params: Its parameters.
+      architecture: What Hugging Face calls it.
+      vocabulary: Its word pieces.
+      cased: Whether its tokenizer keeps capitals and accents.
+
+    Raises:
+      InputError: The folder cannot be written to.
+    """
+    if not is_main_process():
+        return
+    if model.pre_norm:
+        say(
+            "Hugging Face's BERT has no Pre-LayerNorm: the weights are in the "
+            f"checkpoints of {run} alone."
+        )
+        return
+    folder = run / FOLDER
+    with writable(run):
+        huggingface.write(folder, model, jax.device_get(params), architecture)
+        write_tokenizer(folder, vocabulary, cased=cased)
+    say(f"{folder}: the weights, in Hugging Face's layout")
