@@ -1,9 +1,16 @@
 """The examples run, and do what they say."""
 
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
+from flax import nnx
 from test_readme import ROOT, printed_by
+
+from models import SIZES, BertForPreTraining
+from train.data.model_folder import write_model
+from train.data.vocabulary import CLS, SEP, SPECIAL, tokenizer_of
 
 EXAMPLES = ROOT / "docs" / "examples"
 LOSSES = """
@@ -107,6 +114,30 @@ def test_two_hosts():
     assert values / 8 <= compressed < 1.1 * values / 8
     # A ring over eight devices, which leaves each host once.
     assert warmup == pytest.approx(2 * 7 / 8 * 4 * values, rel=0.01)
+
+
+def test_sentences_are_embedded_with_pretrained_weights(tmp_path):
+    """As each is by itself, without padding."""
+    letters = "abcdefghijklmnopqrstuvwxyz.,"
+    vocabulary = (*SPECIAL, *letters, *(f"##{letter}" for letter in letters), "it")
+    config = replace(SIZES["tiny"], vocab_size=len(vocabulary), initializer_range=0.5)
+    model = BertForPreTraining(config, rngs=nnx.Rngs(0))
+    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    write_model(tmp_path, config, params, "BertForPreTraining", vocabulary, cased=False)
+    shape, *rows = printed_by(
+        EXAMPLES / "embed_sentences.py", tmp_path / "model"
+    ).splitlines()
+    assert shape == "(3, 128)"
+    cosines = [[float(x) for x in row.strip(" []").split()] for row in rows]
+    embedded = []
+    for text in ("A list is a sequence.", "A tuple is a sequence, too.", "It rains."):
+        ids = tokenizer_of(vocabulary).encode(text).ids
+        tokens = np.array([[SPECIAL.index(CLS), *ids, SPECIAL.index(SEP)]])
+        mean = model.bert(tokens, 0 * tokens, np.array([tokens.size])).hidden[0].mean(0)
+        embedded.append(mean / np.linalg.norm(mean))
+    expected = np.stack(embedded) @ np.stack(embedded).T
+    np.testing.assert_allclose(cosines, expected, atol=1e-3)
+    assert expected.min() < 0.9
 
 
 def test_every_example_is_on_a_page():
