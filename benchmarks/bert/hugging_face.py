@@ -58,20 +58,8 @@ class HuggingFace:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
         # As JAX multiplies float32 on GPUs.
         torch.set_float32_matmul_precision("high")
-        self.model = transformers.BertForPreTraining(
-            transformers.BertConfig(
-                vocab_size=config.vocab_size,
-                hidden_size=config.hidden_size,
-                num_hidden_layers=config.num_layers,
-                num_attention_heads=config.num_heads,
-                intermediate_size=config.intermediate_size,
-                max_position_embeddings=config.max_positions,
-                hidden_dropout_prob=config.dropout,
-                attention_probs_dropout_prob=0.0,
-                layer_norm_eps=config.layer_norm_epsilon,
-                attn_implementation="sdpa",
-            )
-        ).to(self.device)
+        sizes = transformers.BertConfig(**_sizes(config))
+        self.model = transformers.BertForPreTraining(sizes).to(self.device)
         self.model.train()
         self.parameters = list(self.model.parameters())
         self.optimizer = torch.optim.AdamW(
@@ -83,17 +71,9 @@ class HuggingFace:
             torch.bfloat16,
             enabled=shape.dtype == "bfloat16",
         )
-        batch = make_batch(config, shape)
-        labels = np.full(batch.token_ids.shape, IGNORED, np.int64)
-        np.put_along_axis(labels, batch.masked_positions, batch.masked_labels, axis=1)
         self.inputs = {
             name: torch.from_numpy(np.asarray(value, np.int64)).to(self.device)
-            for name, value in {
-                "input_ids": batch.token_ids,
-                "token_type_ids": batch.token_types,
-                "labels": labels,
-                "next_sentence_label": batch.next_sentence_labels,
-            }.items()
+            for name, value in _inputs(config, shape).items()
         }
 
     def calls(self, *, compiled: bool) -> dict[str, Callable[[], Any]]:
@@ -137,6 +117,35 @@ class HuggingFace:
         if self.device == "cuda":
             self.torch.cuda.synchronize()
         return result
+
+
+def _sizes(config: BertConfig) -> dict[str, Any]:
+    """The sizes of ours by Hugging Face's names."""
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": config.max_positions,
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": 0.0,
+        "layer_norm_eps": config.layer_norm_epsilon,
+        "attn_implementation": "sdpa",
+    }
+
+
+def _inputs(config: BertConfig, shape: Shape) -> dict[str, Any]:
+    """The batch of ours by the names of the model's arguments."""
+    batch = make_batch(config, shape)
+    labels = np.full(batch.token_ids.shape, IGNORED, np.int64)
+    np.put_along_axis(labels, batch.masked_positions, batch.masked_labels, axis=1)
+    return {
+        "input_ids": batch.token_ids,
+        "token_type_ids": batch.token_types,
+        "labels": labels,
+        "next_sentence_label": batch.next_sentence_labels,
+    }
 
 
 def free() -> None:

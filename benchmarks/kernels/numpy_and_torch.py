@@ -121,28 +121,34 @@ class _PackingByTorch:
         return ((packed[:, None] >> self._shifts(packed)) & 1).flatten()
 
 
+class _Arithmetic:
+    """DeepSpeed's arithmetic on signs."""
+
+    def __init__(self, torch: Any, packing: Any):
+        self.torch, self.packing = torch, packing
+
+    def quantise(self, x: Any, error: Any) -> tuple[Any, Any]:
+        scale = self.torch.norm(x) / np.sqrt(x.numel())
+        sign = x.sign().add_(1).bool().float().add_(-0.5).mul_(2.0)
+        error.set_(x - scale * sign)
+        bits = x.sign_().add_(1).bool().to(self.torch.uint8)
+        return self.packing.pack(bits), scale
+
+    def unpack(self, bits: Any, scales: Any) -> Any:
+        signs = self.packing.unpack(bits)
+        return signs.reshape(WORKERS, -1).float().add_(-0.5).mul_(2.0).mul_(scales)
+
+
 def torch_call(
     torch: Any, packing: Any, device: str, operation: str, size: int
 ) -> Call:
     """The call of one of the operations with PyTorch."""
     padded = -(-size // (8 * WORKERS)) * 8 * WORKERS
     share = padded // WORKERS
+    signs = _Arithmetic(torch, packing)
 
     def normal(count: int) -> Any:
         return torch.randn(count, device=device)
-
-    def sign(x: Any) -> Any:
-        return x.sign().add_(1).bool().float().add_(-0.5).mul_(2.0)
-
-    def quantise(x: Any, error: Any) -> tuple[Any, Any]:
-        scale = torch.norm(x) / np.sqrt(x.numel())
-        error.set_(x - scale * sign(x))
-        bits = x.sign_().add_(1).bool().to(torch.uint8)
-        return packing.pack(bits), scale
-
-    def unpack(bits: Any, scales: Any) -> Any:
-        signs = packing.unpack(bits)
-        return signs.reshape(WORKERS, -1).float().add_(-0.5).mul_(2.0).mul_(scales)
 
     gradient, momentum, error = (normal(padded) for _ in range(3))
     server_error, nu = normal(share), normal(padded).square()
@@ -155,14 +161,14 @@ def torch_call(
     def compress() -> Any:
         momentum.mul_(DECAY).add_(gradient, alpha=1 - DECAY)
         momentum.add_(error)
-        return quantise(momentum, error)
+        return signs.quantise(momentum, error)
 
     def average() -> Any:
-        y = unpack(received, scales / WORKERS).sum(0)
-        return quantise(y.add_(server_error), server_error)
+        y = signs.unpack(received, scales / WORKERS).sum(0)
+        return signs.quantise(y.add_(server_error), server_error)
 
     def apply() -> Any:
-        momentum.copy_(unpack(agreed, scales).flatten())
+        momentum.copy_(signs.unpack(agreed, scales).flatten())
         return momentum / (nu.sqrt() + EPS)
 
     return {

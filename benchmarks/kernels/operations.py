@@ -107,49 +107,53 @@ def operations(
 ) -> Iterator[Operation]:
     """Every operation on one size, with its baseline."""
     for buffers in ("fresh", "donated"):
-        donated = buffers == "donated"
-        adam = functools.partial(_adam, inputs, donated)
-        arguments = inputs.momentum, inputs.nu, inputs.value
-        carried = {0: 0, 1: 1} if donated else {}
-        plain = functools.partial(compiled, _add_one, arguments, carried)
-        yield Operation(ADAM, buffers, "optax", adam, plain)
-        for implementation in implementations:
-            for operation, function, arguments, carried in compression(
-                inputs, block_size, implementation
-            ):
-                kept = carried if donated else {}
-                plain = elementwise(operation, inputs.value.size, block_size)
-                yield Operation(
-                    operation,
-                    buffers,
-                    implementation,
-                    functools.partial(compiled, function, arguments, kept),
-                    functools.partial(compiled, plain, arguments, kept),
-                )
-            for form in ("three jits", "one jit"):
-                step = functools.partial(
-                    _step, inputs, block_size, implementation, donated, form
-                )
-                yield Operation(f"step, {form}", buffers, implementation, step, adam)
-    # All in place: nothing hides behind the pages of an update's new buffer.
+        yield from _with_buffers(buffers, inputs, block_size, implementations)
+    yield from _in_place(inputs, block_size, implementations)
+
+
+def _with_buffers(
+    buffers: str, inputs: Inputs, block_size: int, implementations: Sequence[str]
+) -> Iterator[Operation]:
+    """Adam's update, the operations and the steps with fresh or donated buffers."""
+    donated = buffers == "donated"
+    adam = functools.partial(_adam, inputs, donated)
+    arguments = inputs.momentum, inputs.nu, inputs.value
+    plain = functools.partial(
+        compiled, _add_one, arguments, {0: 0, 1: 1} if donated else {}
+    )
+    yield Operation(ADAM, buffers, "optax", adam, plain)
     for implementation in implementations:
-        yield Operation(
-            WITH_PARAMETERS,
-            "donated",
-            implementation,
-            functools.partial(
-                _step_with_parameters, inputs, block_size, implementation
-            ),
-            functools.partial(_adam_with_parameters, inputs),
-        )
-        if inputs.value.size % block_size == 0:
+        for operation, function, arguments, carried in compression(
+            inputs, block_size, implementation
+        ):
+            kept = carried if donated else {}
+            plain = elementwise(operation, inputs.value.size, block_size)
             yield Operation(
-                DEFAULT,
-                "donated",
+                operation,
+                buffers,
                 implementation,
-                functools.partial(default_step, inputs, block_size, implementation),
-                functools.partial(_adam_with_parameters, inputs),
+                functools.partial(compiled, function, arguments, kept),
+                functools.partial(compiled, plain, arguments, kept),
             )
+        for form in ("three jits", "one jit"):
+            step = functools.partial(
+                _step, inputs, block_size, implementation, donated, form
+            )
+            yield Operation(f"step, {form}", buffers, implementation, step, adam)
+
+
+def _in_place(
+    inputs: Inputs, block_size: int, implementations: Sequence[str]
+) -> Iterator[Operation]:
+    """Steps all in place: nothing hides behind the pages of an update's new buffer."""
+    adam = functools.partial(_adam_with_parameters, inputs)
+    steps = {WITH_PARAMETERS: _step_with_parameters}
+    if inputs.value.size % block_size == 0:
+        steps[DEFAULT] = default_step
+    for implementation in implementations:
+        for name, make in steps.items():
+            step = functools.partial(make, inputs, block_size, implementation)
+            yield Operation(name, "donated", implementation, step, adam)
 
 
 def compression(

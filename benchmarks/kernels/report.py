@@ -15,6 +15,9 @@ from benchmarks.page import table
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
+
     from benchmarks.kernels.measure import Results, Timing
 
 HEADS = (
@@ -107,35 +110,9 @@ def write_picture(file: Path, results: Results) -> None:
         squeeze=False,
         layout="constrained",
     )
-    names = list(dict.fromkeys(row.implementation for row in results.rows))
-    colours = {name: f"C{i}" for i, name in enumerate(names)}
-    styles = {"fresh": ":", "donated": "-"}
     labelled = {}
     for axes, operation in zip(grid.flat, operations, strict=False):
-        for buffers, style in styles.items():
-            roof = [copy for copy in results.copies if copy["buffers"] == buffers]
-            labelled[f"copy, {buffers}"] = axes.plot(
-                [copy["size"] for copy in roof],
-                [copy["gb_per_s"] for copy in roof],
-                color="black",
-                linestyle=style,
-                marker="_",
-            )[0]
-            for name in names:
-                rows = [
-                    row
-                    for row in results.rows
-                    if (row.operation, row.buffers, row.implementation)
-                    == (operation, buffers, name)
-                ]
-                if rows:
-                    labelled[f"{name}, {buffers}"] = axes.plot(
-                        [row.size for row in rows],
-                        [row.gb_per_s for row in rows],
-                        color=colours[name],
-                        linestyle=style,
-                        marker="o",
-                    )[0]
+        labelled |= _draw(axes, results, operation)
         axes.set(title=operation, xscale="log", yscale="log")
         axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
@@ -150,3 +127,34 @@ def write_picture(file: Path, results: Results) -> None:
     )
     figure.savefig(file, dpi=120)
     plt.close(figure)
+
+
+def _draw(axes: Axes, results: Results, operation: str) -> dict[str, Line2D]:
+    """Draws the lines of an operation and of the copy, and gives them by label."""
+    names = dict.fromkeys(row.implementation for row in results.rows)
+    drawn = {}
+    for buffers, style in (("fresh", ":"), ("donated", "-")):
+        roof = [copy for copy in results.copies if copy["buffers"] == buffers]
+        drawn[f"copy, {buffers}"] = axes.plot(
+            [copy["size"] for copy in roof],
+            [copy["gb_per_s"] for copy in roof],
+            color="black",
+            linestyle=style,
+            marker="_",
+        )[0]
+        for i, name in enumerate(names):
+            rows = [
+                row
+                for row in results.rows
+                if (row.operation, row.buffers, row.implementation)
+                == (operation, buffers, name)
+            ]
+            if rows:
+                drawn[f"{name}, {buffers}"] = axes.plot(
+                    [row.size for row in rows],
+                    [row.gb_per_s for row in rows],
+                    color=f"C{i}",
+                    linestyle=style,
+                    marker="o",
+                )[0]
+    return drawn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,20 @@ def auto_rate(sent_bytes: int, computation: float) -> str:
     return f"{max(1.0, 8 * sent_bytes / seconds // 1e6):.0f}mbit"
 
 
+def _seconds(
+    config: Config, processes: Processes, call: str, expected: float
+) -> list[float]:
+    """Seconds of each repeat of a call, those of the slowest host."""
+    repeats = int(config.longest / max(expected, 1e-9))
+    repeats = min(config.repeats, max(FEWEST_REPEATS, repeats))
+    replies = processes.ask(
+        {"measure": call, "repeats": repeats},
+        config.timeout + 4 * repeats * expected,
+    )
+    slowest = zip(*(reply["seconds"] for reply in replies), strict=True)
+    return [max(seconds) for seconds in slowest]
+
+
 def measure(
     config: Config, hosts: tuple[Host, ...], processes: Processes
 ) -> Iterator[Measurement]:
@@ -55,17 +70,7 @@ def measure(
       The measurements.
     """
     rates = listed(config.rates)
-
-    def seconds_of(call: str, expected: float) -> list[float]:
-        repeats = int(config.longest / max(expected, 1e-9))
-        repeats = min(config.repeats, max(FEWEST_REPEATS, repeats))
-        replies = processes.ask(
-            {"measure": call, "repeats": repeats},
-            config.timeout + 4 * repeats * expected,
-        )
-        slowest = zip(*(reply["seconds"] for reply in replies), strict=True)
-        return [max(seconds) for seconds in slowest]
-
+    seconds_of = functools.partial(_seconds, config, processes)
     for workload in workloads(config):  # Adam's step, if any, is the first.
         network_hosts.limit(hosts, network_hosts.UNLIMITED)
         request = {"prepare": workload.prepare, "arguments": workload.arguments}
