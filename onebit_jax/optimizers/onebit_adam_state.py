@@ -83,7 +83,14 @@ class ScaleByOnebitAdamState(NamedTuple):
         }
 
     def metrics(self) -> dict[str, Array]:
-        """Measures of the optimizer; see `onebit_jax.metrics`."""
+        """Measures of the optimizer; see `onebit_jax.metrics`.
+
+        Returns:
+          `count`, steps taken; `compressed`, 1 once the variance is frozen;
+          `frozen_at`, the steps taken by then; `floored_share`, frozen variances that
+          the floor raised; `bounded_share`, updates cut to the bound, when last measured;
+          `worker_error` and `server_error`, as in `error_norms`.
+        """
         return {
             "count": self.count,
             "compressed": (self.frozen_at > 0).astype(jnp.int32),

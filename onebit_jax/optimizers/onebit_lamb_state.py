@@ -65,7 +65,13 @@ class ScaleByOnebitLambState(NamedTuple):
         return {"warmup": warmup, "compressed": self.count - warmup}
 
     def metrics(self) -> dict[str, Array]:
-        """Measures of the optimizer; see `onebit_jax.metrics`."""
+        """Measures of the optimizer; see `onebit_jax.metrics`.
+
+        Returns:
+          Those of 1-bit Adam, its errors beside momenta brought to one magnitude and
+          `bounded_share` of the last step; and `largest_factor`, the largest factor on
+          a layer's frozen ratio.
+        """
         return {
             "count": self.count,
             "compressed": (self.frozen_at > 0).astype(jnp.int32),

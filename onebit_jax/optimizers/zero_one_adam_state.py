@@ -70,7 +70,14 @@ class ZeroOneAdamState(NamedTuple):
         return {name: self.taken[name] for name in STAGES if name in self.taken}
 
     def metrics(self) -> dict[str, Array]:
-        """Measures of the optimizer; see `onebit_jax.metrics`."""
+        """Measures of the optimizer; see `onebit_jax.metrics`.
+
+        Returns:
+          `count`, steps taken; `compressed`, 1 once the variance is frozen;
+          `frozen_at`, the steps taken by then; `floored_share`, frozen variances that
+          the floor raised; `refreshed`, how often the variance was refreshed; `synchronised`,
+          steps that exchanged.
+        """
         return {
             "count": self.count,
             "compressed": (self.frozen_at > 0).astype(jnp.int32),

@@ -37,7 +37,7 @@ def means(tree: Any, axes: tuple[str, ...]) -> Any:
     with collectives of their own at each seam.
     """
     if AxisType.Auto in jax.sharding.get_abstract_mesh().axis_types:
-        return jax.tree.map(lambda x: lax.pmean(whole(x), axes), tree)
+        return jax.tree.map(lambda x: lax.pmean(replicated(x), axes), tree)
     return joined_means(tree, axes)
 
 
@@ -77,7 +77,7 @@ def gather(x: Array, axes: tuple[str, ...], **options: Any) -> Array:
     return lax.all_gather(x, axes, **options)
 
 
-def whole(x: Array) -> Array:
+def replicated(x: Array) -> Array:
     """A small value as each device inside a worker is to hold it: not divided."""
     types = jax.sharding.get_abstract_mesh().axis_types
     # Automatic axes would divide it, and gather it again for every use.

@@ -150,7 +150,7 @@ BUGS = {
     ),
     "the mean squares begin again at the freeze": Bug(
         "onebit_jax/optimizers/parts/growth.py",
-        "return state._replace(frozen=jax.tree.map(whole, frozen))",
+        "return state._replace(frozen=jax.tree.map(replicated, frozen))",
         "none = optax.tree.where(happens, optax.tree.zeros_like(frozen), state.now)\n"
         "        return state._replace(frozen=frozen, now=none)",
         EVEN,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from onebit_jax.workers.arithmetic import means, whole
+from onebit_jax.workers.arithmetic import means, replicated
 from onebit_jax.workers.stages import run_sometimes
 from onebit_jax.workers.transfers import Transfer
 
@@ -143,7 +143,7 @@ class GrowthByMeanSquares:
     def freeze(self, state: GrowthState, happens: Bool[Array, ""]) -> GrowthState:
         """The state with the mean squares of now for those at the freeze, if so."""
         frozen = optax.tree.where(happens, state.now, state.frozen)
-        return state._replace(frozen=jax.tree.map(whole, frozen))
+        return state._replace(frozen=jax.tree.map(replicated, frozen))
 
     def follow_mean(
         self, mean: optax.Updates, state: GrowthState, decay: ArrayLike
@@ -205,7 +205,7 @@ class GrowthByMeanSquares:
             lambda: self._measured(gradients, state, decay, count, axes),
             lambda: state,
         )
-        return jax.tree.map(whole, followed)
+        return jax.tree.map(replicated, followed)
 
     def _measured(
         self,
@@ -278,8 +278,8 @@ def _nodes(tree: optax.Params) -> list[MeanSquares]:
 def _mean_squares(squares: Float32[Array, ...], by_lines: bool) -> MeanSquares:
     if not by_lines:
         return MeanSquares(jnp.sum(squares) / float(max(squares.size, 1)))
-    rows = whole(jnp.mean(squares, axis=-1, keepdims=True))
-    columns = whole(jnp.mean(squares, axis=-2, keepdims=True))
+    rows = replicated(jnp.mean(squares, axis=-1, keepdims=True))
+    columns = replicated(jnp.mean(squares, axis=-2, keepdims=True))
     return MeanSquares(jnp.mean(rows, axis=-2, keepdims=True), rows, columns)
 
 

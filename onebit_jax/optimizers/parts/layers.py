@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from onebit_jax.workers.arithmetic import whole
+from onebit_jax.workers.arithmetic import replicated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,7 @@ def of_layers(
     """
     leaves = zip(*map(jax.tree.leaves, trees), strict=True)
     numbers = [function(*each) for each in leaves]
-    return whole(jnp.stack(numbers)) if numbers else jnp.zeros(0, jnp.float32)
+    return replicated(jnp.stack(numbers)) if numbers else jnp.zeros(0, jnp.float32)
 
 
 def times(factors: Float32[Array, " layers"], tree: Any) -> Any:
