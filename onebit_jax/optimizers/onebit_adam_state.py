@@ -88,8 +88,8 @@ class ScaleByOnebitAdamState(NamedTuple):
         Returns:
           `count`, steps taken; `compressed`, 1 once the variance is frozen;
           `frozen_at`, the steps taken by then; `floored_share`, frozen variances that
-          the floor raised; `bounded_share`, updates cut to the bound, when last measured;
-          `worker_error` and `server_error`, as in `error_norms`.
+          the floor raised; `bounded_share`, updates cut to the bound, when last
+          measured; `worker_error` and `server_error`, as in `error_norms`.
         """
         return {
             "count": self.count,

@@ -75,8 +75,8 @@ class ZeroOneAdamState(NamedTuple):
         Returns:
           `count`, steps taken; `compressed`, 1 once the variance is frozen;
           `frozen_at`, the steps taken by then; `floored_share`, frozen variances that
-          the floor raised; `refreshed`, how often the variance was refreshed; `synchronised`,
-          steps that exchanged.
+          the floor raised; `refreshed`, how often the variance was refreshed;
+          `synchronised`, steps that exchanged.
         """
         return {
             "count": self.count,
