@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from train.core.errors import InputError, writable
-from train.core.output import is_main_process
+from train.core.output import is_main_process, say
 from train.core.text_file import replace_text
 from train.squad.objective import logits
 from train.squad.predict import answers, predict, write_predictions
@@ -112,16 +112,42 @@ def score(
     Raises:
       InputError: The folder cannot be written to.
     """
-    limit = config.null_threshold
-    scores = evaluate(squad, answers(squad, predictions, limit))
+    write_answers(config, squad, predictions)
+    scores = evaluate(squad, answers(squad, predictions, config.null_threshold))
     if is_main_process():
         written = {name: score._asdict() for name, score in scores.items()}
         if squad.has_null:
             written["best"] = _best(squad, predictions)
         with writable(config.out):
-            write_predictions(config.out, squad, predictions, limit)
             replace_text(config.out / SCORES, json.dumps(written, indent=2) + "\n")
     return scores
+
+
+def write_answers(
+    config: SquadConfig,
+    squad: Squad,
+    predictions: Sequence[Prediction],
+    suffix: str = "",
+) -> None:
+    """Writes answers into the run's folder, on one process of many, and says where.
+
+    Args:
+      config: The flags.
+      squad: The questions.
+      predictions: What is answered.
+      suffix: What the files' names end with before `.json`.
+
+    Raises:
+      InputError: The folder cannot be written to.
+    """
+    if not is_main_process():
+        return
+    folder = config.out
+    with writable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_predictions(folder, squad, predictions, config.null_threshold, suffix)
+    file = folder / f"predictions{suffix}.json"
+    say(f"{file}: the answers to {len(predictions):,} questions")
 
 
 def _best(squad: Squad, predictions: Sequence[Prediction]) -> dict[str, Any]:

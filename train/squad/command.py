@@ -1,9 +1,9 @@
 """`python -m train.squad`: fine-tunes a BERT to find answers in texts.
 
-`--help` lists the flags. A run leaves in its folder `config.json` (what was asked
-for), `vocab.txt`, `checkpoints`, `metrics.jsonl`, `training.png`, `predictions.json`
-and its likes for the official scripts, `scores.json`, and in `model` the weights in
-Hugging Face's layout.
+`--help` lists the flags. With `--predict` it answers, and does not train. A run leaves
+in its folder `config.json` (what was asked for), `vocab.txt`, `checkpoints`,
+`metrics.jsonl`, `training.png`, `predictions.json` and its likes for the official
+scripts, `scores.json`, and in `model` the weights in Hugging Face's layout.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from train.core import run_folder
 from train.core.commands.line import Command, parse_flags, run_command
@@ -25,7 +28,7 @@ from train.core.run_folder import contents_name
 from train.data.model_folder import write_model, write_tokenizer
 from train.data.pieces import special_pieces
 from train.data.vocabulary import UNK, say_if_unknown, tokenizer_of
-from train.squad.answer import Questions, answer, score
+from train.squad.answer import Questions, answer, score, write_answers
 from train.squad.config import FREEZE, SquadConfig, check
 from train.squad.dataset import read_squad
 from train.squad.initial_weights import read_resumed, read_weights
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from train.core.task import Params
+    from train.squad.dataset import Squad
     from train.squad.initial_weights import InitialWeights
     from train.squad.scores import Score
     from train.squad.windows import Window
@@ -110,17 +114,56 @@ def fine_tune(
     return scores
 
 
+def answer_alone(config: SquadConfig, timeout: float = Cluster.timeout) -> None:
+    """Answers the questions of `predict`, without training and without scores.
+
+    Args:
+      config: The flags, the same in all processes.
+      timeout: Seconds that what needs the other processes may take.
+
+    Raises:
+      InputError: The flags, or what they name, cannot be used.
+      LostError: Another process is gone.
+    """
+    check(config)
+    assert config.predict, "asked for"
+    mesh = make_mesh(config.workers, config.topology)
+    check_divisible(config.batch, mesh)
+    check_attention(config.attention, mesh)
+    source = (config.out, None) if config.resume else (config.start, config.vocab)
+    weights = read_weights(*source, "tiny")
+    _check_positions(config, weights)
+    if "span" not in weights.params:
+        raise InputError(
+            f"the weights in {source[0]} have not learnt to answer; give those of a "
+            "run of train.squad."
+        )
+    squad = read_squad(config.predict, with_answers=False)
+    asked = _windows(config, squad, weights)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    params = jax.device_put(weights.params, everywhere)
+    questions = Questions(squad, asked, special_pieces(weights.vocabulary))
+    with watched(timeout) as watchdog:
+        model = config.model_of(weights.config)
+        predictions = answer(config, model, params, questions, mesh, watchdog.expect)
+    write_answers(config, squad, predictions, f"_{config.predict.stem}")
+
+
 def _weights(config: SquadConfig) -> InitialWeights:
     """The weights to start from; of a run that is resumed, their sizes alone."""
     weights = read_resumed(config.out) if config.resume else None
     model = config.model or "tiny"
     weights = weights or read_weights(config.start, config.vocab, model)
+    _check_positions(config, weights)
+    return weights
+
+
+def _check_positions(config: SquadConfig, weights: InitialWeights) -> None:
     if config.seq > weights.config.max_positions:
         raise InputError(
             f"--seq {config.seq} is more than the {weights.config.max_positions} "
             "positions of this BERT; give fewer."
         )
-    return weights
 
 
 def _read(
@@ -134,14 +177,17 @@ def _read(
             f"--null-threshold is of questions that may have no answer, and "
             f"{config.dev or file} has none such; give --null-threshold 0."
         )
-    tokenizer = tokenizer_of(weights.vocabulary, cased=weights.cased)
-    learnt, asked = (
-        windows(squad.questions, tokenizer, config.seq, stride=config.stride)
-        for squad in (training, dev)
-    )
+    learnt, asked = (_windows(config, squad, weights) for squad in (training, dev))
     check_answers(training.questions, learnt)
     say_if_unknown(unknown_share(learnt, weights.vocabulary.index(UNK)))
     return learnt, Questions(dev, asked, special_pieces(weights.vocabulary))
+
+
+def _windows(
+    config: SquadConfig, squad: Squad, weights: InitialWeights
+) -> list[Window]:
+    tokenizer = tokenizer_of(weights.vocabulary, cased=weights.cased)
+    return windows(squad.questions, tokenizer, config.seq, stride=config.stride)
 
 
 def _keep_tokenizer(config: SquadConfig, weights: InitialWeights, folder: Path) -> None:
@@ -153,6 +199,9 @@ def main() -> None:
     """Runs the command line; a mistake in it ends in one sentence."""
 
     def run(config: SquadConfig, timeout: float) -> None:
+        if config.predict:
+            answer_alone(config, timeout)
+            return
         for name, reached in fine_tune(config, timeout).items():
             say(
                 f"{name}: exact match {reached.exact:.2f}, F1 {reached.f1:.2f} "

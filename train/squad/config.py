@@ -40,6 +40,10 @@ class SquadConfig(TransformerFlags, TrainingFlags):
     """A SQuAD file, v1.1 or v2.0, to learn from; a run that goes on has its own."""
     dev: Changeable[Path | None] = None
     """A SQuAD file to answer and to be scored on; default: the one learnt from."""
+    predict: Changeable[Path | None] = None
+    """A SQuAD file to answer without training, by the weights of --start or, with
+    --resume, of the run in --out; its answers need not be known, and there are no
+    scores."""
     start: Path | None = None
     """Source of the weights: a folder of Hugging Face's config.json and
     model.safetensors, or of a run of train.pretrain or train.squad; a head for spans
@@ -111,8 +115,21 @@ def check(config: SquadConfig) -> None:
       InputError: A flag's value is out of its range, contradicts another, or is
         missing.
     """
-    if config.train is None:
-        raise InputError("there is nothing to learn from; give --train FILE.")
+    if config.predict and not config.resume:
+        if config.train or config.dev:
+            raise InputError(
+                "--predict answers without training; drop it, or --train and --dev."
+            )
+        if config.start is None:
+            raise InputError(
+                "--predict answers with weights that have learnt to; give --start, or "
+                "--resume for those of the run in --out."
+            )
+    elif config.train is None:
+        raise InputError(
+            "there is nothing to learn from; give --train FILE, or --predict FILE to "
+            "answer alone."
+        )
     check_flags(config)
     if config.steps and config.epochs:
         raise InputError("--steps and --epochs say the same; drop either.")

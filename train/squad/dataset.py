@@ -54,11 +54,12 @@ class Squad:
     has_null: bool
 
 
-def read_squad(path: Path) -> Squad:
+def read_squad(path: Path, *, with_answers: bool = True) -> Squad:
     """Reads a SQuAD file.
 
     Args:
       path: A JSON file of v1.1 or v2.0.
+      with_answers: False to leave out the answers, which need not be there.
 
     Returns:
       Its questions.
@@ -78,7 +79,7 @@ def read_squad(path: Path) -> Squad:
             f"{path} is not JSON ({error}); give a SQuAD file, v1.1 or v2.0."
         ) from error
     try:
-        squad = parse_squad(content)
+        squad = parse_squad(content, with_answers=with_answers)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     if not squad.questions:
@@ -86,11 +87,12 @@ def read_squad(path: Path) -> Squad:
     return squad
 
 
-def parse_squad(content: Any) -> Squad:
+def parse_squad(content: Any, *, with_answers: bool = True) -> Squad:
     """Makes questions of the contents of a SQuAD file.
 
     Args:
       content: The file, parsed as JSON.
+      with_answers: As of `read_squad`.
 
     Returns:
       The questions.
@@ -111,10 +113,11 @@ def parse_squad(content: Any) -> Squad:
 start at character 6, where the text has ' one bi'; correct answer_start.
     """
     questions = []
-    has_null = False
+    # Without answers the version alone tells.
+    has_null = not with_answers and _version(content) == "v2.0"
     seen = set()
     for context, qa, where in _qas(content):
-        question = _question(context, qa, where)
+        question = _question(context, qa, where, with_answers=with_answers)
         if question.id in seen:
             raise InputError(
                 f"two questions have the id {question.id!r}; predictions are filed "
@@ -124,6 +127,10 @@ start at character 6, where the text has ' one bi'; correct answer_start.
         questions.append(question)
         has_null |= "is_impossible" in qa
     return Squad(tuple(questions), has_null)
+
+
+def _version(content: Any) -> Any:
+    return content.get("version") if isinstance(content, dict) else None
 
 
 def _qas(content: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
@@ -137,9 +144,23 @@ def _qas(content: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
                 yield context, qa, f"{place}, question {k + 1}"
 
 
-def _question(context: str, qa: dict[str, Any], where: str) -> Question:
+def _question(
+    context: str, qa: dict[str, Any], where: str, *, with_answers: bool
+) -> Question:
     name = _value(qa, "id", str, where)
     text = _value(qa, "question", str, where)
+    answers = _answers(name, context, qa, where) if with_answers else ()
+    return Question(name, text, context, answers)
+
+
+def _answers(
+    name: str, context: str, qa: dict[str, Any], where: str
+) -> tuple[Answer, ...]:
+    if "answers" not in qa:
+        raise InputError(
+            f"not a SQuAD file: {where} has no 'answers' that is a list; give them, or "
+            "the file as --predict, where they are not known."
+        )
     entries = _value(qa, "answers", list, where)
     is_impossible = qa.get("is_impossible", False)
     if not isinstance(is_impossible, bool):
@@ -148,7 +169,8 @@ def _question(context: str, qa: dict[str, Any], where: str) -> Question:
         said = "is marked impossible and has" if entries else "has no"
         raise InputError(
             f"question {name!r} {said} answers; one that cannot be answered has "
-            '"is_impossible": true and no answers, as in v2.0.'
+            '"is_impossible": true and no answers, as in v2.0, and questions whose '
+            "answers are not known are for --predict."
         )
     answers = []
     for entry in entries:
@@ -166,7 +188,7 @@ def _question(context: str, qa: dict[str, Any], where: str) -> Question:
                 "answer_start."
             )
         answers.append(answer)
-    return Question(name, text, context, tuple(answers))
+    return tuple(answers)
 
 
 def _value(content: Any, key: str, kind: type, where: str) -> Any:

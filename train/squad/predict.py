@@ -131,7 +131,11 @@ def answers(
 
 
 def write_predictions(
-    folder: Path, squad: Squad, predictions: Sequence[Prediction], threshold: float
+    folder: Path,
+    squad: Squad,
+    predictions: Sequence[Prediction],
+    threshold: float,
+    suffix: str = "",
 ) -> None:
     """Writes the files that the official scripts read, and the answers behind them.
 
@@ -141,23 +145,24 @@ def write_predictions(
       squad: The questions.
       predictions: The answers to them.
       threshold: Null odds above which there is no answer, in v2.0.
+      suffix: What the files' names end with before `.json`.
     """
     contents: dict[str, dict[str, Any]] = {
-        "predictions.json": answers(squad, predictions, threshold),
-        "nbest_predictions.json": {
+        "predictions": answers(squad, predictions, threshold),
+        "nbest_predictions": {
             p.question.id: n_best(p, with_null=squad.has_null) for p in predictions
         },
     }
     if squad.has_null:
         # JSON has no infinity.
-        contents["null_odds.json"] = {
+        contents["null_odds"] = {
             p.question.id: min(p.null_odds, 1e9) for p in predictions
         }
     else:  # those of another file, answered before
-        (folder / "null_odds.json").unlink(missing_ok=True)
+        (folder / f"null_odds{suffix}.json").unlink(missing_ok=True)
     for name, content in contents.items():
         text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        replace_text(folder / name, text)
+        replace_text(folder / f"{name}{suffix}.json", text)
 
 
 def n_best(prediction: Prediction, *, with_null: bool) -> list[dict[str, Any]]:

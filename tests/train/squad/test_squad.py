@@ -37,7 +37,7 @@ from train.data.model_folder import TOKENIZER
 from train.data.vocabulary import SPECIAL, train_vocabulary, write_vocabulary
 from train.squad import answer as answer_module
 from train.squad import initial_weights
-from train.squad.command import fine_tune, parse
+from train.squad.command import answer_alone, fine_tune, parse
 from train.squad.config import SquadConfig, check
 from train.squad.dataset import read_squad
 from train.squad.initial_weights import read_weights
@@ -272,6 +272,19 @@ def write_weights(files, **sizes):
     return folder
 
 
+def write_headless(files):
+    """Weights that have learnt nothing yet, and their word pieces."""
+    config, encoder = encoder_of(files)
+    folder = files.out.parent / "headless"
+    pooler = {
+        "kernel": np.zeros((32, 32), np.float32),
+        "bias": np.zeros(32, np.float32),
+    }
+    huggingface.write(folder, config, {**encoder, "pooler": pooler}, "BertModel")
+    shutil.copy(files.vocab, folder)
+    return folder
+
+
 def test_fine_tuning_starts_from_hugging_faces_weights(files):
     vocabulary = (files.vocab).read_text().splitlines()
     folder = write_weights(files)
@@ -405,6 +418,40 @@ def test_what_cannot_be_used_is_refused(files, tmp_path):
     assert not files.out.exists()
 
 
+def test_questions_whose_answers_nobody_knows_are_answered(files, tmp_path, capsys):
+    plain = {"optimizer": "adam", "freeze_step": None, "steps": 1}
+    run(files, **plain, stride=4, num_best=3)
+    kept = (files.out / "predictions.json").read_text()
+    content = json.loads(files.train.read_text())
+    for paragraph in content["data"][0]["paragraphs"]:
+        for question in paragraph["qas"]:
+            del question["answers"]
+    asked = tmp_path / "new.json"
+    asked.write_text(json.dumps(content))
+    resumed = ["--resume", "--out", str(files.out), "--predict", str(asked)]
+    before = {path.name for path in files.out.iterdir()}
+    with PROMOTION:
+        answer_alone(parse(resumed).training)
+    answers = files.out / "predictions_new.json"
+    assert answers.read_text() == kept
+    names = {answers.name, f"nbest_{answers.name}"}
+    assert {path.name for path in files.out.iterdir()} == before | names
+    assert f"{answers}: the answers to 6 questions" in capsys.readouterr().out
+    # Another program, of other settings, by weights alone.
+    asked.write_text(json.dumps({**content, "version": "v2.0"}))
+    for start in (files.out, files.out / "model"):
+        out = tmp_path / f"by {start.name}"
+        flags = f"--seq 32 --stride 4 --batch 6 --workers 2 --predict {asked}".split()
+        flags += ["--start", str(start), "--out", str(out)]
+        with PROMOTION:
+            answer_alone(parse([*flags, "--null-threshold", "1e9"]).training)
+        assert (out / answers.name).read_text() == kept
+        assert (out / "null_odds_new.json").exists()
+    flags[flags.index("--start") + 1] = str(write_headless(files))
+    with pytest.raises(InputError, match="have not learnt to answer; give those of"):
+        answer_alone(parse(flags).training)
+
+
 def test_answers_that_are_whole_in_no_window_are_told_of(files, capsys):
     content = json.loads(files.train.read_text())
     asked = [p["qas"][0] for p in content["data"][0]["paragraphs"]]
@@ -476,6 +523,11 @@ def test_weights_with_one_type_of_tokens_are_refused(files):
         ({"optimizer": "adam"}, "--freeze-step is not one of adam's"),
         ({"vocab": None}, "give --vocab, or --start"),
         ({"train": None}, "give --train FILE"),
+        (
+            {"predict": Path("a")},
+            "--predict answers without training; drop it, or --tr",
+        ),
+        ({"predict": Path("a"), "train": None}, "give --start, or --resume for those"),
     ],
 )
 def test_flags_that_cannot_be_trained_with_are_refused(files, changes, message):
