@@ -15,7 +15,7 @@ from tqdm import tqdm
 import onebit_jax
 from train.core import metrics_log, picture
 from train.core.batches import element, place, stream
-from train.core.checkpoint import Checkpoint, Checkpoints, Progress
+from train.core.checkpoint import Checkpoint, Checkpoints, Progress, latest_step
 from train.core.errors import writable
 from train.core.metrics_log import EvalMetrics, StepMetrics
 from train.core.output import is_main_process, say
@@ -23,6 +23,7 @@ from train.core.totals import Totals, count, stage_rates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
     from typing import Any
 
     import grain
@@ -68,9 +69,10 @@ def train(
     Raises:
       InputError: The newest checkpoint is damaged or of another model, or there is
         none although there are metrics.
+      KeyboardInterrupt: The user has stopped it; the message says where it goes on.
     """
     folder = flags.out
-    with closing(Checkpoints(folder, task.model)) as checkpoints:
+    with closing(Checkpoints(folder, task.model)) as checkpoints, _stoppable(folder):
         loop = _Loop(task, flags, mesh, watchdog, checkpoints)
         loop.resume()
         begin()
@@ -92,6 +94,17 @@ def train(
     # What `finish` computes may need the memory of the state.
     task.finish(loop.take().mean_params)
     return totals
+
+
+@contextlib.contextmanager
+def _stoppable(folder: Path) -> Iterator[None]:
+    """Says what a run that is stopped goes on from."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(
+            f"stopped; --resume goes on from step {latest_step(folder):,}"
+        ) from error
 
 
 class _Program(NamedTuple):
@@ -146,6 +159,13 @@ class _Loop:
         params = jax.eval_shape(self.task.init)
         self._reached, workers = self.checkpoints.restore(tx, params, self.mesh)
         self.totals = self._reached.progress.totals
+        lost = [x for x in metrics_log.read(folder) if x["step"] > self.totals.steps]
+        if lost:
+            say(
+                f"{folder}: goes on from the checkpoint of step {self.totals.steps:,}, "
+                f"and trains again the steps up to {lost[-1]['step']:,}, of which "
+                f"{metrics_log.FILE} tells"
+            )
         if workers != self.mesh.size:
             say(f"{folder}: converted from {workers} workers to {self.mesh.size}")
         if is_main_process():

@@ -279,7 +279,7 @@ def test_steps_in_flight_are_no_part_of_an_evaluation(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("step", KILLED_AFTER)
-def test_a_run_killed_at_any_moment_goes_on_bit_by_bit(whole, step):
+def test_a_run_killed_at_any_moment_goes_on_bit_by_bit(whole, step, capsys):
     run = Run(whole.folder.parent / f"killed-{step}")
     assert steps_of(run.folder)[-1]["step"] == step
     # What a process killed while it writes leaves: half a line.
@@ -287,8 +287,22 @@ def test_a_run_killed_at_any_moment_goes_on_bit_by_bit(whole, step):
         file.write('{"step": 9')
     before = latest_step(run.folder)
     run.train(second=SECOND, eval_every=1)
+    said = f"from the checkpoint of step {before}, and trains again the steps up to "
+    assert (said + f"{step}, of" in capsys.readouterr().out) == (before < step)
     assert run.evaluated == list(range(before + 1, STEPS + SECOND + 1))
     assert_same(run, whole)
+
+
+def test_a_run_that_is_stopped_says_what_it_goes_on_from(tmp_path, monkeypatch):
+    def stop(folder, metrics, append=metrics_log.append):
+        append(folder, metrics)
+        if metrics.step == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(metrics_log, "append", stop)
+    run = Run(tmp_path / "run", optimizer="adam")
+    with pytest.raises(KeyboardInterrupt, match=r"--resume goes on from step 4$"):
+        run.train()
 
 
 def test_nothing_of_a_phase_is_held_in_the_next(whole):

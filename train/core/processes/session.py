@@ -82,8 +82,8 @@ def one_sentence() -> Iterator[None]:
         _leave(f"error: {error}", 1)
     except LostError as error:
         _leave(f"error: {error}", LOST_EXIT)
-    except KeyboardInterrupt:
-        _leave("\nstopped; --resume goes on from a checkpoint, if there is one", 130)
+    except KeyboardInterrupt as error:
+        _leave(f"\n{str(error) or 'stopped'}", 130)
     except Exception:
         if not jax.distributed.is_initialized():
             raise
