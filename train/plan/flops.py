@@ -38,7 +38,7 @@ def forward_flops(config: BertConfig, length: int, predictions: int) -> int:
       >>> from train.plan.flops import forward_flops
       >>> from models import SIZES
       >>> f"{forward_flops(SIZES['large'], 128, 19):.3g}"
-      '8.12e+10'
+      '8.01e+10'
     """
     h = config.hidden_size
     heads = h * h + 2 * h + predictions * (h * h + h * config.vocab_size)
