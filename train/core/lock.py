@@ -67,12 +67,44 @@ def held(folder: Path) -> Iterator[None]:
         file.close()
 
 
+def check_unused(folder: Path) -> None:
+    """Refuses a folder that another run is seen to hold, without holding it.
+
+    Args:
+      folder: The folder.
+
+    Raises:
+      InputError: Another run holds it by the system's lock.
+    """
+    path = folder / FILE
+    if not (is_main_process() and path.exists()):
+        return
+    with writable(folder):
+        file, is_locked = _opened(path)
+    with file:
+        if is_locked is False:
+            raise _in_use(folder, _owner(file)[1])
+
+
+def _in_use(folder: Path, owner: str) -> InputError:
+    return InputError(
+        f"{folder} is in use by another run ({owner or 'that has just begun'}); wait "
+        "for its end, or give another --out."
+    )
+
+
+def _owner(file: IO[str]) -> tuple[str, str]:
+    """The machine and the name of the process that wrote the file, or nothing."""
+    file.seek(0)
+    machine, owner = [*file.read().splitlines(), "", ""][:2]
+    return machine, owner
+
+
 def _taken(folder: Path) -> IO[str]:
     """The file, once no other run holds it or gives signs of life."""
     path = folder / FILE
     file, is_locked = _opened(path)
-    file.seek(0)
-    machine, owner = [*file.read().splitlines(), "", ""][:2]
+    machine, owner = _owner(file)
     is_held = is_locked is False
     if owner and not is_held and not (is_locked and machine == _machine()):
         # The system's lock may not reach the machine that wrote this.
@@ -84,10 +116,7 @@ def _taken(folder: Path) -> IO[str]:
     if not is_held:
         return file
     file.close()
-    raise InputError(
-        f"{folder} is in use by another run ({owner or 'that has just begun'}); wait "
-        "for its end, or give another --out."
-    )
+    raise _in_use(folder, owner)
 
 
 def _lives(path: Path) -> bool:

@@ -80,6 +80,7 @@ def check_free(folder: Path) -> None:
             raise InputError(f"--out {folder} is a file; give a folder.")
         taken = (FILE, metrics_log.FILE, checkpoint.FOLDER)
         if any((folder / name).exists() for name in taken):
+            lock.check_unused(folder)  # which a run that goes on would be refused by
             raise InputError(
                 f"{folder} already holds a run; go on with it by --resume, or give "
                 "another --out."

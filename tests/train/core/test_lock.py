@@ -11,7 +11,7 @@ import time
 import pytest
 from launching import ROOT
 
-from train.core import lock
+from train.core import lock, run_folder
 from train.core.errors import InputError
 
 ELSEWHERE = "another boot\nnode7, process 42\n"
@@ -71,6 +71,16 @@ def test_a_folder_in_use_is_refused_until_its_run_has_ended(tmp_path, other):
     assert not (tmp_path / lock.FILE).exists()
     with lock.held(tmp_path):
         pass
+
+
+def test_a_new_run_is_told_of_the_one_in_use_and_not_to_go_on_with_it(tmp_path, other):
+    (tmp_path / run_folder.FILE).touch()
+    with pytest.raises(InputError, match=rf"in use .*process {other.pid}\); wait f"):
+        run_folder.check_free(tmp_path)
+    other.send_signal(signal.SIGKILL)
+    other.wait(30)
+    with pytest.raises(InputError, match="go on with it by --resume"):
+        run_folder.check_free(tmp_path)
 
 
 def test_a_killed_run_is_in_nobodys_way(tmp_path, other, capsys):
