@@ -215,6 +215,9 @@ class _Loop:
     ) -> _Program:
         """The phase's programs; says what they send."""
         name, mesh = self.task.name, self.mesh
+        on_cpu = mesh.devices.flat[0].platform == "cpu"
+        wait = ", a minute or two on a CPU" if on_cpu else ""
+        say(f"{name}: compiling the training step{wait}")
         self.watchdog.expect("")  # a compilation waits for nobody
         batch = place(element(phase.batches, 0), mesh)
         arguments = begun.params, begun.state, batch, np.uint32(0)

@@ -360,6 +360,12 @@ def test_a_compressed_stage_that_never_came_is_told_of(tmp_path, capsys, freeze)
     assert told == ([sentence] if freeze == STEPS else [])
 
 
+def test_the_wait_for_a_compilation_is_told_of_in_each_phase(tmp_path, capsys):
+    Run(tmp_path / "run", optimizer="adam").train(second=1)
+    told = "adam: compiling the training step, a minute or two on a CPU"
+    assert capsys.readouterr().out.splitlines().count(told) == 2
+
+
 def test_a_picture_is_left(whole):
     image = matplotlib.image.imread(whole.folder / "training.png")
     height, width = image.shape[:2]
