@@ -164,6 +164,10 @@ def check(config: PretrainConfig) -> None:
       InputError: A flag's value is out of its range, or contradicts another.
     """
     check_from_scratch(config)
+    if config.preset and not config.corpus:
+        raise InputError(
+            "--preset is of pre-trainings on gigabytes of text; give --corpus."
+        )
     config.model_of(SIZES[config.model])
     longest = SIZES[config.model].max_positions
     for phase in config.phases:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import (
@@ -209,7 +210,9 @@ class TransformerFlags:
         try:
             return replace(size, **values, **self.model_options)
         except ValueError as error:
-            raise InputError(str(error)) from error
+            # A model is told of its options as Python has them.
+            text = re.sub(r'(\w+)="(\w+)"', r"--\1 \2", str(error))
+            raise InputError(text) from error
 
 
 def spelling(name: str) -> str:
@@ -238,8 +241,7 @@ def check_flags(config: TrainingFlags) -> None:
         if getattr(config, field.name) != getattr(allowed, field.name):
             flag = spelling(field.name)
             raise InputError(
-                f"{flag} is not one of {config.optimizer}'s; drop it, or --optimizer "
-                f"{config.optimizer}."
+                f"{flag} is not a flag of --optimizer {config.optimizer}; drop either."
             )
 
 
@@ -351,11 +353,18 @@ def check_resumable(
     """
     if names := differing(earlier, given, fixed):
         flag = spelling(names[0])
-        before, now = (_spelled(to_json(x)[names[0]]) for x in (earlier, given))
+        before, now = (to_json(x)[names[0]] for x in (earlier, given))
         raise InputError(
-            f"the run in {given.out} was started with {flag} {before}, not {now}; "
-            f"leave {flag} out to go on, or start a new run in another --out."
+            f"the run in {given.out} was started {_started(flag, before, now)}; leave "
+            f"{flag} out to go on, or start a new run in another --out."
         )
+
+
+def _started(flag: str, before: Any, now: Any) -> str:
+    if before is None:
+        return f"without {flag}"
+    instead = "which is None now" if now is None else f"not {_spelled(now)}"
+    return f"with {flag} {_spelled(before)}, {instead}"
 
 
 def _spelled(value: Any) -> str:

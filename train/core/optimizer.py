@@ -308,4 +308,7 @@ def freeze_advice(
         )
     if freeze < steps:
         return ""
-    return f"{flag} is {freeze:,} of {steps:,} steps; give fewer, or a longer run"
+    return (
+        f"{flag} is {freeze:,} of {steps:,} steps; start a run with fewer, or with "
+        "more steps"
+    )

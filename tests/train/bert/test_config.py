@@ -37,7 +37,15 @@ def config(tmp_path):
         ({"batch": 12}, "--batch 12 cannot be shared equally by 8 workers"),
         ({"accumulate": 2}, "--accumulate 2 cannot divide the 1 examples of each"),
         ({"long_seq": 64, "long_batch": 12}, "--long-batch 12 cannot be shared equa"),
-        ({"attention": "cudnn"}, "computes in bfloat16 or float16, not float32"),
+        ({"attention": "cudnn"}, "choose --dtype bfloat16 or --attention xla."),
+        (
+            {"attention": "cudnn", "dtype": "bfloat16", "remat": "attention"},
+            "choose --remat none or --attention xla.",
+        ),
+        (
+            {"preset": "bert-base", "corpus": ()},
+            "--preset is of pre-trainings on gigabytes of text; give --corpus.",
+        ),
         (
             {"attention": "cudnn", "dtype": "bfloat16"},
             "--attention cudnn needs NVIDIA GPUs",
@@ -45,7 +53,7 @@ def config(tmp_path):
         ({"optimizer": "adam"}, "--compare trains plain Adam beside; drop --optimizer"),
         (
             {"optimizer": "adam", "freeze_step": 3},
-            "--freeze-step is not one of adam's; drop it, or --optimizer adam.",
+            "--freeze-step is not a flag of --optimizer adam; drop either.",
         ),
         ({"long_steps": 4}, "--long-steps is of a second phase, and there is none"),
         ({"decay_rate": 0.9}, "give --decay-every too"),
@@ -118,9 +126,9 @@ def test_what_a_preset_has_can_be_left_out():
         parse([*base, "--decay-every", "None"]).training,
         parse([*linear, "--long-decay-rate", "None"]).training,
     ):
-        check(taken)
+        check(replace(taken, corpus=(Path("text"),)))
     with pytest.raises(InputError, match="or --long-decay-rate None"):
-        check(parse(linear).training)
+        check(parse([*linear, "--corpus", "text"]).training)
 
 
 def test_a_mistake_on_the_command_line_ends_in_one_sentence(tmp_path):

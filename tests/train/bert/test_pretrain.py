@@ -285,7 +285,7 @@ def test_adam_of_the_same_flags_is_the_runs_own(first, adam, tmp_path):
     ("flags", "message"),
     [
         (["--seq", "32"], "was started with --seq 16, not 32; leave --seq out"),
-        (["--vocab", "v.txt"], "was started with --vocab None, not "),
+        (["--vocab", "v.txt"], "was started without --vocab; leave --vocab out"),
         (["--steps", "5"], "goes to step 8; leave out --steps 5"),
         (["--workers", "3"], "--batch 8 cannot be shared equally by 3 workers"),
         (["--out", "nowhere"], "there is no run in nowhere"),

@@ -56,20 +56,19 @@ class Flags(TransformerFlags, TrainingFlags):
         ({"dropout": 1.0}, "--dropout must be less than 1, not 1.0."),
         (
             {"optimizer": "adam", "freeze_step": 3},
-            "--freeze-step is not one of adam's; drop it, or --optimizer adam.",
+            "--freeze-step is not a flag of --optimizer adam; drop either.",
         ),
         (
             {"optimizer": "adam", "exchange": "count_mean"},
-            "--exchange is not one of adam's; drop it, or --optimizer adam.",
+            "--exchange is not a flag of --optimizer adam; drop either.",
         ),
         (
             {"optimizer": "onebit_lamb", "warmup_bits": 4},
-            "--warmup-bits is not one of onebit_lamb's; drop it, or --optimizer "
-            "onebit_lamb.",
+            "--warmup-bits is not a flag of --optimizer onebit_lamb; drop either.",
         ),
         (
             {"optimizer": "adam", "long_freeze_step": 3},
-            "--long-freeze-step is not one of adam's; drop it, or --optimizer adam.",
+            "--long-freeze-step is not a flag of --optimizer adam; drop either.",
         ),
     ],
 )
@@ -125,8 +124,10 @@ def test_a_run_goes_on_with_what_it_may_change_and_no_more():
         "the run in run was started with --clip 1.0, not 2.0; leave --clip out to go "
         "on, or start a new run in another --out."
     )
-    with pytest.raises(InputError, match="--workers None, not 3; leave --workers out"):
+    with pytest.raises(InputError, match="without --workers; leave --workers out"):
         check_resumable(earlier, replace(earlier, workers=3), {"workers"})
+    with pytest.raises(InputError, match="with --tail 3, which is None now; leave"):
+        check_resumable(replace(earlier, tail=3), earlier)
     other = replace(earlier, seed=1, workers=3, batch=3)
     assert differing(earlier, other, {"workers"}) == ["batch", "seed", "workers"]
 
