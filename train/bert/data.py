@@ -169,7 +169,8 @@ def _tokens(
     make_folder(tokens, fill)
     unknown = tokens / UNKNOWN_FILE
     if unknown.exists():  # earlier versions have not written it
-        say_if_unknown(float(unknown.read_text(encoding="utf-8")))
+        share = float(unknown.read_text(encoding="utf-8"))
+        say_if_unknown(share, "give a --vocab of such texts, or none to train one")
     return tokens
 
 

@@ -146,17 +146,15 @@ def is_cased(vocabulary: Sequence[str]) -> bool:
     return any(piece != piece.lower() for piece in words)
 
 
-def say_if_unknown(share: float) -> None:
+def say_if_unknown(share: float, advice: str) -> None:
     """Tells that a vocabulary is hardly that of a text.
 
     Args:
       share: The part of the text's word pieces that are [UNK].
+      advice: What to do.
     """
     if share > MUCH_UNKNOWN:
-        say(
-            f"{share:.0%} of the text is [UNK] in this vocabulary; give weights or a "
-            "--vocab of such texts."
-        )
+        say(f"{share:.0%} of the text is [UNK] in this vocabulary; {advice}.")
 
 
 def tokenizer_of(vocabulary: Sequence[str], *, cased: bool | None = None) -> Tokenizer:

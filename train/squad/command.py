@@ -179,7 +179,6 @@ def _read(
         )
     learnt, asked = (_windows(config, squad, weights) for squad in (training, dev))
     check_answers(training.questions, learnt)
-    say_if_unknown(unknown_share(learnt, weights.vocabulary.index(UNK)))
     return learnt, Questions(dev, asked, special_pieces(weights.vocabulary))
 
 
@@ -187,7 +186,10 @@ def _windows(
     config: SquadConfig, squad: Squad, weights: InitialWeights
 ) -> list[Window]:
     tokenizer = tokenizer_of(weights.vocabulary, cased=weights.cased)
-    return windows(squad.questions, tokenizer, config.seq, stride=config.stride)
+    cut = windows(squad.questions, tokenizer, config.seq, stride=config.stride)
+    share = unknown_share(cut, weights.vocabulary.index(UNK))
+    say_if_unknown(share, "give weights, or a --vocab, of such texts")
+    return cut
 
 
 def _keep_tokenizer(config: SquadConfig, weights: InitialWeights, folder: Path) -> None:

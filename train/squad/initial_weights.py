@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,6 +34,8 @@ _CUT_BY = {
     "tokenize_chinese_chars": (None, True),
     "do_basic_tokenize": (None, True),
 }
+_FILES = f"{huggingface.CONFIG}, {huggingface.WEIGHTS} and {model_folder.VOCABULARY}"
+_PICKLED = "pytorch_model.bin"
 # The parameters in a run's checkpoints, by the command.
 _ABSTRACT = {"train.pretrain": abstract_params, "train.squad": abstract_span_params}
 
@@ -76,7 +79,10 @@ def read_weights(
         vocabulary's size.
     """
     if folder is not None and not folder.is_dir():
-        raise InputError(f"there is no folder {folder}; give another --start.")
+        raise InputError(
+            f"there is no folder {folder}; names of Hugging Face's Hub are not "
+            f"fetched: give as --start a folder with its {_FILES}, downloaded."
+        )
     if vocab is None:
         if folder is None:
             raise InputError("there is no vocabulary; give --vocab, or --start.")
@@ -108,9 +114,24 @@ def _read_folder(folder: Path) -> tuple[BertConfig, dict[str, Any]]:
             raise InputError(str(error)) from error
     if checkpoint.exist(folder):
         return _read_run(folder)
-    raise InputError(
-        f"{folder} holds no weights; give as --start a folder with "
-        f"{huggingface.CONFIG} and {huggingface.WEIGHTS}, or a run of train.pretrain."
+    raise InputError(f"{folder} {_why_without(folder)}.")
+
+
+def _why_without(folder: Path) -> str:
+    """Why a folder holds no weights, and what to do."""
+    if run_folder.exists(folder):
+        with contextlib.suppress(InputError):  # another config.json
+            command = run_folder.command_of(folder)
+            return f"is a run of {command} without a checkpoint; give another --start"
+    if (folder / _PICKLED).exists():
+        return (
+            f"holds no weights that are read here: its weights are in {_PICKLED}; load "
+            "it by transformers' from_pretrained, and give the folder that "
+            "save_pretrained writes"
+        )
+    return (
+        f"holds no weights; give as --start a folder with {_FILES}, or a run of "
+        "train.pretrain"
     )
 
 

@@ -393,12 +393,23 @@ def test_fine_tuning_starts_from_the_mean_of_workers_that_stepped_alone(
 
 
 def test_what_cannot_be_used_is_refused(files, tmp_path):
-    for folder in (tmp_path, tmp_path / "emptied"):
-        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        with pytest.raises(InputError, match="holds no weights; give as --start"):
-            run(files, start=folder)
-    with pytest.raises(InputError, match=r"no folder .*; give another --start"):
-        run(files, start=tmp_path / "missing")
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(InputError, match="holds no weights; give as --start"):
+        run(files, start=tmp_path)
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(InputError, match=r"its weights are in pytorch_model\.bin"):
+        run(files, start=tmp_path)
+    (tmp_path / "config.json").write_text('{"command": "train.pretrain"}')
+    with pytest.raises(InputError, match=r"a run of train\.pretrain without a check"):
+        run(files, start=tmp_path)
+    (tmp_path / "config.json").write_text('{"command": "train.lm"}')
+    (tmp_path / "checkpoints" / "8").mkdir()
+    with pytest.raises(
+        InputError, match=r"a run of train.lm; give one of train\.pretr"
+    ):
+        run(files, start=tmp_path)
+    with pytest.raises(InputError, match="there is no folder bert-base; names of Hugg"):
+        run(files, start=Path("bert-base"))
     with pytest.raises(InputError, match="--seq 33 is more than the 32 positions"):
         run(files, seq=33)
     with pytest.raises(InputError, match=r"--batch 7 cannot be shared equally by 2"):
@@ -520,7 +531,7 @@ def test_weights_with_one_type_of_tokens_are_refused(files):
         ({"epochs": 1.0}, "--steps and --epochs say the same"),
         ({"start": Path("a"), "model": "tiny"}, "--model is of random weights"),
         ({"null_threshold": float("inf")}, "--null-threshold must be a finite number"),
-        ({"optimizer": "adam"}, "--freeze-step is not one of adam's"),
+        ({"optimizer": "adam"}, "--freeze-step is not a flag of --optimizer adam"),
         ({"vocab": None}, "give --vocab, or --start"),
         ({"train": None}, "give --train FILE"),
         (
