@@ -39,6 +39,9 @@ ALONE = (
 )
 """The reason why a run of one worker never leaves its first stage."""
 
+MUCH_CLIPPED = 0.5
+"""Share of clipped steps above which it is told."""
+
 AHEAD = 2
 """Steps in flight on the device while the host prepares the next batch."""
 
@@ -181,6 +184,13 @@ class _Loop:
             begun = self._begin(phase, run, batches)
             program = self._compile(phase, run, begun)
             self._reached = self._steps(phase, program, begun, batches, last)
+        clipped = float(self._measures.get("clipped_share", 0.0))
+        if clipped > MUCH_CLIPPED:
+            share = f"{clipped:.0%}".replace("%", " %")
+            say(
+                f"{share} of the steps were clipped by --clip {self.flags.clip:g}; "
+                "give a new run a larger one, until few are."
+            )
         later = list(self.totals.by_stage.items())[1:]
         # Of the axes the first is that of the hosts, or the only one.
         compressing = self.mesh.devices.shape[0]

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import matplotlib.image
 import numpy as np
+import optax
 import pytest
 from launching import arrays_of
 from runs import PROMOTION, steps_of, without_speed
@@ -364,6 +365,18 @@ def test_the_wait_for_a_compilation_is_told_of_in_each_phase(tmp_path, capsys):
     Run(tmp_path / "run", optimizer="adam").train(second=1)
     told = "adam: compiling the training step, a minute or two on a CPU"
     assert capsys.readouterr().out.splitlines().count(told) == 2
+
+
+@pytest.mark.parametrize(("clip", "told"), [(0.001, True), (1e6, False)])
+def test_clipping_that_never_rests_is_told_of(tmp_path, capsys, clip, told):
+    tx = optax.chain(
+        onebit_jax.clip_by_worker_norm(clip, "data"),
+        onebit_jax.exact_mean("data"),
+        optax.sgd(PEAK),
+    )
+    Run(tmp_path / "run", tx=tx).train(until=2, clip=clip)
+    sentence = "100 % of the steps were clipped by --clip 0.001; give a new run a larg"
+    assert (sentence in capsys.readouterr().out) == told
 
 
 def test_a_picture_is_left(whole):
