@@ -9,6 +9,7 @@ from train.bert.examples import continues_word, examples
 from train.bert.masked_pairs import read_spans, write_spans
 from train.core.batches import batches
 from train.core.errors import InputError, writable
+from train.core.output import say
 from train.core.run_folder import check_contents, contents_name
 from train.data.array_files import make_folder
 from train.data.corpus import read_corpus, survey
@@ -63,12 +64,14 @@ class Data:
     Attributes:
       vocabulary: The word pieces.
       contents: The names of the corpus and of the vocabulary by their contents.
+      about: The corpus's sizes, in words.
       training: Element t is this process's part of the batch of step t.
       held_out: Likewise, of text that is not trained on, in micro-batches.
     """
 
     vocabulary: Vocabulary
     contents: dict[str, str]
+    about: str
     training: grain.MapDataset[PreTrainingBatch]
     held_out: grain.MapDataset[PreTrainingBatch]
 
@@ -126,12 +129,22 @@ def load_phases(
         Data(
             vocabulary,
             contents,
+            _sizes(training, evaluation),
             batched(TRAINING, training, plan, plan.batch),
             # As much at once as training does.
             batched(EVALUATION, evaluation, plan, plan.batch // plan.accumulate),
         )
         for plan in config.phases
     ]
+
+
+def _sizes(training: TokenizedCorpus, held_out: TokenizedCorpus) -> str:
+    documents = training.num_documents + held_out.num_documents
+    tokens = len(training.pieces) + len(held_out.pieces)
+    return (
+        f"{documents:,} documents of {tokens:,} tokens, {held_out.num_documents:,} of "
+        "them held out"
+    )
 
 
 def _vocabulary(
@@ -146,7 +159,13 @@ def _vocabulary(
         return read_vocabulary(config.vocab)
     documents = enumerate(read_corpus(config.corpus))
     trained_on = (document for i, document in documents if i not in held_out)
-    return train_vocabulary(trained_on, config.vocab_size or VOCAB_SIZE)
+    vocabulary = train_vocabulary(trained_on, config.vocab_size or VOCAB_SIZE)
+    if config.vocab_size and len(vocabulary) < config.vocab_size:
+        say(
+            f"the corpus makes {len(vocabulary):,} word pieces, fewer than "
+            f"--vocab-size {config.vocab_size:,}"
+        )
+    return vocabulary
 
 
 def _tokens(

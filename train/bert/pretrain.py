@@ -80,7 +80,7 @@ def pretrain(
             if not (config.resume and (folder / VOCABULARY_FILE).exists()):
                 keep_vocabulary(vocabulary, folder)
 
-        about = f"BERT {config.model}, {len(vocabulary):,} word pieces"
+        about = f"BERT {config.model}, {len(vocabulary):,} word pieces, {data[0].about}"
         train_run(
             run,
             config,

@@ -109,6 +109,12 @@ def fine_tune(
             )
 
         model = config.model_of(weights.config)
+        say(
+            f"{config.out}: BERT of {model.num_layers} layers of {model.hidden_size}, "
+            f"{len({w.question for w in learnt}):,} questions in {len(learnt):,} "
+            f"windows, {mesh.size} workers ({mesh.devices.flat[0].platform}), to step "
+            f"{steps:,}"
+        )
         task = make_task(config, model, weights, learnt, steps, mesh, finish)
         train(task, config, steps, mesh, watchdog)
     return scores

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -197,7 +198,11 @@ def test_a_run_keeps_its_vocabulary_and_a_new_one_takes_what_is_given(
         assert "% of the text is [UNK] in this vocabulary" in capsys.readouterr().out
     assert new.vocabulary == read_vocabulary(given)
     assert "star" in load(config, tmp_path).vocabulary
-    assert "[UNK]" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "[UNK]" not in said
+    pieces = len(load(config, tmp_path).vocabulary)
+    fewer = f"the corpus makes {pieces} word pieces, fewer than --vocab-size 100"
+    assert said.splitlines() == [fewer]
     run = Run(MODULE, with_given, new.contents, until=1)
     with pytest.raises(InputError, match="the vocabulary is not the one that the run"):
         load_phases(with_given, tmp_path, run)
@@ -354,6 +359,8 @@ def test_a_finished_run_is_finished_and_tells_how_to_go_on(first, adam, capsys):
     resume(first.out)
     said = capsys.readouterr().out
     assert f"all {STEPS} steps are done; to go on" in said
+    about = r"word pieces, 8 documents of [1-9],\d{3} tokens, 2 of them held out, 8 wor"
+    assert re.search(about, said)
     assert "give more --steps" in said
     assert until(first.out) == STEPS
     assert (first.out / "training.png").exists()

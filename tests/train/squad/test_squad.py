@@ -433,6 +433,11 @@ def test_questions_whose_answers_nobody_knows_are_answered(files, tmp_path, caps
     plain = {"optimizer": "adam", "freeze_step": None, "steps": 1}
     run(files, **plain, stride=4, num_best=3)
     kept = (files.out / "predictions.json").read_text()
+    said = capsys.readouterr().out
+    assert f"{files.out}: BERT of 1 layers of 32, 6 questions in 6 windows, " in said
+    assert "2 workers (cpu), to step 1" in said
+    assert f"{files.out / 'predictions.json'}: the answers to 6 questions" in said
+    assert f"{files.out / 'model'}: the weights" in said
     content = json.loads(files.train.read_text())
     for paragraph in content["data"][0]["paragraphs"]:
         for question in paragraph["qas"]:
