@@ -1,6 +1,7 @@
 """Flags: their ranges, what a run may change, JSON, and the registries."""
 
 import json
+import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -19,13 +20,17 @@ from train.core.flags import (
     check_resumable,
     differing,
     from_json,
+    spelling,
     to_json,
     with_optimizer,
 )
 from train.core.optimizer import OPTIMIZERS
+from train.core.processes.distributed import Cluster
 from train.images.config import ImagesConfig
 from train.lm.config import LmConfig
 from train.squad.config import SquadConfig
+
+ROOT = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,3 +153,33 @@ def test_the_registries_are_on_the_command_line(kind, capsys):
         with pytest.raises(SystemExit):
             tyro.cli(kind, args=[flag, "none_such"])
         assert all(name in capsys.readouterr().err for name in list(names)[:1])
+
+
+def flags_of(kind):
+    """The flags of a command as its page has them, a star where they may change."""
+    return [
+        f"`{spelling(field.name)}`"
+        + "*" * (field.name not in differing_when_changed(kind, field.name))
+        for field in fields(kind)
+    ] + [f"`{spelling(field.name)}`" for field in fields(Cluster)]
+
+
+def differing_when_changed(kind, name):
+    return differing(kind(), replace(kind(), **{name: "other"}), ())
+
+
+@pytest.mark.parametrize("kind", [PretrainConfig, SquadConfig])
+def test_the_page_has_every_flag_and_says_which_may_change(kind):
+    page = (ROOT / "docs" / "train-bert.md").read_text("utf-8")
+    command = {PretrainConfig: "train.pretrain", SquadConfig: "train.squad"}[kind]
+    _, _, section = page.partition(f"### Of `{command}`\n")
+    table, _, _ = section.partition("\n#")
+    assert sorted(re.findall(r"`--[\w-]+`\*?", table)) == sorted(flags_of(kind))
+
+
+def test_the_page_has_every_optimizer_by_its_name():
+    page = (ROOT / "docs" / "train-bert.md").read_text("utf-8")
+    _, _, section = page.partition("| `--optimizer` | in Python |")
+    table, _, _ = section.partition("\n\n")
+    names = re.findall(r"^\| `(\w+)`", table, re.MULTILINE)
+    assert sorted(names) == sorted(OPTIMIZERS)
