@@ -10,6 +10,7 @@ import tyro
 
 from train.core import run_folder
 from train.core.flags import TrainingFlags, check_resumable
+from train.core.output import say_warnings
 from train.core.processes.distributed import Cluster
 from train.core.processes.session import join, one_sentence
 
@@ -94,6 +95,7 @@ def run_command(
       run: Does what the flags ask for; its second argument are the seconds that what
         needs the other processes may take.
     """
+    say_warnings()
     with one_sentence():
         command = parse(sys.argv[1:])
         check(command.training)
