@@ -70,6 +70,7 @@ def test_an_nnx_model_with_its_statistics_and_random_numbers():
     assert len(set(losses)) == 16, "of one batch, by eight workers in two steps"
 
 
+@pytest.mark.slow
 def test_an_equinox_model():
     *_, last = lines_of("equinox_model.py")
     _, accuracy, compressed = numbers_in(last)
@@ -77,6 +78,7 @@ def test_an_equinox_model():
     assert compressed
 
 
+@pytest.mark.slow
 def test_float16_with_a_loss_scale():
     first, warmup, _, compressed = map(numbers_in, lines_of("loss_scaling.py"))
     loss, skipped, scale = first
@@ -102,6 +104,7 @@ def test_several_processes():
     assert loss < 0.1, "from 0.64"
 
 
+@pytest.mark.slow
 def test_two_hosts():
     devices = ("--devices-per-process", "4")
     lines = lines_of("two_hosts.py", *LAUNCHER, *devices, "--")
@@ -116,6 +119,7 @@ def test_two_hosts():
     assert warmup == pytest.approx(2 * 7 / 8 * 4 * values, rel=0.01)
 
 
+@pytest.mark.slow
 def test_sentences_are_embedded_with_pretrained_weights(tmp_path):
     """As each is by itself, without padding."""
     letters = "abcdefghijklmnopqrstuvwxyz.,"

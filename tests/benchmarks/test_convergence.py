@@ -430,6 +430,7 @@ def test_simulated_workers_train_as_real_ones_do(small):
     assert [list(line.get_xdata()) for line in axes.lines] == [sent]
 
 
+@pytest.mark.slow
 def test_an_interrupted_study_goes_on_and_trains_nothing_twice(
     small, monkeypatch, capsys
 ):

@@ -321,6 +321,7 @@ def test_a_process_that_fails_ends_the_run(tmp_path, worker, what):
     assert not namespaces(os.getpid())
 
 
+@pytest.mark.slow
 @needs_hosts
 @pytest.mark.parametrize(
     ("flags", "names"),

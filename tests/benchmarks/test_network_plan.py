@@ -15,6 +15,7 @@ def bert():
     return paper.bert_large()
 
 
+@pytest.mark.slow
 def test_the_papers_ethernet_rows_within_a_quarter(bert):
     assert bert.parameters == pytest.approx(336e6, rel=0.01)
     ethernet = [p for p in paper.PROFILE if p.network == "Ethernet" and p.hosts > 1]
@@ -25,6 +26,7 @@ def test_the_papers_ethernet_rows_within_a_quarter(bert):
         assert 1e3 * step.seconds == pytest.approx(profiled.step, rel=0.25)
 
 
+@pytest.mark.slow
 def test_the_published_speed_ups_within_their_assumptions(bert):
     whole_run, after_freeze, *_ = paper.headlines(bert)
     assert whole_run.published == 3.3

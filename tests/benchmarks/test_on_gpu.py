@@ -28,6 +28,7 @@ from benchmarks.on_gpu.sizes import SIZES, TINY
 DOCS = Path(__file__).parents[2] / "docs"
 
 
+@pytest.mark.slow
 def test_the_whole_command_on_a_cpu(tmp_path, capsys):
     """And into the pages, which name the device."""
     out, docs = tmp_path / "out", tmp_path / "docs"

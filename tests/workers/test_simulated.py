@@ -48,6 +48,7 @@ def loss_fn(params, batch, shift):
     return sum(losses.values(), start=jnp.float32(0)), losses
 
 
+@pytest.mark.slow
 def test_simulated_workers_learn_as_those_of_a_mesh():
     """Shares of the batch, errors of each worker, and what they agree on."""
     runs = [

@@ -69,6 +69,7 @@ def test_each_worker_normalises_by_its_own_share(network, params):
     assert abs(stepped - mean_loss(slice(8))) > 1e-4
 
 
+@pytest.mark.slow
 def test_each_part_of_a_share_is_normalised_by_itself(network, params):
     images, labels = element(
         batches(examples(random_images(8), 0, augment=False), 8), 0

@@ -170,6 +170,7 @@ def test_any_workers_and_micro_batches_have_the_gradient_of_the_whole():
     assert 1e-4 < abs(whole[0] - without) < 0.1
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_bit_by_bit_with_its_own_tokenizer(
     config, tmp_path, monkeypatch
 ):

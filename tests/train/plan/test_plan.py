@@ -186,6 +186,7 @@ def test_a_file_is_left_by_a_plan_alone(tmp_path, monkeypatch, capsys):
         run(f"{flags} 1e6", capsys)
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_the_command_prints(capsys):
     page = PAGE.read_text(encoding="utf-8")
     example = re.search(

@@ -349,6 +349,7 @@ def test_fine_tuning_starts_from_a_pretraining_run(tmp_path, capsys):
         read_weights(config.out, None, "large")
 
 
+@pytest.mark.slow
 def test_fine_tuning_starts_from_the_mean_of_workers_that_stepped_alone(
     tmp_path, monkeypatch
 ):
