@@ -88,8 +88,8 @@ def make_parser(program: str) -> argparse.ArgumentParser:
     add(
         "--log-dir",
         type=Path,
-        help="folder for a file of output for each process; default: all is printed, "
-        "each line after the number of its process",
+        help="folder for a file of output for each process, which goes on where it is "
+        "there; default: all is printed, each line after the number of its process",
     )
     add(
         "--grace",
@@ -177,15 +177,12 @@ def _check_address(coordinator: str, *, is_here: bool) -> None:
         )
 
 
-def run(
-    flags: Launch, command: Sequence[str], *, append: bool = False
-) -> Failure | None:
+def run(flags: Launch, command: Sequence[str]) -> Failure | None:
     """Runs a command in several processes.
 
     Args:
       flags: The flags.
       command: Arguments of Python: a script or `-m module`, and its flags.
-      append: True to go on in files of output that are there.
 
     Returns:
       The first failure; None if all processes succeeded.
@@ -206,7 +203,6 @@ def run(
         first=flags.host * flags.processes,
         grace=flags.grace,
         log_dir=flags.log_dir,
-        append=append,
     )
     if (
         failure

@@ -25,15 +25,14 @@ _FOOTER = "For simplicity, JAX has removed its internal frames"
 
 @contextlib.contextmanager
 def open_sinks(
-    numbers: Sequence[int], log_dir: Path | None, *, append: bool
+    numbers: Sequence[int], log_dir: Path | None
 ) -> Iterator[list[list[IO[bytes]]]]:
     """Files that take the output of processes.
 
     Args:
       numbers: Their numbers.
-      log_dir: Folder for a file for each, `0.log` and so on; None for this process's
-        own standard output and error.
-      append: True to go on in files that are there.
+      log_dir: Folder for a file for each, `0.log` and so on, which goes on where it is
+        there; None for this process's own standard output and error.
 
     Yields:
       The files of each process: one for all its output, or two.
@@ -48,7 +47,7 @@ def open_sinks(
         try:
             log_dir.mkdir(parents=True, exist_ok=True)
             paths = [log_dir / f"{number}.log" for number in numbers]
-            files = [path.open("ab" if append else "wb") for path in paths]
+            files = [path.open("ab") for path in paths]
         except OSError as error:
             raise UsageError(
                 f"--log-dir {log_dir} cannot be written to ({error.strerror}); give "

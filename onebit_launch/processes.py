@@ -55,7 +55,6 @@ def run_together(
     grace: float,
     first: int = 0,
     log_dir: Path | None = None,
-    append: bool = False,
 ) -> Failure | None:
     """Runs a command in several processes until all are done or one fails.
 
@@ -69,7 +68,6 @@ def run_together(
       grace: Seconds between SIGTERM and SIGKILL.
       first: The number of the first among those of all hosts.
       log_dir: Folder for the output, `0.log` and so on; None to print it.
-      append: True to go on in files that are there.
 
     Returns:
       The failure; None if all ended with exit status 0.
@@ -80,10 +78,7 @@ def run_together(
     numbers = range(first, first + len(environments))
     processes: list[subprocess.Popen[bytes]] = []
     relays: list[list[Relay]] = []
-    with (
-        open_sinks(numbers, log_dir, append=append) as sinks,
-        _noted_signals() as signals,
-    ):
+    with open_sinks(numbers, log_dir) as sinks, _noted_signals() as signals:
         try:
             for environment in environments:
                 processes.append(_start(command, environment, merged=bool(log_dir)))

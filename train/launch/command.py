@@ -49,7 +49,7 @@ def launch(flags: Launch, restarts: int, command: Sequence[str]) -> int:
     check_restarts(restarts, folder)
     arguments, attempt = list(command), 0
     while True:
-        failure = launcher.run(flags, arguments, append=attempt > 0)
+        failure = launcher.run(flags, arguments)
         if failure is None:
             return 0
         say(f"{failure.reason}.")

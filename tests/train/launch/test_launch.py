@@ -85,10 +85,12 @@ def test_output_is_filed_by_process_over_all_attempts(script, tmp_path):
         "    again.touch()\n"
         "    sys.exit('went wrong')"
     )
+    logs.mkdir()
+    (logs / "0.log").write_text("before\n")
     status, said = run(
         *("--restarts", 1, "--log-dir", logs), command=script(text, "--out", tmp_path)
     )
-    assert (logs / "0.log").read_text() == "hello 0\n" * 2
+    assert (logs / "0.log").read_text() == "before\n" + "hello 0\n" * 2
     assert (logs / "1.log").read_text() == "hello 1\nwent wrong\nhello 1\n"
     assert status == 9
     first, _, second = said.splitlines()
@@ -300,7 +302,7 @@ def test_logs_that_cannot_be_kept_are_refused(tmp_path):
     (tmp_path / "file").touch()
     with (
         pytest.raises(UsageError, match=r"--log-dir .*file cannot be written to"),
-        open_sinks([0], tmp_path / "file", append=False),
+        open_sinks([0], tmp_path / "file"),
     ):
         pass
 
