@@ -43,7 +43,8 @@ class PlanConfig:
     latency_us: float = 20.0
     """Microseconds of a message between hosts, beside its bytes."""
     batch: int = 16
-    """Sequences a GPU and micro-batch."""
+    """Sequences a GPU and micro-batch; the --batch of train's commands is that of all
+    GPUs together."""
     accumulate: int = 1
     """Micro-batches a step."""
     seq: int = 128
