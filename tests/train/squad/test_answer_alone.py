@@ -1,0 +1,49 @@
+"""Answers without training, to questions whose answers nobody knows."""
+
+import json
+
+import pytest
+from fine_tuning import run, write_headless
+from runs import PROMOTION
+
+from train.core.errors import InputError
+from train.squad.command import answer_alone, parse
+
+
+def test_questions_whose_answers_nobody_knows_are_answered(files, tmp_path, capsys):
+    plain = {"optimizer": "adam", "freeze_step": None, "steps": 1}
+    run(files, **plain, stride=4, num_best=3)
+    kept = (files.out / "predictions.json").read_text()
+    said = capsys.readouterr().out
+    assert f"{files.out}: BERT of 1 layers of 32, 6 questions in 6 windows, " in said
+    assert "2 workers (cpu), to step 1" in said
+    assert f"{files.out / 'predictions.json'}: the answers to 6 questions" in said
+    assert f"{files.out / 'model'}: the weights" in said
+    content = json.loads(files.train.read_text())
+    for paragraph in content["data"][0]["paragraphs"]:
+        for question in paragraph["qas"]:
+            del question["answers"]
+    asked = tmp_path / "new.json"
+    asked.write_text(json.dumps(content))
+    resumed = ["--resume", "--out", str(files.out), "--predict", str(asked)]
+    before = {path.name for path in files.out.iterdir()}
+    with PROMOTION:
+        answer_alone(parse(resumed).training)
+    answers = files.out / "predictions_new.json"
+    assert answers.read_text() == kept
+    names = {answers.name, f"nbest_{answers.name}"}
+    assert {path.name for path in files.out.iterdir()} == before | names
+    assert f"{answers}: the answers to 6 questions" in capsys.readouterr().out
+    # Another program, of other settings, by weights alone.
+    asked.write_text(json.dumps({**content, "version": "v2.0"}))
+    for start in (files.out, files.out / "model"):
+        out = tmp_path / f"by {start.name}"
+        flags = f"--seq 32 --stride 4 --batch 6 --workers 2 --predict {asked}".split()
+        flags += ["--start", str(start), "--out", str(out)]
+        with PROMOTION:
+            answer_alone(parse([*flags, "--null-threshold", "1e9"]).training)
+        assert (out / answers.name).read_text() == kept
+        assert (out / "null_odds_new.json").exists()
+    flags[flags.index("--start") + 1] = str(write_headless(files))
+    with pytest.raises(InputError, match="have not learnt to answer; give those of"):
+        answer_alone(parse(flags).training)
