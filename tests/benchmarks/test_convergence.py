@@ -1,44 +1,23 @@
-"""A study trains what its plan asks for, compares like with like, nothing twice."""
+"""A study trains what its plan asks for, and compares like with like."""
 
 import math
-from concurrent.futures import Executor, Future
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from itertools import product
 
-import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from runs import PROMOTION, write_corpus
 
 import onebit_jax
-from benchmarks.convergence import training
-from benchmarks.convergence.arms import (
-    make_arm,
-    make_exchange,
-    onebit_parts,
-    with_arm,
-)
-from benchmarks.convergence.command import complete
+from benchmarks.convergence.arms import make_exchange, onebit_parts
 from benchmarks.convergence.intervals import beside, effects, estimate, progress_lost
 from benchmarks.convergence.picture import drawn_study
 from benchmarks.convergence.plan import read_plan
 from benchmarks.convergence.report import page
 from benchmarks.convergence.runs import Case, Run, Store
-from benchmarks.convergence.simulation import run_of as simulated_run
-from benchmarks.convergence.simulation import simulate
 from benchmarks.convergence.study import tuned, wanted
-from benchmarks.convergence.tasks import MODULES, read_flags
-from benchmarks.convergence.training import Training, train_case
-from models import DECODER_SIZES
-from train.core import metrics_log
-from train.core.loop import train
-from train.core.mesh import make_mesh
-from train.core.processes.session import watched
-from train.core.task import Phase, Task
 
 PLAN = """
 title = "A study"
@@ -298,201 +277,6 @@ def test_runs_are_kept_and_only_those_of_the_same_settings(plan_file, plan, tmp_
             Store(file, read_plan(plan_file))
     plan_file.write_text(PLAN.replace("seeds = [7]", "seeds = [7, 8]"))
     assert Store(file, read_plan(plan_file)).runs
-
-
-class HereAtOnce(Executor):
-    """What trains in this process, one at a time."""
-
-    def submit(self, work, training):
-        future = Future()
-        future.set_result(work(training))
-        return future
-
-
-@pytest.fixture
-def small(tmp_path, monkeypatch):
-    """A plan's file with a task of three steps, that of seconds."""
-    tiny = replace(DECODER_SIZES["nano"], hidden_size=16, num_layers=1, num_heads=1)
-    monkeypatch.setattr("train.lm.task.DECODER_SIZES", {"nano": tiny})
-    flags = "--workers 2 --steps 3 --batch 4 --seq 8 --warmup-steps 1 --freeze-step 2"
-    flags += " --eval-every 1 --eval-sequences 4 --checkpoint-every 1 --log-every 1"
-    (tmp_path / "text").mkdir()
-    flags += f" --corpus {write_corpus(tmp_path / 'text')}"
-    file = tmp_path / "small.toml"
-    file.write_text(
-        f"""
-        title = "A small study"
-        rule = "None."
-        tasks.text.module = "train.lm"
-        tasks.text.flags = {flags.split()}
-        tasks.text.learning_rate = [1e-3]
-        arms.Adam = {{ optimizer = "adam" }}
-        arms.Nesterov = {{ optimizer = "adam", nesterov = true }}
-        rounds = [{{ name = "all", seeds = [0], arms = ["Adam", "Nesterov"] }}]
-        """
-    )
-    return file
-
-
-def complete_here(file, plan):
-    """Trains what is left, in this process, and gives all runs."""
-    store = Store(file.with_suffix(".json"), plan)
-    with PROMOTION:
-        complete(plan, file, file.parent / "runs", store, HereAtOnce(), 1)
-    return store.runs
-
-
-def test_simulated_workers_are_evaluated_where_local_steps_have_taken_them():
-    tx = onebit_jax.zero_one_adam(
-        0.1, onebit_jax.sign_mean("data"), onebit_jax.freeze_at(1),
-        sync=onebit_jax.every(4),
-    )  # fmt: skip
-    phase = Phase(
-        loss=lambda params, batch, step: jnp.mean(
-            (params - batch.mean(axis=0)) ** 2
-        ),
-        batches=grain.MapDataset.source(np.ones((4, 2, 3), np.float32)),
-        batch=2, tx=tx, schedule=optax.schedules.constant_schedule(0.1), last=4,
-        evaluation=lambda params: lambda params: {"loss": float(params[0])},
-    )  # fmt: skip
-    task = Task(name="", model={}, init=lambda: jnp.zeros(3), phases=[phase])
-    run = simulate(task, 2, make_mesh(1, "flat"))
-    assert run.taken[4] == {"variance": 1, "compressed": 0, "local": 3}
-    losses = [run.evaluations[step]["loss"] for step in range(1, 5)]
-    assert len(set(losses)) == 4, "agreed parameters stay in a local step"
-
-
-def test_bytes_of_skipped_steps_are_counted():
-    options = {"optimizer": "onebit_adam"}
-    batches = np.ones((6, 2, 2048), np.float32)
-    batches[[1, 4]] = np.nan  # a step of the warm-up, and one of the compressed stage
-    phase = Phase(
-        loss=lambda params, batch, step: jnp.mean(
-            (params["kernel"] - batch.mean(0)) ** 2
-        ),
-        batches=grain.MapDataset.source(batches),
-        batch=2, schedule=optax.schedules.constant_schedule(0.1), last=6, eval_every=2,
-        tx=make_arm(
-            options, optax.schedules.constant_schedule(0.1), onebit_jax.freeze_at(2),
-            0.9, weight_decay=0.0, clip=0.0, axes="data",
-        ),
-        evaluation=lambda params: lambda params: {"loss": 0.0},
-    )  # fmt: skip
-    task = Task(
-        name="", model={}, init=lambda: {"kernel": jnp.zeros(2048)}, phases=[phase]
-    )
-    case = Case("text", "sign", 0.1, 0.9, 0)
-    with PROMOTION:
-        made = simulate(task, 2, make_mesh(1, "flat"))
-        run = simulated_run(case, options, task, made, 2)
-    assert run.skipped == 2
-    assert {step: sum(n.values()) for step, n in run.stages.items()} == {
-        2: 2,
-        4: 4,
-        6: 6,
-    }
-    assert run.stages[6]["warmup"] == 3
-    warmup, measuring, compressed = run.rates.values()
-    sent = run.sent_by_step()
-    assert sent[2] == 2 * warmup
-    assert sent[6] == run.sent_bytes
-    assert compressed <= run.sent_bytes - 3 * warmup - 2 * compressed <= measuring
-
-
-@pytest.mark.slow
-def test_simulated_workers_train_as_real_ones_do(small):
-    plan, options = read_plan(small), {"optimizer": "onebit_adam", "warmup_bits": 4}
-    case, folder = Case("text", "signs", 1e-3, 0.9, 0), small.parent
-    text, mesh = plan.tasks["text"], make_mesh(2, "flat")
-    flags = read_flags(text, out=folder / "real", tokens=folder / "tokens")
-    flags = replace(flags, learning_rate=1e-3)
-    with PROMOTION:
-        run = train_case(
-            Training(case, text, options, folder / "runs", folder / "tokens")
-        )
-        task = with_arm(
-            MODULES[text.module].open(flags, mesh), flags, options, 0.9, mesh.axis_names
-        )
-        with watched(60.0) as watchdog:
-            totals = train(task, flags, 3, mesh, watchdog)
-    losses = [x["eval_loss"] for x in metrics_log.read(flags.out) if "eval_loss" in x]
-    simulated = [means["loss"] for means in run.evaluations.values()]
-    assert simulated == pytest.approx(losses, rel=1e-5)
-    assert run.sent_bytes == pytest.approx(totals.total_bytes, rel=0.02)
-    assert [run.stages[n]["warmup"] for n in run.stages] == [1, 2, 2]
-    assert [sum(run.stages[n].values()) for n in run.stages] == [1, 2, 3]
-    assert run.sent_by_step()[3] == run.sent_bytes
-    arms = {"signs": options}
-    rounds = (replace(plan.rounds[0], arms=("signs",)),)
-    drawing = replace(plan, arms=arms, rounds=rounds, picture="bytes")
-    (axes,) = drawn_study(drawing, {case: run}).axes
-    sent = [x / 1e6 for x in run.sent_by_step().values()]
-    assert [list(line.get_xdata()) for line in axes.lines] == [sent]
-
-
-@pytest.mark.slow
-def test_an_interrupted_study_goes_on_and_trains_nothing_twice(
-    small, monkeypatch, capsys
-):
-    file, plan, trained = small, read_plan(small), []
-
-    def interrupt(*arguments):
-        trained.append(arguments)
-        if len(trained) == 2:
-            raise KeyboardInterrupt
-        return simulate(*arguments)
-
-    def study():
-        return complete_here(file, plan)
-
-    monkeypatch.setattr(training, "simulate", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        study()
-    study()
-    assert len(trained) == 3, "the second run begins again, and the first does not"
-    adam, nesterov = study().values()
-    assert len(trained) == 3
-    assert [r.case.arm for r in (adam, nesterov)] == ["Adam", "Nesterov"]
-    assert list(adam.evaluations) == list(nesterov.evaluations) == [1, 2, 3]
-    assert adam.loss != nesterov.loss
-    assert not list((file.parent / "runs/small").iterdir())
-    assert "0 left" in capsys.readouterr().out.splitlines()[-1]
-    assert "## all: text" in file.with_suffix(".md").read_text()
-
-
-class AllAtOnce(Executor):
-    """What has ended all runs before it is waited for, some of them by errors."""
-
-    def __init__(self, *errors):
-        self.errors = list(errors)
-
-    def submit(self, work, training):
-        future = Future()
-        if error := self.errors.pop(0):
-            future.set_exception(error)
-        else:
-            future.set_result(run_of(training.case, 4.0))
-        return future
-
-
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (
-            SystemExit("no text"),
-            "text, Adam, 0.001, b1 0.9, seed 0 has failed: no text",
-        ),
-        (BrokenProcessPool(), "A process was killed, of: text, Adam, .*seed 0.$"),
-    ],
-)
-def test_a_run_that_fails_is_named_and_those_that_have_ended_are_kept(
-    small, error, message
-):
-    plan = read_plan(small)
-    store = Store(small.with_suffix(".json"), plan)
-    with pytest.raises(RuntimeError, match=message):
-        complete(plan, small, small.parent, store, AllAtOnce(error, None), 2)
-    assert [case.arm for case in store.runs] == ["Nesterov"]
 
 
 def test_what_an_arm_does_not_say_is_the_librarys():
