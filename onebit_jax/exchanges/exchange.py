@@ -144,7 +144,7 @@ class Exchange(_Transformation):
         )
 
     def is_alone(self) -> bool:
-        """Whether there is one worker alone.
+        """True of a single worker.
 
         An optimizer has no reason there to freeze a variance.
 

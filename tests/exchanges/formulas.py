@@ -1,4 +1,4 @@
-"""What each exchange does to one leaf, in dense float64 NumPy."""
+"""The exchanges' formulas for one leaf, in dense float64 NumPy."""
 
 import functools
 

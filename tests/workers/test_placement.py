@@ -161,7 +161,7 @@ def test_a_saved_state_is_divided_over_the_devices_that_are_there():
 
 
 def compilations(run, params, state, steps=3):
-    """How often a compiler runs in some steps."""
+    """The number of times that a compiler runs in some steps."""
     events = []
 
     def listen(event, _, **options):

@@ -119,7 +119,7 @@ class _Program(NamedTuple):
 
 
 class _Due(NamedTuple):
-    """What is to be done after a step."""
+    """The tasks that are due after a step."""
 
     log: bool
     evaluate: bool
@@ -283,7 +283,7 @@ class _Loop:
         return Checkpoint(params, state, progress)
 
     def _due(self, phase: Phase, step: int, last: int) -> _Due:
-        """What is to be done after a step, and all of it after the last."""
+        """The tasks that are due after a step; all of them after the last."""
         every = self.flags.log_every, phase.eval_every, self.flags.checkpoint_every
         return _Due(*(step % steps == 0 or step == last for steps in every))
 

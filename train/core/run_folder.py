@@ -259,7 +259,7 @@ def command_of(folder: Path) -> str:
 
 @contextlib.contextmanager
 def _undamaged(folder: Path) -> Iterator[Any]:
-    """What the file of a run says; refuses one that lacks what is asked of it."""
+    """The content of a run's file; refuses one that lacks what is asked of it."""
     try:
         text = (folder / FILE).read_text(encoding="utf-8")
     except OSError as error:
