@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from onebit_launch.environment import environments, free_port, why_taken
 from onebit_launch.errors import UsageError
+from onebit_launch.lookout import Lookout
 from onebit_launch.output import say
 from onebit_launch.processes import Failure, run_together
 
@@ -191,6 +192,13 @@ def run(flags: Launch, command: Sequence[str]) -> Failure | None:
       UsageError: The files of output cannot be made.
     """
     port = free_port()
+    lookout = None
+    if flags.hosts > 1 and flags.coordinator:
+        lookout = Lookout(flags.coordinator)
+        say(
+            f"host {flags.host} of 0 to {flags.hosts - 1} starts; its processes wait "
+            f"for the others at {flags.coordinator}."
+        )
     failure = run_together(
         [sys.executable, *command],
         environments(
@@ -203,6 +211,7 @@ def run(flags: Launch, command: Sequence[str]) -> Failure | None:
         first=flags.host * flags.processes,
         grace=flags.grace,
         log_dir=flags.log_dir,
+        lookout=lookout,
     )
     if (
         failure

@@ -17,6 +17,7 @@ from onebit_launch.errors import LOST_EXIT, USAGE_EXIT
 from onebit_launch.output import Relay, open_sinks
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
@@ -55,6 +56,7 @@ def run_together(
     grace: float,
     first: int = 0,
     log_dir: Path | None = None,
+    lookout: threading.Thread | None = None,
 ) -> Failure | None:
     """Runs a command in several processes until all are done or one fails.
 
@@ -68,6 +70,7 @@ def run_together(
       grace: Seconds between SIGTERM and SIGKILL.
       first: The number of the first among those of all hosts.
       log_dir: Folder for the output, `0.log` and so on; None to print it.
+      lookout: A thread to start once they run; it may outlive them.
 
     Returns:
       The failure; None if all ended with exit status 0.
@@ -88,6 +91,8 @@ def run_together(
                 prefix = "" if log_dir else f"[{number}] "
                 both = zip(pipes, files, strict=True)
                 relays.append([Relay(pipe, sink, prefix) for pipe, sink in both])
+            if lookout:
+                lookout.start()
             failed = _wait(processes, signals)
             running = [
                 number
@@ -152,14 +157,14 @@ def _failure(first: int, status: int, said: str, running: Sequence[int]) -> Fail
       said: The last line with a letter of its standard error.
       running: Numbers of the processes that ran on.
     """
+    is_victim = status in _RANK and running
+    what = "ended, as another was lost or hangs" if is_victim else "failed first"
     if status < 0:
-        reason = (
-            f"process {first} failed first, killed by {signal.Signals(-status).name}"
-        )
+        reason = f"process {first} {what}, killed by {signal.Signals(-status).name}"
         if status == -signal.SIGKILL:
             reason += ", as a system sends when memory runs out"
     else:
-        reason = f"process {first} failed first, with exit status {status}"
+        reason = f"process {first} {what}, with exit status {status}"
         if said:
             reason += f": {said.rstrip('.')}"
     if running:

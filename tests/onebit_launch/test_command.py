@@ -1,5 +1,6 @@
 """`onebit-launch`: processes that find each other, and what cannot be used."""
 
+import re
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from launching import ROOT
 from onebit_launch.command import Launch, check, make_parser, parse
 from onebit_launch.environment import environments, free_port
 from onebit_launch.errors import UsageError
+from onebit_launch.lookout import Lookout
 
 LAUNCHER = [sys.executable, "-m", "onebit_launch"]
 
@@ -45,7 +47,35 @@ def test_launchers_of_several_hosts_start_one_cluster(tmp_path):
         start(*flags, "--host", i, "--coordinator", coordinator, "--", script)
         for i in range(2)
     ]
-    assert [said_by(x) for x in launchers] == ["[0] 0 2 4\n", "[1] 1 2 4\n"]
+    assert [said_by(x).splitlines() for x in launchers] == [
+        [
+            f"[launch] host {i} of 0 to 1 starts; its processes wait for the others "
+            f"at {coordinator}.",
+            f"[{i}] {i} 2 4",
+        ]
+        for i in range(2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("127.0.0.1", "Connection refused"), ("no-such-host.invalid", "not known|resol")],
+)
+def test_a_coordinator_that_does_not_answer_is_told_of(name, reason, capfdbinary):
+    lookout = Lookout(f"{name}:{free_port()}", patience=0.0)
+    lookout.start()
+    lookout.join(30)
+    said = capfdbinary.readouterr().err.decode()
+    assert re.search(rf"nothing answers at {name}:\d+ yet \(.*({reason})", said), said
+
+
+def test_a_coordinator_that_comes_late_is_not_told_of(capfdbinary):
+    port = free_port()
+    lookout = Lookout(f"127.0.0.1:{port}", patience=0.5)
+    lookout.start()
+    with socket.create_server(("127.0.0.1", port)):
+        lookout.join(30)
+    assert capfdbinary.readouterr().err == b""
 
 
 def test_a_signal_that_is_ignored_from_the_start_ends_nothing(tmp_path):

@@ -124,6 +124,16 @@ def test_a_failure_ends_all_and_is_named(script):
     ]
 
 
+def test_a_process_that_ends_for_one_that_hangs_is_not_blamed(script):
+    text = "if process == 0: sys.exit(75)\ntime.sleep(60)"
+    status, said = run(command=script(text), processes=2)
+    assert status == 75
+    assert said.splitlines()[-1] == (
+        "[launch] process 0 ended, as another was lost or hangs, with exit status 75; "
+        "still running then: process 1."
+    )
+
+
 def test_an_exception_is_told_and_not_what_jax_says_below_it(script):
     text = "import jax\njax.jit(lambda x: len(x))(1.0)"
     status, said = run(command=script(text), processes=1)
