@@ -1,4 +1,8 @@
-"""The three operations in plain `jax.numpy`: their definition, compiled by XLA."""
+"""The three operations in plain `jax.numpy`: their definition, compiled by XLA.
+
+Each is traced once a shape, by `jax.jit`, as a model asks for it once a leaf; XLA
+compiles the calls as if they were written out.
+"""
 
 from __future__ import annotations
 
@@ -131,6 +135,19 @@ def compress(
     scale: Scale,
 ) -> tuple[UInt32[Array, "b w"], Float32[Array, " b"], Float[Array, " size"]]:
     """`pallas_kernels.compress` as XLA compiles it."""
+    # A number stays one of the program's constants.
+    compress = _compress_by_number if isinstance(decay, float) else _compress_by_array
+    return compress(value, error, momentum, decay, block_size, scale)
+
+
+def _compress(
+    value: Float[Array, " size"],
+    error: Float[Array, " size"],
+    momentum: Float32[Array, " size"] | None,
+    decay: float | Array | None,
+    block_size: int,
+    scale: Scale,
+) -> tuple[UInt32[Array, "b w"], Float32[Array, " b"], Float[Array, " size"]]:
     size = value.size
     shape = (-1, *_row_shape(size, block_size))
     value, error = value.reshape(shape), error.reshape(shape)
@@ -146,6 +163,10 @@ def compress(
         )
     words, scales, new_error = result
     return words, scales, new_error.reshape(size)
+
+
+_compress_by_number = jax.jit(_compress, static_argnums=(3, 4, 5))
+_compress_by_array = jax.jit(_compress, static_argnums=(4, 5))
 
 
 def _compress_whole(
@@ -203,6 +224,7 @@ def _compress_by_chunks(
     return _by_chunks(compress_at, value.size, block_size, carry)
 
 
+@functools.partial(jax.jit, static_argnames="scale")
 def average_and_recompress(
     words: UInt32[Array, "n b w"],
     scales: Float32[Array, "n b"],
@@ -228,6 +250,7 @@ def average_and_recompress(
     return new_words, new_scales, new_error.reshape(-1).astype(error.dtype)
 
 
+@functools.partial(jax.jit, static_argnames=("size", "dtype"))
 def decompress(
     words: UInt32[Array, "b w"],
     scales: Float32[Array, " b"],

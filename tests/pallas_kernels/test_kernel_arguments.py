@@ -12,7 +12,7 @@ from virtual_workers import mesh_of
 
 import pallas_kernels as pk
 from onebit_jax import sign_mean
-from pallas_kernels import _choose
+from pallas_kernels import _choose, _reference
 
 
 def test_arguments_that_would_be_wrong_in_silence():
@@ -160,3 +160,21 @@ def test_a_buffer_to_decompress_into_must_fit():
     for wrong in (jnp.ones(29), jnp.ones(30, jnp.bfloat16)):
         with pytest.raises(ValueError, match="into must be of shape"):
             pk.decompress(words, scales, 30, into=wrong)
+
+
+def test_a_shape_is_traced_once(monkeypatch):
+    """A model asks once a leaf: by Python each time, BERT's take minutes."""
+    traced, quantise = [], _reference.quantise
+
+    def counted(x, *others):
+        traced.append(x.shape)
+        return quantise(x, *others)
+
+    monkeypatch.setattr(_reference, "quantise", counted)
+    buffers = jax.ShapeDtypeStruct((3, 7 * 32 + 5), jnp.float32)
+
+    def of_leaves(xs):
+        return [pk.compress(x, x, block_size=64)[1] for x in xs]
+
+    jax.eval_shape(of_leaves, buffers)
+    assert len(traced) == 1
