@@ -61,6 +61,11 @@ class Prediction(NamedTuple):
         return over.seconds(share) / arm.seconds(share)
 
     @property
+    def advised(self) -> Arm:
+        """The best form where it pays, else the faster Adam."""
+        return self.best if self.gain >= PAYS else self.baseline
+
+    @property
     def gain(self) -> float:
         """The speed-up of the best form over the faster Adam over a whole run."""
         return self.speed_up(self.best, self.baseline, whole_run=True)
@@ -121,7 +126,7 @@ def _highest(gain: Callable[[float], float]) -> float | None:
 
 
 def table(prediction: Prediction) -> str:
-    """A row for each optimizer.
+    """A row for each optimizer, an arrow at the one that is advised.
 
     Args:
       prediction: The prediction.
@@ -148,7 +153,7 @@ def table(prediction: Prediction) -> str:
         warmup = "" if arm in prediction.baselines else milliseconds(arm.warmup.seconds)
         rows.append(
             (
-                ("→ " if arm is prediction.best else "  ") + arm.name,
+                ("→ " if arm is prediction.advised else "  ") + arm.name,
                 warmup,
                 milliseconds(after.seconds),
                 _megabytes(after.gpu_bytes),

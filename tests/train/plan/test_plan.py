@@ -22,7 +22,7 @@ from train.plan.cluster import GIGABIT, GpuCluster
 from train.plan.compile import trace
 from train.plan.config import PlanConfig
 from train.plan.model import GpuWork, Model, arms
-from train.plan.report import PAYS, break_even_rate, predict, verdict
+from train.plan.report import PAYS, break_even_rate, predict, table, verdict
 
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "plan.md"
 
@@ -97,6 +97,11 @@ def planned(model, load, cluster, warmup=0.15):
     return predict(model, load, cluster, warmup_share=warmup, warmup_itemsize=4)
 
 
+def pointed_at(answer):
+    (line,) = (line for line in table(answer).splitlines() if line.startswith("→ "))
+    return line.removeprefix("→ ").partition("  ")[0]
+
+
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
@@ -115,6 +120,7 @@ def test_says_when_compression_does_not_pay(answer, reason):
     assert text.startswith("Compression does not pay: ")
     assert reason in text.splitlines()[0]
     assert answer.gain < PAYS
+    assert pointed_at(answer) == answer.baseline.name
     # It loses what the warm-up takes, however slow the network is.
     only_warmup = answer.warmup_share > 0.5
     assert ("the warm-up, which is exact" in text.splitlines()[1]) == only_warmup
@@ -133,6 +139,7 @@ def test_the_ceiling_is_what_a_free_exchange_would_give():
 def test_pays_up_to_the_rate_that_it_names():
     answer = planned(model(), work(), cluster(8, 4, 1 * GIGABIT))
     assert verdict(answer).startswith("Compression pays: 1-bit Adam, hierarchical")
+    assert pointed_at(answer) == answer.best.name
     edge = break_even_rate(answer)
     for factor, pays in ((0.98, True), (1.02, False)):
         there = cluster(8, 4, factor * edge)
