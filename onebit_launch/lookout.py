@@ -30,7 +30,7 @@ class Lookout(threading.Thread):
         """Asks until something answers, or it has been said that nothing does."""
         host, _, port = self._coordinator.rpartition(":")
         deadline = time.monotonic() + self._patience
-        while reason := _silence(host, int(port)):
+        while reason := _silence(host.strip("[]"), int(port)):
             if time.monotonic() >= deadline:
                 say(
                     f"nothing answers at {self._coordinator} yet ({reason}): see that "

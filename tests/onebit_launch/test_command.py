@@ -69,9 +69,11 @@ def test_a_coordinator_that_does_not_answer_is_told_of(name, reason, capfdbinary
     assert re.search(rf"nothing answers at {name}:\d+ yet \(.*({reason})", said), said
 
 
-def test_a_coordinator_that_comes_late_is_not_told_of(capfdbinary):
+# Brackets are for IPv6, which not every machine has.
+@pytest.mark.parametrize("host", ["127.0.0.1", "[127.0.0.1]"])
+def test_a_coordinator_that_comes_late_is_not_told_of(host, capfdbinary):
     port = free_port()
-    lookout = Lookout(f"127.0.0.1:{port}", patience=0.5)
+    lookout = Lookout(f"{host}:{port}", patience=0.5)
     lookout.start()
     with socket.create_server(("127.0.0.1", port)):
         lookout.join(30)
