@@ -115,6 +115,7 @@ class _Accumulate:
     ) -> tuple[optax.Updates, Any]:
         gradient = self._added(state.gradient, updates)
 
+        @jax.jit  # traced once, for `no_update` and for the branch
         def take() -> tuple[optax.Updates, Any]:
             mean = jax.tree.map(
                 lambda sums, g: sums[0].astype(g.dtype), gradient, updates

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
@@ -92,6 +93,7 @@ def skip_nonfinite(
         check_all_axes(updates, axes, "skip_nonfinite")
         finite = jnp.isfinite(lax.psum(squared_norm(updates), axes))
 
+        @jax.jit  # traced once, for `no_update` and for the branch
         def take() -> tuple[optax.Updates, Any]:
             return inner.update(updates, state.inner, params, **extra_args)
 

@@ -271,3 +271,21 @@ def test_data_parallel_over_one_axis_of_two():
             params, state, _ = jax.block_until_ready(run.step(params, state, x))
         results.append(np.asarray(params))
     np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize(
+    "wrap", [skip_nonfinite, lambda tx, axis: accumulate(tx, 2, axis)]
+)
+def test_what_is_wrapped_is_traced_once(wrap):
+    """Twice, Python would take twice as long before each compilation."""
+    calls = []
+
+    def update_fn(updates, state, params=None):
+        del params
+        calls.append(updates)
+        return updates, state
+
+    counted = optax.GradientTransformation(lambda _: optax.EmptyState(), update_fn)
+    tx = wrap(optax.chain(exact_mean("data"), counted), "data")
+    Workers(tx, start(), mesh_of(WORKERS)).update(gradients(0))
+    assert len(calls) == 1
