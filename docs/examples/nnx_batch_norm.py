@@ -3,10 +3,11 @@
 `nnx.Optimizer` cannot hold an optimizer of workers: `nnx.split` takes its state apart,
 so that nothing tells any longer what differs from worker to worker. The model is split
 instead, and `data_parallel` trains its parameters. Each worker normalises by its share
-of the batch; the running statistics come back as auxiliary values, which are averaged
-over the workers, and go into the next step as an argument. So does a key of the step,
-of which each worker makes random numbers of its own. Both must stay out of the
-parameters, which are `nnx.Param` alone.
+of the batch; where that is small, `nnx.BatchNorm(..., axis_name="data")` normalises by
+the whole batch. The running statistics come back as auxiliary values, which are
+averaged over the workers, and go into the next step as an argument. So does a key of
+the step, of which each worker makes random numbers of its own. Both must stay out of
+the parameters, which are `nnx.Param` alone.
 """
 
 import jax
@@ -34,7 +35,7 @@ class Classifier(nnx.Module):
         return self.last(self.dropout(nnx.relu(self.norm(self.first(x)))))
 
 
-model = Classifier(nnx.Rngs(0))
+model = Classifier(nnx.Rngs(0, dropout=1))
 graph, params, statistics, random = nnx.split(
     model, nnx.Param, nnx.BatchStat, nnx.RngState
 )
@@ -44,7 +45,8 @@ def loss_fn(params, batch, statistics, key):
     """A worker's own loss, and the statistics with its share of the batch in them."""
     # Copies: BatchNorm writes into the merged model, not into what was split off.
     model = nnx.merge(graph, params, statistics, random, copy=True)
-    nnx.reseed(model, default=jax.random.fold_in(key, jax.lax.axis_index("data")))
+    # Each stream by its name: others would give the same numbers everywhere, again.
+    nnx.reseed(model, dropout=jax.random.fold_in(key, jax.lax.axis_index("data")))
     x, labels = batch
     losses = optax.softmax_cross_entropy_with_integer_labels(model(x), labels)
     return jnp.mean(losses), nnx.state(model, nnx.BatchStat)

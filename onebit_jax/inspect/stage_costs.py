@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from onebit_jax.workers.placement import abstract_state, state_specs
 from onebit_jax.workers.stages import stage_of, steps_by_stage
 from onebit_jax.workers.transfers import Transfer, sent_bytes
+from onebit_jax.workers.worker_local import check_agreed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -62,7 +63,7 @@ def stage_costs(
 
     Raises:
       ValueError: if the update has a collective of a kind that is not known, or in a
-        loop whose length is not.
+        loop whose length is not, or if what it returns differs between workers.
 
     Example:
       >>> import jax.numpy as jnp, onebit_jax
@@ -106,7 +107,9 @@ def _traced(
 
     def update(updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
         own = jax.tree.map(lambda x: x[0], updates)
-        return tx.update(own, state, params, **extra)
+        new_updates, new_state = tx.update(own, state, params, **extra)
+        check_agreed(new_updates, new_state, mesh.axis_names)
+        return new_updates, new_state
 
     mapped = jax.shard_map(
         update,

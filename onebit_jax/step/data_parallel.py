@@ -18,12 +18,16 @@ from onebit_jax.step.checked import Step
 from onebit_jax.step.local_gradients import local_value_and_grad
 from onebit_jax.step.local_params import local_params
 from onebit_jax.workers.arithmetic import mean, zero_after
-from onebit_jax.workers.axes import AxisNames, as_tuple, varying_axes
+from onebit_jax.workers.axes import AxisNames, as_tuple
 from onebit_jax.workers.placement import abstract_state, check_params, state_specs
 from onebit_jax.workers.placement import init as init_state
 from onebit_jax.workers.specs import is_spec, names_of
 from onebit_jax.workers.stages import steps_by_stage
-from onebit_jax.workers.worker_local import is_worker_local, worker_local_nodes
+from onebit_jax.workers.worker_local import (
+    check_agreed,
+    is_worker_local,
+    worker_local_nodes,
+)
 
 
 class DataParallel(NamedTuple):
@@ -230,7 +234,7 @@ def local_step(
     if stage is not None:
         extra = {**extra, "stage": stage}
     updates, state = tx.update(gradients, state, params, **extra)
-    _check_agreed(updates, state, axes)
+    check_agreed(updates, state, axes)
     params = optax.apply_updates(params, updates)
     # A program of one stage has the means in an all-reduce that it makes anyway.
     last = zero_after(updates) if stage is None else jnp.int32(0)
@@ -271,20 +275,6 @@ def _check_sharded(state: Any, specs: Any) -> None:
             "data_parallel(specs=specs) and in the exchange, "
             "per_shard(exchange, specs)."
         )
-
-
-def _check_agreed(updates: Any, state: Any, axes: tuple[str, ...]) -> None:
-    trees = {"update": updates, "optimizer's state": state}
-    for what, tree in trees.items():
-        leaves = jax.tree.leaves_with_path(tree, is_leaf=is_worker_local)
-        for path, leaf in leaves:
-            if not is_worker_local(leaf) and set(axes) & varying_axes(leaf):
-                raise ValueError(
-                    f"the {what} {jax.tree_util.keystr(path)} differs from worker to "
-                    "worker, because gradients pass through no exchange before it: "
-                    f"put onebit_jax.exact_mean({axes}) before what handles it, also "
-                    "before optax.set_to_zero."
-                )
 
 
 def _as_float(path: Any, x: Any) -> jax.Array:

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
+from onebit_jax.workers.axes import varying_axes
+
 Resizing = Literal["average", "concatenate", "drop"]
 
 
@@ -98,3 +100,27 @@ def add_own(params: Any, own: WorkerLocal) -> Any:
     return jax.tree.map(
         add, own.value, params, is_leaf=lambda x: isinstance(x, optax.MaskedNode)
     )
+
+
+def check_agreed(updates: Any, state: Any, axes: tuple[str, ...]) -> None:
+    """Refuses what a step returns if it differs between workers and must not.
+
+    Args:
+      updates: what an optimizer's update returned inside `shard_map`.
+      state: the state beside it.
+      axes: the worker axes.
+
+    Raises:
+      ValueError: if a leaf outside `WorkerLocal` differs, by its type.
+    """
+    trees = {"update": updates, "optimizer's state": state}
+    for what, tree in trees.items():
+        leaves = jax.tree.leaves_with_path(tree, is_leaf=is_worker_local)
+        for path, leaf in leaves:
+            if not is_worker_local(leaf) and set(axes) & varying_axes(leaf):
+                raise ValueError(
+                    f"the {what} {jax.tree_util.keystr(path)} differs from worker to "
+                    "worker, because gradients pass through no exchange before it: "
+                    f"put onebit_jax.exact_mean({axes}) before what handles it, also "
+                    "before optax.set_to_zero."
+                )

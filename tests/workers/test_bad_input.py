@@ -389,11 +389,14 @@ def test_an_update_that_no_exchange_has_agreed_on():
 
     def step(tx):
         run = data_parallel(lambda p, x: jnp.mean(x @ p["a"] + p["b"]), tx, mesh_of(2))
-        params, state = run.init({"a": jnp.ones(3), "b": jnp.ones(())})
-        return run.step(params, state, jnp.ones((2, 3)))[0]
+        return run.step(*run.init(params), jnp.ones((2, 3)))[0]
 
-    with pytest.raises(ValueError, match=r"\['b'\] differs from worker to worker"):
+    params = {"a": jnp.ones(3), "b": jnp.ones(())}
+    message = r"\['b'\] differs from worker to worker"
+    with pytest.raises(ValueError, match=message):
         step(optimizer(optax.set_to_zero()))
+    with pytest.raises(ValueError, match=message):
+        onebit_jax.stage_costs(optimizer(optax.set_to_zero()), params, {"data": 2})
     frozen = optax.chain(exact_mean("data"), optax.set_to_zero())
     assert step(optimizer(frozen))["b"] == 1
 
