@@ -18,7 +18,7 @@ import runpy, sys
 import jax
 example = runpy.run_path(sys.argv[1])
 for step in range(2):
-    losses = jax.vmap(
+    losses = jax.jit(jax.vmap(
         lambda _: example["loss_fn"](
             example["params"],
             example["batch_of"](0),
@@ -27,7 +27,7 @@ for step in range(2):
         )[0],
         axis_name="data",
         axis_size=8,
-    )(jax.numpy.arange(8))
+    ))(jax.numpy.arange(8))
     print(*losses)
 """
 LAUNCHER = ["-m", "onebit_launch", "--processes", "2"]
