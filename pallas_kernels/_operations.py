@@ -94,7 +94,9 @@ def compress(
     if kernels := mosaic(implementation, "compress", value):
         interpreted = implementation == "mosaic_interpreted"
         return kernels.compress(*arguments, interpreted=interpreted)
-    return _reference.compress(*arguments)
+    if isinstance(decay, float):
+        return _reference.compress_by_number(*arguments)
+    return _reference.compress_by_array(*arguments)
 
 
 def average_and_recompress(

@@ -135,19 +135,6 @@ def compress(
     scale: Scale,
 ) -> tuple[UInt32[Array, "b w"], Float32[Array, " b"], Float[Array, " size"]]:
     """`pallas_kernels.compress` as XLA compiles it."""
-    # A number stays one of the program's constants.
-    compress = _compress_by_number if isinstance(decay, float) else _compress_by_array
-    return compress(value, error, momentum, decay, block_size, scale)
-
-
-def _compress(
-    value: Float[Array, " size"],
-    error: Float[Array, " size"],
-    momentum: Float32[Array, " size"] | None,
-    decay: float | Array | None,
-    block_size: int,
-    scale: Scale,
-) -> tuple[UInt32[Array, "b w"], Float32[Array, " b"], Float[Array, " size"]]:
     size = value.size
     shape = (-1, *_row_shape(size, block_size))
     value, error = value.reshape(shape), error.reshape(shape)
@@ -165,8 +152,9 @@ def _compress(
     return words, scales, new_error.reshape(size)
 
 
-_compress_by_number = jax.jit(_compress, static_argnums=(3, 4, 5))
-_compress_by_array = jax.jit(_compress, static_argnums=(4, 5))
+# A decay that is a number stays one of the program's constants.
+compress_by_number = jax.jit(compress, static_argnums=(3, 4, 5))
+compress_by_array = jax.jit(compress, static_argnums=(4, 5))
 
 
 def _compress_whole(

@@ -185,7 +185,7 @@ def aligned(rows: list[tuple[str, ...]]) -> str:
 
 
 def verdict(prediction: Prediction) -> str:
-    """Whether compression pays, why, and up to which link rate.
+    """The answer whether compression pays, why, and up to which link rate.
 
     Args:
       prediction: The prediction.
