@@ -94,7 +94,8 @@ def _size() -> int:
 
 def tables() -> str:
     """Both tables, as Markdown."""
-    heads = [f"{n} workers" for n in WORKERS]
+    bits_sent = [f"bits, {n} workers" for n in WORKERS]
+    bytes_held = [f"bytes, {n} workers" for n in WORKERS]
     rows = []
     for name, make in EXCHANGES.items():
         exchange = make("data")
@@ -102,7 +103,7 @@ def tables() -> str:
             bits(exchange.wire_cost(PARAMS, {"data": n}), {"data": n}) for n in WORKERS
         ]
         rows.append([name, *sent, *(held(exchange, n) for n in WORKERS)])
-    exchanges = table(["exchange", *heads, *heads], rows)
+    exchanges = table(["exchange", *bits_sent, *bytes_held], rows)
     rows = []
     for name, tx in optimizers().items():
         memory = [held(tx, n) for n in WORKERS]
@@ -113,7 +114,8 @@ def tables() -> str:
             ]
             rows.append([name, stage, *sent, *memory])
             name, memory = "", [""] * len(WORKERS)
-    return f"{exchanges}\n\n{table(['optimizer', 'stage', *heads, *heads], rows)}"
+    heads = ["optimizer", "stage", *bits_sent, *bytes_held]
+    return f"{exchanges}\n\n{table(heads, rows)}"
 
 
 def main(page: Path | None = None) -> None:

@@ -11,7 +11,7 @@ import optax
 
 import onebit_jax
 from benchmarks.convergence.lines import GrowthByExactMeanSquares
-from train.core.optimizer import decays, freeze_rule
+from train.core.optimizer import decays, freeze_rule, guarded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -90,9 +90,7 @@ def make_arm(
       A transformation for `onebit_jax.data_parallel`.
     """
     tx = _optimizer(options, schedule, freeze, b1, weight_decay, axes)
-    if clip:
-        tx = optax.chain(onebit_jax.clip_by_worker_norm(clip, axes), tx)
-    return onebit_jax.skip_nonfinite(tx, axes)
+    return guarded(tx, clip, axes)
 
 
 def with_arm(
@@ -115,7 +113,7 @@ def with_arm(
       The task.
     """
     (phase,) = task.phases
-    plan = schedule_of(flags)
+    plan: Plan = flags.phases[0]
     tx = make_arm(
         options,
         phase.schedule,
@@ -128,11 +126,6 @@ def with_arm(
     return dataclasses.replace(
         task, phases=[dataclasses.replace(phase, tx=tx, advice="")]
     )
-
-
-def schedule_of(flags: Any) -> Plan:
-    """The schedule and the freeze that the flags of a task ask for."""
-    return flags.plan if hasattr(flags, "plan") else flags.phases[0]
 
 
 def stage_bytes(

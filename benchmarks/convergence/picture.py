@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.convergence.arms import schedule_of
 from benchmarks.convergence.report import runs_of
 from benchmarks.convergence.tasks import read_flags
 
@@ -73,7 +72,7 @@ def drawn_study(study: Study, done: Mapping[Case, Run]) -> Figure | None:
         else:
             _draw(axes, runs, _steps, colours)
             axes.set(xlabel="step")
-            freeze = schedule_of(read_flags(study.tasks[task])).freeze
+            freeze = read_flags(study.tasks[task]).phases[0].freeze
             if isinstance(freeze, int):
                 axes.axvline(freeze, color="grey", linestyle=":", label="freeze")
         axes.grid(alpha=0.3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from benchmarks.convergence.arms import describe, schedule_of
+from benchmarks.convergence.arms import describe
 from benchmarks.convergence.intervals import beside, effects, progress_lost
 from benchmarks.convergence.study import round_arms, round_cases, tuned, tuning_cases
 from benchmarks.convergence.tasks import read_flags
@@ -146,7 +146,7 @@ def runs_of(
 
 def _arms(study: Study, task: str, runs: Mapping[str, Sequence[Run]]) -> str:
     # The task's own: arms that freeze at other steps, or never, are measured by it too.
-    freeze = schedule_of(read_flags(study.tasks[task])).freeze
+    freeze = read_flags(study.tasks[task]).phases[0].freeze
     baseline = runs.get(study.baseline, ())
     every = [run for of_arm in runs.values() for run in of_arm]
     last = {name: None for run in every for name in run.final if name != "loss"}

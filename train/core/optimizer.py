@@ -247,9 +247,22 @@ def make_optimizer(
     tx = optimizer.make(
         schedule, exchange, *rule, weight_decay=weight_decay, mask=decays, **warmup
     )
+    return guarded(tx, clip, exchange.axes)
+
+
+def guarded(
+    tx: optax.GradientTransformation, clip: float, axes: str | tuple[str, ...]
+) -> optax.GradientTransformationExtraArgs:
+    """An optimizer behind clipping, without the steps that are not finite.
+
+    Args:
+      tx: The optimizer.
+      clip: Norm that gradients are clipped to; 0 for no clipping.
+      axes: The mesh axes whose members are the workers.
+    """
     if clip:
-        tx = optax.chain(onebit_jax.clip_by_worker_norm(clip, exchange.axes), tx)
-    return onebit_jax.skip_nonfinite(tx, exchange.axes)
+        tx = optax.chain(onebit_jax.clip_by_worker_norm(clip, axes), tx)
+    return onebit_jax.skip_nonfinite(tx, axes)
 
 
 def planned_optimizer(

@@ -62,7 +62,7 @@ class PlanConfig:
     """Share of the steps before the freeze; default: that of train.pretrain."""
     steps: int | None = None
     """Steps of a run: adds a table of all optimizers, with the bytes and the hours of
-    the whole run, gradients in float32; takes minutes for hundreds of leaves."""
+    the whole run, gradients in float32; takes a minute for hundreds of leaves."""
     warmup_gradients: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the gradients in 1-bit Adam's warm-up; train.pretrain's is float32."""
     compile: bool = False

@@ -306,7 +306,10 @@ def _number(name: str) -> int | None:
     if text is None:
         return None
     if not text.isdecimal():
-        raise InputError(f"{name}={text} in the environment is not a number.")
+        raise InputError(
+            f"{name}={text} in the environment is not a number; set it to one, or "
+            "unset it."
+        )
     return int(text)
 
 
