@@ -212,32 +212,3 @@ def exact_mean(axis: AxisNames) -> Exchange:
       Array([-1., -1.], dtype=float32)
     """
     return ExactMean(as_tuple(axis))
-
-
-def gradient_mean(given: Exchange | None, exchange: Exchange, name: str) -> Exchange:
-    """The exchange of gradients beside one of momenta: the exact mean, or another.
-
-    Args:
-      given: that of an argument, or None.
-      exchange: that of the momenta.
-      name: the argument's, for messages.
-
-    Returns:
-      An exchange over the same axes.
-
-    Raises:
-      TypeError: if it is not an exchange.
-      ValueError: if it is over other axes.
-    """
-    if given is None:
-        return exact_mean(exchange.axes)
-    if not isinstance(given, Exchange):
-        raise TypeError(
-            f"{name} must be an exchange or None for the exact mean, got {given!r}."
-        )
-    if set(given.axes) != set(exchange.axes):
-        raise ValueError(
-            f"{name} must be over the axes of the exchange, {exchange.axes}, not over "
-            f"{given.axes}."
-        )
-    return given

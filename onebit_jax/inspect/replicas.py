@@ -60,7 +60,9 @@ def replica_mismatches(
     axes = as_tuple(mesh.axis_names if axis is None else axis)
     for name in axes:
         if name not in mesh.axis_names:
-            raise ValueError(f"the mesh has axes {mesh.axis_names}, not {name!r}")
+            raise ValueError(
+                f"the mesh has axes {mesh.axis_names}, not {name!r}: name one of these"
+            )
     paths, leaves, specs = [], [], []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         sharding = getattr(leaf, "sharding", None)
@@ -76,6 +78,8 @@ def replica_mismatches(
         return {}
     prints = np.asarray(_gather(mesh)(_fingerprint(mesh, tuple(specs))(leaves)))
     others = tuple(k for k, name in enumerate(mesh.axis_names) if name not in axes)
+    inside = [name for name in mesh.axis_names if name in axes]
+    order = [inside.index(name) for name in axes]
     mismatches = {}
     for k, (path, spec) in enumerate(zip(paths, specs, strict=True)):
         split = names_of(spec)
@@ -84,7 +88,7 @@ def replica_mismatches(
             for name in mesh.axis_names
         )
         mine = prints[..., k, :]
-        differs = (mine != mine[first]).any(axis=(-1, *others))
+        differs = (mine != mine[first]).any(axis=(-1, *others)).transpose(order)
         if differs.any():
             mismatches[path] = np.flatnonzero(differs).tolist()
     return mismatches

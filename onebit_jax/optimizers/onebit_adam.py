@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import optax
 
-from onebit_jax.exchanges.exchange import gradient_mean
 from onebit_jax.optimizers.onebit_adam_stages import OnebitAdam
 from onebit_jax.optimizers.parts.bound import BOUND
-from onebit_jax.optimizers.parts.checks import check_parts
+from onebit_jax.optimizers.parts.checks import check_parts, gradient_mean
 from onebit_jax.optimizers.parts.floor import FLOOR
 from onebit_jax.optimizers.parts.growth import GrowthByMeanSquares
 from onebit_jax.optimizers.parts.intervals import IntervalRule
@@ -124,12 +123,13 @@ def scale_by_onebit_adam(
       state; 'warmup', 'between' or 'compressed' compiles one. One compressed step in
       `growth.period` measures the growth; its bytes are counted apart, as those of
       the stage 'compressed/measuring'. A
-      'warmup' step with a frozen variance exchanges exactly and leaves it frozen; a
-      compressed step with a variance that is not frozen freezes it as it is, and must
-      not be the first step: there is no variance yet (`data_parallel` refuses it).
+      'warmup' step with a frozen variance exchanges gradients as the warm-up does, and
+      leaves the variance frozen; a compressed step with a variance that is not frozen
+      freezes it as it is, and must not be the first step: there is no variance yet
+      (`data_parallel` refuses it).
 
     Raises:
-      TypeError: if an argument is not of its type, or the exchange returns votes.
+      TypeError: if an argument is not of its type, or an exchange returns votes.
       ValueError: if `send` is neither 'gradient' nor 'momentum', the lead is negative
         or not finite, the bound is not more than 0, the exchanges' axes differ, or
         `freeze_when_stable` is to compare variances of steps that do not refresh.

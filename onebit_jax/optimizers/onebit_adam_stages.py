@@ -15,6 +15,7 @@ from onebit_jax.optimizers.onebit_adam_state import (
     ScaleByOnebitAdamState,
 )
 from onebit_jax.optimizers.parts.bound import cut, share_beyond
+from onebit_jax.optimizers.parts.freeze import asks_to_freeze
 from onebit_jax.optimizers.parts.moments import divide_by_weight, extrapolate, weight
 from onebit_jax.workers.arithmetic import zero_after
 from onebit_jax.workers.axes import bound_workers
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from onebit_jax.exchanges.exchange import Exchange
     from onebit_jax.optimizers.parts.floor import FloorAtMean
     from onebit_jax.optimizers.parts.freeze import FreezeRule
-    from onebit_jax.optimizers.parts.growth import GrowthByMeanSquares
+    from onebit_jax.optimizers.parts.growth import GrowthByMeanSquares, GrowthState
     from onebit_jax.optimizers.parts.intervals import IntervalRule
 
 Send = Literal["gradient", "momentum"]
@@ -141,10 +142,9 @@ class OnebitAdam:
             refresh = refresh._replace(times=refresh.times + 1, last=count)
         nu = optax.tree.update_moment_per_elem_norm(mean, state.nu, decay, 2)
         norm = self.corrected(optax.tree.sum(nu), self.b2, count)
-        fires, rule = self.freeze.update(
-            state.freeze, count, jnp.asarray(norm, jnp.float32)
+        now, rule = asks_to_freeze(
+            self.freeze, state.freeze, count, norm, self.exchange
         )
-        now = fires & (not self.exchange.is_alone())
         growth = state.growth
         if self.growth is not None and growth is not None:
             growth = self.growth.freeze(self.growth.from_variance(nu, growth), now)
@@ -171,13 +171,13 @@ class OnebitAdam:
         state: ScaleByOnebitAdamState,
         count: Int32[Array, ""],
     ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
-        """A step by the new, exact momentum and the frozen variance."""
+        """A step by the momentum of the warm-up's exchange and the frozen variance."""
         growth = state.growth
         if self.growth is not None and growth is not None:
             growth = self.growth.follow_mean(mean, growth, self.b2)
         state = state._replace(late=state.late + 1, growth=growth)
         direction = self.corrected(state.mu, self.b1, count)
-        new_updates = self.ratio(direction, self.grown(state), state.frozen_at)
+        new_updates = self.ratio(direction, self.grown(state), self.learnt_in(state))
         return cut(new_updates, self.bound), state
 
     def between(
@@ -190,8 +190,7 @@ class OnebitAdam:
         mu, exchanged = self.agreed(gradients, state)
         nu = state.nu if self.floor is None else self.floor.apply(state.nu)[0]
         direction = self.led(mu, state.mu, count)
-        steps = jnp.maximum(state.refresh.last, 1) if state.refresh else count
-        new_updates = self.ratio(direction, nu, steps)
+        new_updates = self.ratio(direction, nu, self.learnt_in(state))
         return cut(new_updates, self.bound), state._replace(mu=mu, exchange=exchanged)
 
     def compressed(
@@ -202,14 +201,13 @@ class OnebitAdam:
     ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
         """A step by the exchanged momentum and the frozen variance."""
         frozen = state.frozen_at > 0
-        taken = state.count if state.refresh is None else state.refresh.last
-        frozen_at = jnp.where(frozen, state.frozen_at, jnp.maximum(taken, 1))
+        frozen_at = jnp.where(frozen, state.frozen_at, jnp.maximum(state.count, 1))
         mu, exchanged = self.agreed(gradients, state)
         growth = state.growth
         if self.growth is not None and growth is not None:
             growth = self.growth.follow(
                 gradients,
-                self.growth.freeze(growth, ~frozen),
+                self.frozen_growth(self.growth, state, growth),
                 decay=self.b2,
                 count=count + zero_after(mu),
                 axes=self.exchange.axes,
@@ -218,7 +216,7 @@ class OnebitAdam:
 
         def unbounded() -> optax.Updates:
             direction = self.led(mu, state.mu, count)
-            return self.ratio(direction, self.grown(state), frozen_at)
+            return self.ratio(direction, self.grown(state), self.learnt_in(state))
 
         # Computes the updates once more, as sharing them would write them to memory.
         bounded = lax.cond(
@@ -229,6 +227,28 @@ class OnebitAdam:
         return cut(unbounded(), self.bound), state._replace(
             mu=mu, bounded=bounded, exchange=exchanged
         )
+
+    def frozen_growth(
+        self,
+        rule: GrowthByMeanSquares,
+        state: ScaleByOnebitAdamState,
+        growth: GrowthState,
+    ) -> GrowthState:
+        """The growth, from the variance if this step is the one that freezes it."""
+        return lax.cond(
+            state.frozen_at > 0,
+            lambda: growth,
+            # Again, as a variance of Adam's has come without mean squares.
+            lambda: rule.freeze(rule.from_variance(state.nu, growth), jnp.bool(True)),
+        )
+
+    def learnt_in(self, state: ScaleByOnebitAdamState) -> Int32[Array, ""]:
+        """The number of steps whose gradients the variance has learnt from."""
+        taken = jnp.where(state.frozen_at > 0, state.frozen_at, state.count)
+        if state.refresh is not None:
+            # Before the first refresh it is Adam's, which refreshed in every step.
+            taken = jnp.where(state.refresh.times == 0, taken, state.refresh.last)
+        return jnp.maximum(taken, 1)
 
     def agreed(
         self, gradients: optax.Updates, state: ScaleByOnebitAdamState
@@ -274,9 +294,10 @@ class OnebitAdam:
         if self.growth is None or state.growth is None:
             return state.nu
         measured = self.growth.period * state.growth.measured
+        until = self.learnt_in(state)
         now, frozen = (
             weight(self.b2, steps) if self.bias_correction else 1
-            for steps in (state.frozen_at + state.late + measured, state.frozen_at)
+            for steps in (until + state.late + measured, until)
         )
         return self.growth.grow(
             state.nu, state.growth, weight_now=now, weight_frozen=frozen

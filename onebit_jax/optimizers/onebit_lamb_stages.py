@@ -14,6 +14,7 @@ from onebit_jax.exchanges.exchange import exact_mean
 from onebit_jax.optimizers.onebit_lamb_state import ScaleByOnebitLambState
 from onebit_jax.optimizers.parts.bound import cut, share_beyond
 from onebit_jax.optimizers.parts.floor import FloorAtMean
+from onebit_jax.optimizers.parts.freeze import asks_to_freeze
 from onebit_jax.optimizers.parts.layers import (
     equal_magnitudes,
     exchange_scaled_momentum,
@@ -141,10 +142,9 @@ class OnebitLamb:
             return jnp.where(ratio == 1, before, after)
 
         norm = self.corrected(optax.tree.sum(nu), self.b2, count)
-        fires, rule = self.freeze.update(
-            state.freeze, count, jnp.asarray(norm, jnp.float32)
+        now, rule = asks_to_freeze(
+            self.freeze, state.freeze, count, norm, self.exchange
         )
-        now = fires & (not self.exchange.is_alone())
         state = state._replace(
             mu=mu,
             nu=nu,

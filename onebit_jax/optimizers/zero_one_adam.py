@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from onebit_jax.optimizers.parts.bound import cut
+from onebit_jax.optimizers.parts.freeze import asks_to_freeze
 from onebit_jax.optimizers.parts.moments import weight
 from onebit_jax.optimizers.parts.own_moments import as_own, own_moments, zero_moments
 from onebit_jax.optimizers.zero_one_adam_state import ZeroOneAdamState
@@ -259,11 +260,11 @@ class ZeroOneAdam:
         self, state: ZeroOneAdamState, has_refreshed: Bool[Array, ""]
     ) -> ZeroOneAdamState:
         """The state with the variance frozen, if the rule fires now."""
-        norm = jnp.asarray(optax.tree.sum(state.nu), jnp.float32)
-        norm = norm / self.variance_weight(state)
-        fires, rule = self.freeze.update(state.freeze, state.count, norm)
-        fires = fires & (not self.exchange.is_alone())
-        now = fires & (state.frozen_at == 0)
+        norm = optax.tree.sum(state.nu) / self.variance_weight(state)
+        asks, rule = asks_to_freeze(
+            self.freeze, state.freeze, state.count, norm, self.exchange
+        )
+        now = asks & (state.frozen_at == 0)
         if self.freeze.by_norm:
             # Without a refresh the norm is unchanged, and the rule would fire.
             now &= has_refreshed

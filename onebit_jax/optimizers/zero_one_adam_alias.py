@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import optax
 
-from onebit_jax.exchanges.exchange import gradient_mean
 from onebit_jax.optimizers.parts.bound import BOUND
-from onebit_jax.optimizers.parts.checks import check_parts
+from onebit_jax.optimizers.parts.checks import check_parts, gradient_mean
 from onebit_jax.optimizers.parts.floor import FLOOR
 from onebit_jax.optimizers.parts.freeze import warn_if_rising
 from onebit_jax.optimizers.parts.intervals import IntervalRule, growing_intervals
@@ -136,7 +135,7 @@ def zero_one_adam(
       'compressed' or 'local', which has no collective; None for a program of all.
 
     Raises:
-      TypeError: if an argument is not of its type, or the exchange returns votes.
+      TypeError: if an argument is not of its type, or an exchange returns votes.
       ValueError: if `before_freeze` or `decay` is neither of its values, the bound is
         not more than 0, or, from `update`, without parameters.
 

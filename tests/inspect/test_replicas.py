@@ -175,3 +175,9 @@ def test_bad_questions(mesh):
     for bad in (X, jnp.ones(3), 3, elsewhere):
         with pytest.raises(ValueError, match=r"\['x'\] is not placed on this mesh"):
             replica_mismatches({"x": bad}, mesh)
+
+
+def test_workers_are_numbered_in_the_order_that_is_given(mesh_2d):
+    tree = replicated(mesh_2d, [X, X, with_bits(X, (0, 0, 0)), *[X] * 5])
+    assert replica_mismatches(tree, mesh_2d, ("data", "model")) == {"": [2]}
+    assert replica_mismatches(tree, mesh_2d, ("model", "data")) == {"": [1]}

@@ -67,6 +67,34 @@ def test_it_goes_on_from_adams_state():
     chex.assert_trees_all_close(found.nu, expected.state[0].nu, rtol=1e-5)
 
 
+@pytest.mark.parametrize("refresh", [None, onebit_jax.growing_intervals(16)])
+def test_a_compressed_step_may_follow_adams(refresh):
+    """Adam's variance has come without mean squares, and learnt in every step."""
+    params = jnp.zeros((32, 32))
+    tx = onebit_adam(
+        1.0, exact_mean("data"), freeze_at(50), refresh=refresh, lead=None, bound=None
+    )
+    run = Workers(tx, params, mesh_of(2), stage="compressed")
+    moments = {"count": jnp.int32(1000), "mu": params + 0.01, "nu": params + 0.6}
+    run.state = optax.tree.set(run.state, **moments)
+    updates = run.update(jnp.zeros((2, 32, 32)), params)
+    expected = -0.9 * 0.01 / np.sqrt(0.6 / (1 - 0.999**1000))
+    np.testing.assert_allclose(updates, expected, rtol=1e-5)
+
+
+def test_a_freeze_between_two_refreshes_is_counted_where_it_was():
+    refresh = onebit_jax.growing_intervals(1)
+    tx = onebit_adam(0.1, sign_mean("data"), freeze_at(99), refresh=refresh)
+    run = onebit_jax.simulated(lambda p, x: jnp.mean(x @ p), tx, 2)
+    params, state = run.init(jnp.zeros(2))
+    for stage in ("warmup", "warmup", "between", "compressed"):
+        params, state, _ = run.step(params, state, jnp.ones((2, 2)), stage=stage)
+    steps = {k: int(n) for k, n in onebit_jax.steps_by_stage(state).items()}
+    measuring = {"compressed/measuring": 0}
+    assert steps == {"warmup": 2, "between": 1, "compressed": 1, **measuring}
+    assert int(onebit_jax.metrics(state)["frozen_at"]) == 3
+
+
 def test_it_freezes_when_its_own_variance_is_stable():
     """The rule sees the 1-norm of the bias-corrected variance of all leaves."""
     interval, b2 = 4, 0.9

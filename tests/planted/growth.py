@@ -17,13 +17,13 @@ def after(scene):
 BUGS = {
     "the growth is not applied": Bug(
         "onebit_jax/optimizers/onebit_adam_stages.py",
-        "return self.ratio(direction, self.grown(state), frozen_at)",
+        "return self.ratio(direction, self.grown(state), self.learnt_in(state))",
         "return self.ratio(direction, state.nu, frozen_at)",
         FORMULA,
     ),
     "the growth is corrected by the steps of the freeze": Bug(
         "onebit_jax/optimizers/onebit_adam_stages.py",
-        "(state.frozen_at + state.late + measured, state.frozen_at)",
+        "(until + state.late + measured, until)",
         "(state.frozen_at, state.frozen_at)",
         FORMULA,
     ),
@@ -163,9 +163,18 @@ BUGS = {
     ),
     "an early compressed step has nothing to grow from": Bug(
         "onebit_jax/optimizers/onebit_adam_stages.py",
-        "self.growth.freeze(growth, ~frozen),",
-        "growth,",
+        "lambda: rule.freeze(rule.from_variance(state.nu, growth), jnp.bool(True)),",
+        "lambda: growth,",
         WRONG_STAGE,
+    ),
+    "a variance of Adam's grows from nothing": Bug(
+        "onebit_jax/optimizers/onebit_adam_stages.py",
+        "rule.freeze(rule.from_variance(state.nu, growth), jnp.bool(True))",
+        "rule.freeze(growth, jnp.bool(True))",
+        (
+            "tests/optimizers/test_onebit_adam.py::"
+            "test_a_compressed_step_may_follow_adams[None]",
+        ),
     ),
     "an overflow is a growth": Bug(
         "onebit_jax/optimizers/parts/growth.py",

@@ -8,6 +8,7 @@ RULES = "tests/optimizers/test_onebit_adam.py::test_"
 TRANSFORMS = "tests/transforms/test_wrappers.py::test_"
 BAD_INPUT = "tests/workers/test_bad_input.py::test_"
 TRAFFIC = "tests/inspect/test_traffic.py::test_"
+REPLICAS = "tests/inspect/test_replicas.py::test_"
 METRICS = "tests/inspect/test_metrics.py::test_"
 FORMULA = (f"{OPTIMIZERS}is_its_formula[1-bit Adam]",)
 SIGNS_MOVED = f"{RULES}what_signs_have_moved_before_it_had_a_gradient_stays_bounded"
@@ -29,8 +30,8 @@ BUGS = {
     # 1-bit Adam.
     "the variance's correction goes on after the freeze": Bug(
         "onebit_jax/optimizers/onebit_adam_stages.py",
-        "self.ratio(direction, self.grown(state), frozen_at)",
-        "self.ratio(direction, self.grown(state), count)",
+        "return self.ratio(direction, self.grown(state), self.learnt_in(state))",
+        "return self.ratio(direction, self.grown(state), count)",
         PUBLISHED,
     ),
     "a refreshment counts for one step": Bug(
@@ -41,9 +42,21 @@ BUGS = {
     ),
     "the variance between refreshments is corrected for all steps": Bug(
         "onebit_jax/optimizers/onebit_adam_stages.py",
-        "steps = jnp.maximum(state.refresh.last, 1) if state.refresh else count",
-        "steps = count",
+        "taken = jnp.where(state.refresh.times == 0, taken, state.refresh.last)",
+        "pass",
         REFRESHED,
+    ),
+    "a variance of Adam's has learnt nothing before its first refresh": Bug(
+        "onebit_jax/optimizers/onebit_adam_stages.py",
+        "jnp.where(state.refresh.times == 0, taken, state.refresh.last)",
+        "state.refresh.last",
+        (f"{RULES}a_compressed_step_may_follow_adams[refresh1]",),
+    ),
+    "a freeze between refreshes is counted as of the last": Bug(
+        "onebit_jax/optimizers/onebit_adam_stages.py",
+        "jnp.where(frozen, state.frozen_at, jnp.maximum(state.count, 1))",
+        "jnp.where(frozen, state.frozen_at, self.learnt_in(state))",
+        (f"{RULES}a_freeze_between_two_refreshes_is_counted_where_it_was",),
     ),
     "a refreshment has no floor": Bug(
         "onebit_jax/optimizers/onebit_adam_stages.py",
@@ -106,9 +119,9 @@ BUGS = {
         FORMULA,
     ),
     "the warm-up is bounded": Bug(
-        "onebit_jax/optimizers/parts/bound.py",
-        "limit = jnp.where(frozen, jnp.asarray(bound, jnp.float32), jnp.inf)",
-        "limit = jnp.float32(bound)",
+        "onebit_jax/optimizers/onebit_adam_stages.py",
+        "cut(new_updates, self.bound if signs else None)",
+        "cut(new_updates, self.bound)",
         WARMUP,
     ),
     "the lead has the wrong sign": Bug(
@@ -340,11 +353,17 @@ BUGS = {
         "if False:",
         (f"{TRAFFIC}all_to_all_and_all_gather_of_words",),
     ),
+    "workers are numbered in the order of the mesh": Bug(
+        "onebit_jax/inspect/replicas.py",
+        ".any(axis=(-1, *others)).transpose(order)",
+        ".any(axis=(-1, *others))",
+        (f"{REPLICAS}workers_are_numbered_in_the_order_that_is_given",),
+    ),
     "replicas of the last leaf are not compared": Bug(
         "onebit_jax/inspect/replicas.py",
         "enumerate(zip(paths, specs, strict=True)):",
         "enumerate(zip(paths[:-1], specs[:-1], strict=True)):",
-        ("tests/inspect/test_replicas.py::test_zeros_and_nans_differ_by_their_bits",),
+        (f"{REPLICAS}zeros_and_nans_differ_by_their_bits",),
     ),
     "a line has the measures of the last checkpoint": Bug(
         "train/core/loop.py",

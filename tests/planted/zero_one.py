@@ -99,8 +99,8 @@ BUGS = {
     ),
     "the freeze rule sees the variance's start from zero": Bug(
         ADAM,
-        "norm = norm / self.variance_weight(state)",
-        "norm = norm / 1.0",
+        "optax.tree.sum(state.nu) / self.variance_weight(state)",
+        "optax.tree.sum(state.nu)",
         (f"{RULES}it_freezes_when_its_refreshed_variance_is_stable",),
     ),
     "errors of the variance's exchange are forgotten": Bug(

@@ -17,22 +17,19 @@ BOUND = 3.0
 """Below Adam's own largest update, 7.3, and above its usual ones, of at most 1."""
 
 
-def cut(
-    updates: optax.Updates, bound: ArrayLike | None, frozen: ArrayLike = True
-) -> optax.Updates:
+def cut(updates: optax.Updates, bound: ArrayLike | None) -> optax.Updates:
     """Updates cut to a bound.
 
     Args:
       updates: float32.
       bound: the largest magnitude of a coordinate; None for no bound.
-      frozen: whether the variance is frozen; before, updates are left as they are.
 
     Returns:
       The updates, none beyond the bound.
     """
     if bound is None:
         return updates
-    limit = jnp.where(frozen, jnp.asarray(bound, jnp.float32), jnp.inf)
+    limit = jnp.asarray(bound, jnp.float32)
     return optax.tree.clip(updates, -limit, limit)
 
 

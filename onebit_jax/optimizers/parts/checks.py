@@ -1,10 +1,10 @@
-"""Checks of the parts of optimizers with a frozen variance."""
+"""Checks of what optimizers with a frozen variance are made of."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from onebit_jax.exchanges.exchange import Exchange
+from onebit_jax.exchanges.exchange import Exchange, exact_mean
 from onebit_jax.optimizers.parts.floor import FloorAtMean
 from onebit_jax.optimizers.parts.freeze import FreezeRule
 
@@ -37,3 +37,37 @@ def check_parts(who: str, exchange: Any, freeze: Any, floor: Any, bound: Any) ->
         raise TypeError(f"floor must be a FloorAtMean or None, got {floor!r}.")
     if isinstance(bound, (int, float)) and not bound > 0:
         raise ValueError(f"bound must be more than 0, or None for none, got {bound}.")
+
+
+def gradient_mean(given: Exchange | None, exchange: Exchange, name: str) -> Exchange:
+    """The exchange of gradients beside one of momenta: the exact mean, or another.
+
+    Args:
+      given: that of an argument, or None.
+      exchange: that of the momenta.
+      name: the argument's, for messages.
+
+    Returns:
+      An exchange over the same axes.
+
+    Raises:
+      TypeError: if it is not an exchange, or returns votes.
+      ValueError: if it is over other axes.
+    """
+    if given is None:
+        return exact_mean(exchange.axes)
+    if not isinstance(given, Exchange):
+        raise TypeError(
+            f"{name} must be an exchange or None for the exact mean, got {given!r}."
+        )
+    if not given.keeps_scale:
+        raise TypeError(
+            f"a variance is learnt from what {name} returns, and votes have no scale: "
+            f"give it an exchange such as quantized_mean('data', 4), not {given!r}."
+        )
+    if set(given.axes) != set(exchange.axes):
+        raise ValueError(
+            f"{name} must be over the axes of the exchange, {exchange.axes}, not over "
+            f"{given.axes}."
+        )
+    return given

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from jax import Array
     from jaxtyping import Bool, Float32, Int32
 
+    from onebit_jax.exchanges.exchange import Exchange
+
 
 class FreezeRule(NamedTuple):
     """A rule for the step after which the variance is frozen.
@@ -45,6 +47,30 @@ class FreezeRule(NamedTuple):
     ]
     earliest: int
     by_norm: bool = False
+
+
+def asks_to_freeze(
+    rule: FreezeRule,
+    state: Any,
+    count: Int32[Array, ""],
+    norm: Any,
+    exchange: Exchange,
+) -> tuple[Bool[Array, ""], Any]:
+    """Whether a rule asks to freeze the variance now, and the rule's new state.
+
+    Args:
+      rule: the rule.
+      state: its state.
+      count: number of steps taken.
+      norm: 1-norm of the variance, a scalar.
+      exchange: the optimizer's. A single worker, which has nobody to exchange with,
+        never freezes.
+
+    Returns:
+      A flag, and the state.
+    """
+    fires, state = rule.update(state, count, jnp.asarray(norm, jnp.float32))
+    return fires & (not exchange.is_alone()), state
 
 
 def freeze_at(step: int) -> FreezeRule:

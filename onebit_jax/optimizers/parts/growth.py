@@ -45,6 +45,20 @@ class MeanSquares(NamedTuple):
     columns: Any = None
 
 
+class RandomSums(NamedTuple):
+    """Sums of a leaf's values with random signs.
+
+    Attributes:
+      some: (8,) of a leaf that is no matrix; None of a matrix.
+      rows: (..., rows, 1) of a matrix; None otherwise.
+      columns: (..., 1, columns), likewise.
+    """
+
+    some: Any
+    rows: Any = None
+    columns: Any = None
+
+
 class GrowthState(NamedTuple):
     """State of `GrowthByMeanSquares`.
 
@@ -141,7 +155,7 @@ class GrowthByMeanSquares:
         return GrowthState(now, frozen, jnp.zeros([], jnp.int32))
 
     def freeze(self, state: GrowthState, happens: Bool[Array, ""]) -> GrowthState:
-        """The state with the mean squares of now for those at the freeze, if so."""
+        """The state, and where it `happens` the mean squares of now as the freeze's."""
         frozen = optax.tree.where(happens, state.now, state.frozen)
         return state._replace(frozen=jax.tree.map(replicated, frozen))
 
@@ -267,7 +281,7 @@ class GrowthByMeanSquares:
     def _means(self, squares: optax.Params) -> optax.Params:
         return jax.tree.map(lambda x: _mean_squares(x, self._by_lines(x)), squares)
 
-    def _sums(self, x: Array, key: Key[Array, ""]) -> MeanSquares:
+    def _sums(self, x: Array, key: Key[Array, ""]) -> RandomSums:
         return _random_sums(x, key, self._by_lines(x))
 
 
@@ -285,28 +299,28 @@ def _mean_squares(squares: Float32[Array, ...], by_lines: bool) -> MeanSquares:
 
 def _random_sums(
     x: Float[Array, ...], key: Key[Array, ""], by_lines: bool
-) -> MeanSquares:
-    """Sums with random signs: of rows and of columns, or some of other values each."""
+) -> RandomSums:
+    """Sums over rows and columns, or eight over parts of what is no matrix."""
     x = x.astype(jnp.float32)
     if not by_lines:
         flat = x.reshape(-1)
         flat = flat * jax.random.rademacher(key, flat.shape, jnp.float32)
         flat = jnp.pad(flat, (0, -flat.size % _SUMS))
-        return MeanSquares(jnp.sum(flat.reshape(-1, _SUMS), axis=0))
+        return RandomSums(jnp.sum(flat.reshape(-1, _SUMS), axis=0))
     of_columns, of_rows = jax.random.split(key)
     columns = jax.random.rademacher(of_columns, x.shape[-1:], jnp.float32)
     rows = jax.random.rademacher(of_rows, x.shape[-2:-1], jnp.float32)
-    return MeanSquares(
+    return RandomSums(
         None,
         jnp.einsum("...kl,l->...k", x, columns)[..., None],
         jnp.einsum("...kl,k->...l", x, rows)[..., None, :],
     )
 
 
-def _of_sums(sums: MeanSquares, x: Array) -> MeanSquares:
+def _of_sums(sums: RandomSums, x: Array) -> MeanSquares:
     """Mean squares of a leaf from the workers' means of its sums."""
     if sums.rows is None:
-        return MeanSquares(jnp.sum(jnp.square(sums.whole)) / float(max(x.size, 1)))
+        return MeanSquares(jnp.sum(jnp.square(sums.some)) / float(max(x.size, 1)))
     rows = jnp.square(sums.rows) / float(x.shape[-1])
     columns = jnp.square(sums.columns) / float(x.shape[-2])
     means = [jnp.mean(y, axis=i, keepdims=True) for y, i in ((rows, -2), (columns, -1))]
