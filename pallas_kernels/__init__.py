@@ -4,7 +4,6 @@ from pallas_kernels._choose import Implementation, check_name
 from pallas_kernels._digits import digits_of_word, pack_digits, unpack_digits
 from pallas_kernels._operations import average_and_recompress, compress, decompress
 from pallas_kernels._packing import (
-    MIN_BLOCK_SIZE,
     check_block_size,
     pack_signs,
     to_blocks,
@@ -14,7 +13,6 @@ from pallas_kernels._packing import (
 from pallas_kernels._reference import Scale, check_scale, running_mean
 
 __all__ = [
-    "MIN_BLOCK_SIZE",
     "Implementation",
     "Scale",
     "average_and_recompress",

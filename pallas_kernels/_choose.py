@@ -22,7 +22,14 @@ fast as XLA's. No GPU has been measured: today None takes XLA's form everywhere.
 
 
 def check_name(implementation: str | None) -> None:
-    """Refuses a name that is no implementation's."""
+    """Refuses a name that is no implementation's.
+
+    Args:
+      implementation: the name, or None for the one that is chosen here.
+
+    Raises:
+      ValueError: if it is neither None nor one of `Implementation`.
+    """
     names = get_args(Implementation)
     if implementation is not None and implementation not in names:
         raise ValueError(

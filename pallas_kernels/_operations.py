@@ -55,7 +55,8 @@ def compress(
     Args:
       value: what is to be sent, of any size; with a momentum, the gradient.
       error: the error of earlier calls, float32 or bfloat16.
-      block_size: values a scale, a power of two from 32 to 2**24.
+      block_size: how many consecutive values share one scale; a power of two from 32 to
+        2**24.
       scale: 'rms' as in the formula, or 'mean_abs' for :math:`\sum |x_i| / |b|`.
       momentum: the momentum that the gradient is added to.
       decay: :math:`\beta`, given with the momentum.
@@ -201,7 +202,10 @@ def decompress(
     check_block_size(ROWS * words.shape[1])
     _check_shape("scales", scales, words.shape[:1])
     if not 0 <= size <= ROWS * words.size:
-        raise ValueError(f"the words hold {ROWS * words.size} values, not {size}.")
+        raise ValueError(
+            f"size must be from 0 to {ROWS * words.size}, the values that the words "
+            f"hold, got {size}."
+        )
     arguments = (words, scales, size, dtype)
     if kernels := mosaic(implementation, "decompress", words):
         interpreted = implementation == "mosaic_interpreted"

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from jax import Array
     from jaxtyping import Float, Float32, Int32, UInt32
 
-ROWS = 32  # bits of a word
-MIN_BLOCK_SIZE = ROWS
+ROWS = 32
+"""Bits of a word, and so the rows of a block, and the fewest values in one."""
 MAX_BLOCK_SIZE = 2**24
 """float32 holds every whole number up to it, as the GPU's form needs of places in a
 block and of counts of its values."""
@@ -22,15 +22,15 @@ def check_block_size(block_size: int) -> None:
     """Refuses a block size that the operations cannot work with.
 
     Args:
-      block_size: values a scale.
+      block_size: how many consecutive values share one scale.
 
     Raises:
       ValueError: if it is no power of two, less than 32, or more than 2**24.
     """
-    is_in_range = MIN_BLOCK_SIZE <= block_size <= MAX_BLOCK_SIZE
+    is_in_range = ROWS <= block_size <= MAX_BLOCK_SIZE
     if not is_in_range or block_size & (block_size - 1):
         raise ValueError(
-            f"block_size must be a power of two of at least {MIN_BLOCK_SIZE} and at "
+            f"block_size must be a power of two of at least {ROWS} and at "
             f"most {MAX_BLOCK_SIZE}, got {block_size}."
         )
 
@@ -109,7 +109,20 @@ def unpack_bits(words: UInt32[Array, "*blocks w"]) -> UInt32[Array, "*blocks 32 
 def to_blocks(
     x: Float[Array, " size"], block_size: int
 ) -> tuple[Float[Array, "b block_size"], Int32[Array, " b"]]:
-    """Blocks of a flat buffer, the last one padded, and the counts of their values."""
+    """Blocks of a flat buffer, the last one padded, and the counts of their values.
+
+    Args:
+      x: the buffer.
+      block_size: number of values in a block.
+
+    Returns:
+      The blocks, padded with zeros, and how many values of each are not padding.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> to_blocks(jnp.array([1.0, 2.0, 3.0]), 2)[1]
+      Array([2, 1], dtype=int32)
+    """
     blocks = jnp.pad(x, (0, -x.size % block_size)).reshape(-1, block_size)
     counts = jnp.full(blocks.shape[0], block_size, jnp.int32)
     if x.size % block_size:

@@ -27,7 +27,14 @@ Scale = Literal["rms", "mean_abs"]
 
 
 def check_scale(scale: str) -> None:
-    """Refuses a name that is no scale's."""
+    """Refuses a name that is no scale's.
+
+    Args:
+      scale: the name.
+
+    Raises:
+      ValueError: if it is not one of `Scale`.
+    """
     if scale not in get_args(Scale):
         raise ValueError(f"scale must be 'rms' or 'mean_abs', got {scale!r}.")
 
@@ -65,7 +72,22 @@ def running_mean(
     momentum: Float32[Array, "*shape"] | None,
     decay: ArrayLike | None,
 ) -> Float32[Array, "*shape"]:
-    """The value; with a momentum, decay · momentum + (1 - decay) · value."""
+    r"""The value; with a momentum, its next value, in float32.
+
+    .. math:: \beta \, momentum + (1 - \beta) \, value
+
+    Args:
+      value: the value; with a momentum, the gradient.
+      momentum: the momentum, of the same shape; None for none.
+      decay: :math:`\beta`; None for none.
+
+    Returns:
+      A float32 array of the same shape.
+
+    Example:
+      >>> print(running_mean(jnp.float32(1.0), jnp.float32(3.0), 0.5))
+      2.0
+    """
     value = value.astype(jnp.float32)
     if momentum is None or decay is None:
         return value

@@ -53,7 +53,10 @@ class ErrorFeedbackState(NamedTuple):
 
 
 class SignErrorFeedbackState(ErrorFeedbackState):
-    """The same, of an exchange after which a block's values have one magnitude."""
+    """The same, of an exchange of signs: a block's values have one magnitude.
+
+    Or a few, where the mean of signs is of counts.
+    """
 
     __slots__ = ()
     has_one_magnitude = True
@@ -87,10 +90,12 @@ class BlockExchange(Exchange):
       codec: encodes a worker's own blocks.
       has_server: True where workers serve blocks, and have errors as servers.
       error_dtype: dtype of stored errors, float32 or bfloat16.
-      exact_below: leaves of fewer values are averaged exactly, all in one all-reduce,
-        whatever the number of workers, as a state is converted to other numbers.
+      exact_below: leaves of fewer values are averaged exactly, all in one all-reduce.
+        The rule does not depend on the number of workers, so that a state that is
+        resized has the same leaves exact.
       exact_1d: whether leaves of fewer than two dimensions are too.
-      bucket_size: the most values that one collective exchanges.
+      bucket_size: the most values that one collective exchanges, where it is not a
+        single block of each worker's.
     """
 
     name: str
@@ -114,7 +119,7 @@ class BlockExchange(Exchange):
 
     @property
     def block_size(self) -> int:
-        """Values a block."""
+        """The number of values in a block."""
         return self.codec.block_size
 
     @abc.abstractmethod

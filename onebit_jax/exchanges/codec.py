@@ -26,7 +26,7 @@ class Codec(abc.ABC):
     codec overrides them where it can do them in fewer passes over memory.
 
     Attributes:
-      block_size: values a block.
+      block_size: number of values in a block.
       has_one_magnitude: True where all values of a block are decoded to one magnitude.
 
     Example:
@@ -164,7 +164,7 @@ def check_codec(codec: Codec) -> None:
         raise TypeError(f"two_phase needs an onebit_jax.Codec, got {codec!r}.")
     block = codec.block_size
     integers = all(isinstance(x, numbers.Integral) for x in (block, codec.words))
-    if not integers or block < 1:
+    if not integers or min(block, codec.words) < 1:
         raise ValueError(
             "a codec's block_size and words must be positive integers, got "
             f"{block!r} and {codec.words!r} of {codec!r}."

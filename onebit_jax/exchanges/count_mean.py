@@ -75,13 +75,14 @@ def count_mean(
 
     Args:
       axis: name, or names, of the mesh axes whose members are the workers.
-      block_size: values a scale; a power of two from 32 to 2**24.
+      block_size: how many consecutive values share one scale; a power of two from 32 to
+        2**24.
       scale: a worker's own: 'rms' for the root mean square, or 'mean_abs' for the mean
         magnitude.
       error_dtype: dtype of the stored errors.
       exact_below: leaves of fewer values are averaged exactly, all in one all-reduce.
         None for block_size / 32 + 2, as in `sign_mean`.
-      bucket_size: the most values that one all-reduce sums.
+      bucket_size: the most values that one all-reduce sums, but at least a block.
 
     Returns:
       An exchange. Its state is an `ErrorFeedbackState`; `update` computes in float32

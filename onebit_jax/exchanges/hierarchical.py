@@ -191,8 +191,7 @@ class _OfBlocks(_Hierarchical):
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, ErrorFeedbackState]:
         del params
-        inside = self.inside
-        hosts, devices = bound_workers(self.exchange.axes), bound_workers(inside)
+        hosts, devices = map(bound_workers, (self.exchange.axes, self.inside))
         exchange = self.exchange.among(hosts)
         name = f"hierarchical {exchange.name}"
         check_local(updates, self.axes, name)
@@ -211,30 +210,37 @@ class _OfBlocks(_Hierarchical):
         for i, mean in zip(division.exact, means, strict=True):
             results[i] = mean
         if division.compressed:
-            served = layout.served_blocks
             blocks = layout.joined([values[i] for i in division.compressed])
-            blocks = blocks.reshape(hosts, devices * served, -1)
-            share = lax.psum_scatter(blocks, inside, scatter_dimension=1, tiled=True)
-            counts = layout.counts().reshape(hosts, devices, served)
-            counts = lax.dynamic_index_in_dim(
-                counts, worker_index(inside), 1, keepdims=False
-            )
-            # In float32: errors of cut blocks are corrected before they are rounded.
-            buffer = Buffer(
-                (share / devices).reshape(-1), error.reshape(-1).astype(jnp.float32)
-            )
-            message, (new_error,), server = exchange.agree(
-                [buffer], None, counts.reshape(-1), server, padded=True
-            )
-            error = new_error.reshape(error.shape).astype(error.dtype)
-            message = gather(
-                message.reshape(hosts, served, -1), inside, axis=1, tiled=True
-            ).reshape(hosts * devices * served, -1)
+            message, error, server = self._agree(blocks, layout, error, server)
             for i, rows in zip(division.compressed, layout.slices, strict=True):
                 x = values[i]
                 mean = exchange.read(message[rows], x.size, x.dtype)
                 results[i] = mean.reshape(x.shape)
         return treedef.unflatten(results), self._state(error, server)
+
+    def _agree(
+        self, blocks: Array, layout: BlockLayout, error: Array, server: Array | None
+    ) -> tuple[Array, Array, Array | None]:
+        """What all hosts agree on: a message of all blocks, and the new errors."""
+        inside, served = self.inside, layout.served_blocks
+        hosts, devices = map(bound_workers, (self.exchange.axes, inside))
+        blocks = blocks.reshape(hosts, devices * served, -1)
+        share = lax.psum_scatter(blocks, inside, scatter_dimension=1, tiled=True)
+        counts = layout.counts().reshape(hosts, devices, served)
+        counts = lax.dynamic_index_in_dim(
+            counts, worker_index(inside), 1, keepdims=False
+        )
+        # In float32: errors of cut blocks are corrected before they are rounded.
+        buffer = Buffer(
+            (share / devices).reshape(-1), error.reshape(-1).astype(jnp.float32)
+        )
+        message, (new_error,), server = self.exchange.among(hosts).agree(
+            [buffer], None, counts.reshape(-1), server, padded=True
+        )
+        message = message.reshape(hosts, served, -1)
+        message = gather(message, inside, axis=1, tiled=True)
+        message = message.reshape(hosts * devices * served, -1)
+        return message, new_error.reshape(error.shape).astype(error.dtype), server
 
     def wire_cost(
         self, params: Any, axis_sizes: Mapping[str, int]

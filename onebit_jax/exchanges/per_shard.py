@@ -16,8 +16,7 @@ from onebit_jax.workers.axes import (
     bound_workers,
     check_floats,
     check_local,
-    varying_axes,
-    worker_index,
+    is_recorded,
 )
 from onebit_jax.workers.specs import entry_names, is_spec, names_of
 from onebit_jax.workers.worker_local import is_worker_local
@@ -173,7 +172,7 @@ class PerShard(Exchange):
                 in_specs=(specs, state_specs),
                 out_specs=(specs, state_specs),
                 axis_names=further,
-                check_vma=set(self.axes) <= varying_axes(worker_index(self.axes)),
+                check_vma=is_recorded(self.axes),
             )
         means, states = run(values, state.groups)
         return treedef.unflatten(means), PerShardState(states)

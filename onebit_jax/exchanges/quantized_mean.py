@@ -55,12 +55,16 @@ def quantized_mean(
     Args:
       axis: name, or names, of the mesh axes whose members are the workers.
       bits: of a value on the wire.
-      block_size: values a scale; a power of two from 32 to 2**24.
-      error_dtype: as of `two_phase`, with the three below.
-      exact_below: leaves of fewer values are averaged exactly.
+      block_size: how many consecutive values share one scale; a power of two from 32 to
+        2**24.
+      error_dtype: dtype of the stored errors, float32 or bfloat16.
+      exact_below: leaves of fewer values are averaged exactly, all in one all-reduce.
+        None for `block_size * bits / 32 + 2`: a leaf of fewer values takes no more
+        bytes exactly than as one block.
       exact_1d: whether leaves of fewer than two dimensions are averaged exactly too:
         a small part of a model's values, and the most sensitive one.
-      bucket_size: the most values that one pair of collectives exchanges.
+      bucket_size: the most values that one pair of collectives exchanges, but at least
+        a block from every worker to every server.
 
     Returns:
       An exchange. Its state is an `ErrorFeedbackState`; `update` computes in float32
@@ -100,7 +104,7 @@ class IntegerCodec(Codec):
 
     Attributes:
       bits: of a value.
-      block_size: values a block.
+      block_size: number of values in a block.
     """
 
     bits: Bits = 4

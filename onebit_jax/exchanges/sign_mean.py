@@ -69,7 +69,8 @@ def sign_mean(
 
     Args:
       axis: name, or names, of the mesh axes whose members are the workers.
-      block_size: values a scale; a power of two from 32 to 2**24.
+      block_size: how many consecutive values share one scale; a power of two from 32 to
+        2**24.
       scale: 'rms' for the root mean square, as in the paper, or 'mean_abs' for the mean
         magnitude, whose error is the smallest: :math:`\|x - C[x]\|^2 = \|x\|^2 -
         \|x\|_1^2 / |b|`, less than :math:`\|x\|^2` whatever x is. That of 'rms' is
@@ -80,10 +81,12 @@ def sign_mean(
       error_dtype: dtype of the stored errors. bfloat16 halves their memory and
         loses what rounding drops.
       exact_below: leaves of fewer values are averaged exactly, all in one all-reduce.
-        None for block_size / 32 + 2: leaves for which that sends no more bytes.
+        None for block_size / 32 + 2: a leaf of fewer values takes no more bytes exactly
+        than as one block.
       exact_1d: whether leaves of fewer than two dimensions are averaged exactly too.
-      bucket_size: the most values that one pair of collectives exchanges. Those of
-        one bucket can overlap with the computation of another.
+      bucket_size: the most values that one pair of collectives exchanges, but at least
+        a block from every worker to every server. The collectives of one bucket can
+        overlap with the computation of another.
       implementation: what compresses: 'xla', 'mosaic' (kernels for NVIDIA GPUs from
         Hopper on) or 'mosaic_interpreted' (the same, slow, on a CPU); None for what
         was measured to be faster on the device, which today is 'xla' on all.
@@ -129,7 +132,8 @@ class SignCodec(Codec):
     """A sign a value and a scale a block, in the words' last column.
 
     Attributes:
-      block_size: values a scale; a power of two from 32 to 2**24.
+      block_size: how many consecutive values share one scale; a power of two from 32 to
+        2**24.
       scale: 'rms' for the root mean square, or 'mean_abs' for the mean magnitude.
       implementation: what computes; as of `sign_mean`.
     """

@@ -134,10 +134,12 @@ def two_phase(
       error_dtype: dtype of the stored errors. bfloat16 halves their memory and
         loses what rounding drops.
       exact_below: leaves of fewer values are averaged exactly, all in one all-reduce.
-        None for `codec.words` + 1: leaves for which that sends no more bytes.
+        None for `codec.words` + 1: a leaf of fewer values takes no more bytes exactly
+        than as one block.
       exact_1d: whether leaves of fewer than two dimensions are averaged exactly too.
-      bucket_size: the most values that one pair of collectives exchanges. Those of
-        one bucket can overlap with the computation of another.
+      bucket_size: the most values that one pair of collectives exchanges, but at least
+        a block from every worker to every server. The collectives of one bucket can
+        overlap with the computation of another.
 
     Returns:
       An exchange. Its state is an `ErrorFeedbackState`; `update` computes in float32

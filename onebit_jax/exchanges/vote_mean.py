@@ -33,8 +33,9 @@ def vote_mean(axis: AxisNames, *, back: Back = "majority") -> Exchange:
     Without a scale and without errors: for updates that are signs themselves, such as
     Distributed Lion's. All values go in one all-to-all, their signs packed, and what
     was agreed comes back in one all-gather: a bit a value, or with back='mean' a count
-    of votes as a digit of base n + 1. That is :math:`1 + \log_2(n + 1)` bits a value
-    and pass of a ring; an all-reduce of digits is :math:`2 \log_2(n + 1)`.
+    of votes as a digit of base n + 1. In a ring a worker then sends
+    :math:`1 + \log_2(n + 1)` bits a value, times (n - 1) / n; by an all-reduce of the
+    digits it would send :math:`2 \log_2(n + 1)`.
 
     A vote that is tied, as even numbers of workers can be, is 1 with back='majority',
     and so is one on zeros alone with either: mask parameters that have no gradients, or

@@ -95,7 +95,8 @@ def collectives(
             return (collective._replace(stage=alone) if alone else collective,)
         if opcode in _UNCOUNTED and "is_host_transfer=true" not in instruction.rest:
             raise NotImplementedError(
-                f"the program contains a {opcode}, whose bytes its text does not tell"
+                f"the program contains a {opcode}, whose bytes its text does not tell: "
+                "count them by hand, or use jax.lax.all_to_all or ppermute"
             )
         if opcode == "conditional":
             return _run_by_branches(

@@ -21,6 +21,10 @@ _CALLED = re.compile(
     r"true_computation|false_computation)=\{?((?:%[\w.\-]+(?:, ?)?)+)"
 )
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([^\]]*)\](\{[^}]*\})?")
+_UNKNOWN = (
+    "this jax prints a form that onebit_jax cannot read; use one of the versions that "
+    "it is tested with, or report this line"
+)
 
 
 class Instruction(NamedTuple):
@@ -115,7 +119,7 @@ def _bits(dtype: str, layout: str) -> int:
         return 8 if dtype == "pred" else 0
     width = re.match(r"[a-z]+(\d+)", dtype)
     if width is None:
-        raise ValueError(f"the element type {dtype!r} has no known width")
+        raise ValueError(f"the element type {dtype!r} has no known width: {_UNKNOWN}")
     # Where its layout does not say that it is packed, an element takes whole bytes.
     packed = re.search(r"E\((\d+)\)", layout)
     return int(packed[1]) if packed else max(8, int(width[1]))
@@ -125,7 +129,7 @@ def source_target_pairs(instruction: Instruction) -> Groups:
     """The (source, target) partitions of a collective-permute."""
     match = re.search(r"\bsource_target_pairs=\{([{}\d, ]*)\}", instruction.rest)
     if match is None:
-        raise ValueError("a collective-permute has no source_target_pairs")
+        raise ValueError(f"a collective-permute has no source_target_pairs: {_UNKNOWN}")
     return _lists(match[1])
 
 
@@ -149,7 +153,7 @@ def replica_groups(instruction: Instruction, size: int) -> Groups:
         r"mesh\[([^\]]*)\](?:, device_ids=\((.*?)\))? \{([^}]*)\}", text
     ):
         return _mesh_groups(*axes.groups())
-    raise ValueError(f"unknown form of replica_groups: {text[:60]!r}")
+    raise ValueError(f"unknown form of replica_groups, {text[:60]!r}: {_UNKNOWN}")
 
 
 def _mesh_groups(mesh: str, device_ids: str | None, axes: str) -> Groups:

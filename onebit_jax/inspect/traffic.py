@@ -45,9 +45,17 @@ class Traffic:
         Raises:
           ValueError: if the stage must be named or is not one of the program's, if the
             axis is not in the mesh, or if a collective belongs to no axis.
+
+        Example:
+          >>> from onebit_jax.inspect.collectives import Collective
+          >>> mean = Collective('all-reduce', 'f32', 400, ('data',), 4, 1, 'every', 600)
+          >>> Traffic((mean,), (), ('data',)).sent_bytes()
+          600
         """
         if axis is not None and axis not in self.mesh_axes:
-            raise ValueError(f"the mesh has axes {self.mesh_axes}, not {axis!r}")
+            raise ValueError(
+                f"the mesh has axes {self.mesh_axes}, not {axis!r}: name one of these"
+            )
         differs = any(collective.stage != "every" for collective in self.collectives)
         if stage is None and len(self.stages) > 1 and differs:
             raise ValueError(
@@ -151,7 +159,10 @@ def traffic(compiled: jax.stages.Compiled, mesh: jax.sharding.Mesh) -> Traffic:
     """
     text = compiled.as_text()
     if text is None:
-        raise ValueError("this backend does not give the text of its programs")
+        raise ValueError(
+            "this backend does not give the text of its programs: count an optimizer's "
+            "bytes with onebit_jax.stage_costs"
+        )
     module = hlo.parse(text)
     if module.size != mesh.size:
         raise ValueError(

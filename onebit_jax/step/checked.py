@@ -38,6 +38,16 @@ class Step:
     ) -> Any:
         """Runs the step.
 
+        Args:
+          params: the parameters, which are donated.
+          state: the optimizer's state, which is donated.
+          batch: the examples of all workers.
+          *args: further arguments of the loss.
+          **options: `stage`, and what else is given to the optimizer's update.
+
+        Returns:
+          New parameters, new state, and what the step returns besides.
+
         Raises:
           ValueError: if parameters or state were donated to an earlier step, the batch
             is one process's own and there are several, or `stage` needs what no step

@@ -15,6 +15,12 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from onebit_jax.step.checked import Step
+from onebit_jax.step.checks import (
+    check_batch,
+    check_made_for,
+    check_stage,
+    check_workers_of,
+)
 from onebit_jax.step.local_gradients import local_value_and_grad
 from onebit_jax.step.local_params import local_params
 from onebit_jax.workers.arithmetic import mean, zero_after
@@ -22,12 +28,7 @@ from onebit_jax.workers.axes import AxisNames, as_tuple
 from onebit_jax.workers.placement import abstract_state, check_params, state_specs
 from onebit_jax.workers.placement import init as init_state
 from onebit_jax.workers.specs import is_spec, names_of
-from onebit_jax.workers.stages import steps_by_stage
-from onebit_jax.workers.worker_local import (
-    check_agreed,
-    is_worker_local,
-    worker_local_nodes,
-)
+from onebit_jax.workers.worker_local import check_agreed, worker_local_nodes
 
 
 class DataParallel(NamedTuple):
@@ -85,11 +86,13 @@ def data_parallel(
       `tx.update`, such as the `value` of `optax.contrib.reduce_on_plateau`.
 
     Raises:
-      ValueError: from `init`, if the exchange works over other axes; from `step`, if
-        the batch cannot be shared equally or is one of several processes' own, the
-        state is one of other parameters or of another number of workers, parameters or
-        state were donated before, the stage comes before anything is learnt, the loss
-        is averaged over the workers already, or an update passes through no exchange.
+      ValueError: if the mesh lacks an axis, or `specs` is given and one of the mesh's
+        other axes is explicit; from `init`, if the exchange works over other axes; from
+        `step`, if the batch cannot be shared equally or is one of several processes'
+        own, the state is one of other parameters or of another number of workers,
+        parameters or state were donated before, the stage comes before anything is
+        learnt, the loss is averaged over the workers already, or an update passes
+        through no exchange.
       TypeError: from `init`, if a random key or running statistics of Flax NNX are
         among the parameters; from `step`, if `loss_fn` returns a pair without
         `has_aux`, no pair with it, or a random key beside the loss.
@@ -153,7 +156,7 @@ class _Run:
         """New parameters, new state, and the means of what the loss returns."""
         workers = math.prod(self.mesh.shape[name] for name in self.axes)
         check_batch(batch, workers, self.axes)
-        _check_workers(state, self.mesh)
+        check_workers_of(state, self.mesh.shape)
         shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
         check_made_for(state, abstract_state(self.tx, shapes, self.mesh))
         check_stage(state, stage)
@@ -287,78 +290,3 @@ def _as_float(path: Any, x: Any) -> jax.Array:
             "beside the loss, and pass each step's own to run.step."
         )
     return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)
-
-
-def check_batch(batch: Any, workers: int, axes: tuple[str, ...]) -> None:
-    """Refuses a batch that cannot be shared equally."""
-    for path, leaf in jax.tree.leaves_with_path(batch):
-        if not leaf.shape or leaf.shape[0] % workers:
-            name = jax.tree_util.keystr(path)
-            raise ValueError(
-                f"the batch's leaf {name or 'itself'} has shape {leaf.shape}: its "
-                f"first axis must be a multiple of the {workers} workers of {axes}."
-            )
-
-
-def check_made_for(state: Any, made: Any) -> None:
-    """Refuses a state of another optimizer or exchange, or of other parameters."""
-    given, needed = ({**_types(tree), **_kinds(tree)} for tree in (state, made))
-    for path in (*needed, *given):
-        if given.get(path) != needed.get(path):
-            there, here = (x.get(path, "missing") for x in (given, needed))
-            raise ValueError(
-                "the state was made by another optimizer or for other parameters: its "
-                f"{path or 'whole'} is {there} and would be {here} with these; restore "
-                "a checkpoint to the shapes of onebit_jax.abstract_state(tx, params, "
-                "mesh), or make the state anew with run.init(params)."
-            )
-
-
-def _types(tree: Any) -> dict[str, Any]:
-    """For each leaf's path its shape, and the dtype of one that is worker-local."""
-    types = {}
-    for path, node in jax.tree.leaves_with_path(tree, is_leaf=is_worker_local):
-        for below, x in jax.tree.leaves_with_path(node):
-            # Optax's own moments may have another dtype after the first step.
-            own = is_worker_local(node)
-            type_ = f"{x.dtype}{x.shape}" if own else x.shape
-            types[jax.tree_util.keystr((*path, *below))] = type_
-    return types
-
-
-def _kinds(tree: Any, above: Any = ()) -> dict[str, str]:
-    """For the path of each state inside another the name of its class."""
-
-    def is_state(node: Any) -> bool:
-        return node is not tree and hasattr(node, "_fields")
-
-    kinds = {}
-    for path, node in jax.tree.leaves_with_path(tree, is_leaf=is_state):
-        if is_state(node):
-            path = (*above, *path)
-            kinds[jax.tree_util.keystr(path)] = type(node).__name__
-            kinds |= _kinds(node, path)
-    return kinds
-
-
-def check_stage(state: Any, stage: str | None) -> None:
-    """Refuses a stage that the optimizer does not have."""
-    # A nested stage ('compressed/measuring') cannot be compiled alone.
-    stages = [s for s in jax.eval_shape(steps_by_stage, state) if "/" not in s]
-    if stage is not None and stage not in stages:
-        known = ", ".join(map(repr, stages)) or "none"
-        raise ValueError(
-            f"the optimizer has no stage {stage!r}, but {known}: name one of its own, "
-            "or leave the stage out."
-        )
-
-
-def _check_workers(state: Any, mesh: Mesh) -> None:
-    for node in worker_local_nodes(state):
-        workers = math.prod(mesh.shape[name] for name in node.leading_axes())
-        for leaf in jax.tree.leaves(node):
-            if leaf.shape[0] != workers:
-                raise ValueError(
-                    f"the state was made for {leaf.shape[0]} workers and the mesh has "
-                    f"{workers}: convert it with onebit_jax.resize."
-                )

@@ -11,13 +11,13 @@ import optax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from onebit_jax.step.checked import Step
-from onebit_jax.step.data_parallel import (
-    DataParallel,
+from onebit_jax.step.checks import (
     check_batch,
     check_made_for,
     check_stage,
-    local_step,
+    check_workers_of,
 )
+from onebit_jax.step.data_parallel import DataParallel, local_step
 from onebit_jax.workers.adaptive import warn_of_adaptive
 from onebit_jax.workers.placement import check_params, check_wrappers, state_specs
 from onebit_jax.workers.worker_local import is_worker_local
@@ -89,6 +89,7 @@ def simulated(
         **extra: Any,
     ) -> tuple[Any, ...]:
         check_batch(batch, workers, (axis,))
+        check_workers_of(state, {axis: workers})
         check_made_for(state, jax.eval_shape(state_of, params))
         check_stage(state, stage)
         one = functools.partial(

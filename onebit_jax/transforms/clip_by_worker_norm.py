@@ -51,7 +51,8 @@ def clip_by_worker_norm(
 
     The norm of the mean gradient, which `optax.clip_by_global_norm` takes, is not
     known where gradients are not exchanged. G is never smaller than it, is the same
-    on all workers, costs one scalar all-reduce, and means the same in both stages.
+    on all workers, costs one scalar all-reduce, and does not depend on the optimizer's
+    stage.
     Where G, in float32, is not finite, no gradient that is returned is: a
     `skip_nonfinite` around this or after it skips the step.
 
@@ -66,7 +67,9 @@ def clip_by_worker_norm(
 
     Raises:
       ValueError: if `max_norm` is a number that is not more than 0, or, from `update`,
-        if gradients differ over further axes than the workers'.
+        if gradients are averaged already, an axis is not bound, or gradients differ
+        over other axes than the workers'.
+      TypeError: from `update`, for gradients that are not real floating-point.
 
     Example:
       >>> import jax, jax.numpy as jnp

@@ -23,7 +23,7 @@ _SECOND_MOMENTS = {
 
 
 def warn_of_adaptive(state: Any) -> None:
-    """Warns of second moments of values that have one magnitude a block.
+    """Warns of second moments of values that have one magnitude a block, or a few.
 
     An exchange of signs tells so by an attribute of its state, `has_one_magnitude`.
 
@@ -37,9 +37,10 @@ def warn_of_adaptive(state: Any) -> None:
         first = next((i for i, x in enumerate(parts) if _is_of_signs(x)), len(parts))
         if any(map(_is_adaptive, _leaves(parts[first + 1 :], _is_adaptive))):
             warnings.warn(
-                "an adaptive optimizer follows an exchange that leaves one magnitude a "
-                "block, so that its second moments do not tell coordinates apart: use "
-                "onebit_jax.onebit_adam, or quantized_mean(axis, 4) before it.",
+                "an adaptive optimizer follows an exchange of signs, which leaves one "
+                "magnitude a block, or a few, so that its second moments do not tell "
+                "coordinates apart: use onebit_jax.onebit_adam, or put "
+                "quantized_mean(axis, 4) before it.",
                 stacklevel=3,
             )
 

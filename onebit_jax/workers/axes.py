@@ -78,8 +78,9 @@ def not_bound(axes: tuple[str, ...]) -> ValueError:
     return ValueError(
         f"worker axis {axes} is not bound (axes in context: {known}): check its "
         "spelling, call update inside jax.shard_map over that axis, as "
-        "onebit_jax.data_parallel does, and make the state with "
-        "onebit_jax.init(tx, params, mesh); nnx.Optimizer can do neither."
+        "onebit_jax.data_parallel does, or name it in onebit_jax.simulated(axis=...), "
+        "and make the state with onebit_jax.init(tx, params, mesh); nnx.Optimizer can "
+        "do neither."
     )
 
 
@@ -138,7 +139,10 @@ def check_local(updates: Any, axes: tuple[str, ...], who: str) -> None:
 
 
 def check_all_axes(updates: Any, axes: tuple[str, ...], who: str) -> None:
-    """Refuses leaves that differ over further axes, over which a decision would too."""
+    """Refuses leaves that differ over other axes than the workers'.
+
+    A decision made from them would differ over these axes as well.
+    """
     for path, leaf in jax.tree.leaves_with_path(updates):
         further = sorted(varying_axes(leaf) - set(axes))
         if further:

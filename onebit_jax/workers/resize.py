@@ -13,7 +13,11 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from onebit_jax.workers.placement import abstract_state
 from onebit_jax.workers.specs import names_of
-from onebit_jax.workers.worker_local import WorkerLocal, is_worker_local
+from onebit_jax.workers.worker_local import (
+    WorkerLocal,
+    is_worker_local,
+    types_by_path,
+)
 
 
 def resize(
@@ -58,7 +62,7 @@ def resize(
       >>> resize(four, tx, jnp.zeros(1), old_mesh, mesh).gradient.value
       Array([[1.5]], dtype=float32)
     """
-    if not _same_types(state, abstract_state(tx, params, old_mesh)):
+    if not _is_made_like(state, abstract_state(tx, params, old_mesh)):
         raise ValueError(
             "the state is not one of this optimizer's on the old mesh, "
             f"{dict(old_mesh.shape)}: pass the mesh that it was made on, and its "
@@ -182,8 +186,7 @@ def _fit(rows: jax.Array, size: int) -> jax.Array:
     return jnp.pad(rows, [(0, 0), (0, 0), (0, size - rows.shape[-1])])
 
 
-def _same_types(a: Any, b: Any) -> bool:
-    if jax.tree.structure(a) != jax.tree.structure(b):
+def _is_made_like(state: Any, made: Any) -> bool:
+    if jax.tree.structure(state) != jax.tree.structure(made):
         return False
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return all(x.shape == y.shape and x.dtype == y.dtype for x, y in pairs)
+    return types_by_path(state) == types_by_path(made)

@@ -14,7 +14,8 @@ class Transfer(NamedTuple):
 
     Attributes:
       op: its name in HLO.
-      bytes: the payload of one worker: its operands, for an all-gather the result.
+      bytes: the payload: the size of one worker's operands, or of an all-gather the
+        size of its result.
       axes: the mesh axes that it works over.
       times: how many collectives share the payload.
     """

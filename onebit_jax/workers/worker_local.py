@@ -77,14 +77,28 @@ def worker_local_nodes(state: Any) -> list[WorkerLocal]:
     return [node for node in nodes if is_worker_local(node)]
 
 
+def types_by_path(state: Any) -> dict[str, Any]:
+    """For each leaf's path its shape, and the dtype of one that is worker-local.
+
+    Other leaves are Optax's, too, whose moments may have another dtype after the first
+    step.
+    """
+    types = {}
+    for path, node in jax.tree.leaves_with_path(state, is_leaf=is_worker_local):
+        for below, x in jax.tree.leaves_with_path(node):
+            type_ = f"{x.dtype}{x.shape}" if is_worker_local(node) else x.shape
+            types[jax.tree_util.keystr((*path, *below))] = type_
+    return types
+
+
 def add_own(params: Any, own: WorkerLocal) -> Any:
     """Agreed parameters plus what each worker's differ by.
 
     Args:
       params: the same on all workers.
-      own: (workers, *shape) of each leaf, of which the mean is added: inside
-        `shard_map`, where there is one, the worker's own. Leaves that `optax.masked`
-        leaves out stay.
+      own: for each leaf `(workers, *shape)`, of which the mean over the first axis is
+        added. Inside `shard_map` that axis has length 1: what is added is the worker's
+        own. Leaves that `optax.masked` leaves out stay.
 
     Returns:
       A tree like the parameters.

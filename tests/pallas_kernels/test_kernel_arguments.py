@@ -24,9 +24,9 @@ def test_arguments_that_would_be_wrong_in_silence():
     for lacking in ({"momentum": one}, {"decay": 0.9}):
         with pytest.raises(ValueError, match="together"):
             pk.compress(one, one, block_size=32, **lacking)
-    with pytest.raises(ValueError, match="hold 32 values, not 33"):
+    with pytest.raises(ValueError, match=r"from 0 to 32, .* got 33"):
         pk.decompress(jnp.ones((1, 1), jnp.uint32), jnp.ones(1), 33)
-    with pytest.raises(ValueError, match="hold 32 values, not -1"):
+    with pytest.raises(ValueError, match=r"from 0 to 32, .* got -1"):
         pk.decompress(jnp.ones((1, 1), jnp.uint32), jnp.ones(1), -1)
 
 

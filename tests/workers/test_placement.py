@@ -101,6 +101,24 @@ def test_resizing_with_other_options_is_refused(other):
         onebit_jax.resize(state, same, params, mesh_of(4), mesh_of(4))
 
 
+def test_moments_whose_dtype_a_step_has_changed_are_resized():
+    """Optax's, of bfloat16 parameters with hyperparameters of float32."""
+    adam = optax.inject_hyperparams(optax.adam, hyperparam_dtype=jnp.float32)(1e-3)
+    tx, params = (
+        optax.chain(onebit_jax.exact_mean("data"), adam),
+        jnp.zeros(4, "bfloat16"),
+    )
+    meshes = mesh_of(4), mesh_of(2)
+    run = onebit_jax.data_parallel(lambda p, x: jnp.mean(x @ p), tx, meshes[0])
+    with jax.numpy_dtype_promotion("standard"):
+        _, before = run.init(params)
+        _, state, _ = run.step(*run.init(params), jnp.ones((4, 4), params.dtype))
+    mu = optax.tree.get(state, "mu")
+    assert mu.dtype != optax.tree.get(before, "mu").dtype
+    resized = onebit_jax.resize(state, tx, params, *meshes)
+    np.testing.assert_array_equal(optax.tree.get(resized, "mu"), mu)
+
+
 def test_a_state_over_two_axes_is_resized():
     def mesh(*shape):
         devices = np.array(jax.devices()[: np.prod(shape)]).reshape(shape)

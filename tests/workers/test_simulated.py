@@ -131,3 +131,23 @@ def test_simulated_workers_may_have_empty_leaves():
     params, state, _ = run.step(params, state, jnp.ones((2, 4)))
     assert state[0].mu.value["none"].shape == (2, 0, 3)
     np.testing.assert_allclose(params["w"], 0.9, rtol=1e-6)
+
+
+def test_a_state_of_another_number_of_workers():
+    tx = optax.chain(onebit_jax.sign_mean("data"), optax.sgd(0.1))
+    four, two = (
+        onebit_jax.simulated(lambda p, x: jnp.mean(x @ p), tx, n) for n in (4, 2)
+    )
+    with pytest.raises(
+        ValueError, match=r"for 4 workers and there are 2 here: .*resize"
+    ):
+        two.step(*four.init(jnp.zeros(3)), jnp.ones((4, 3)))
+
+
+def test_an_axis_that_is_not_told():
+    tx = optax.chain(onebit_jax.sign_mean("host"), optax.sgd(0.1))
+    run = onebit_jax.simulated(lambda p, x: jnp.mean(x @ p), tx, 2)
+    with pytest.raises(
+        ValueError, match=r"name it in onebit_jax.simulated\(axis=...\)"
+    ):
+        run.init(jnp.zeros(3))

@@ -1,0 +1,85 @@
+"""Checks of what a training step is given, before it is traced."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from onebit_jax.workers.stages import steps_by_stage
+from onebit_jax.workers.worker_local import types_by_path, worker_local_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def check_batch(batch: Any, workers: int, axes: tuple[str, ...]) -> None:
+    """Refuses a batch that cannot be shared equally."""
+    for path, leaf in jax.tree.leaves_with_path(batch):
+        if not leaf.shape or leaf.shape[0] % workers:
+            name = jax.tree_util.keystr(path)
+            raise ValueError(
+                f"the batch's leaf {name or 'itself'} has shape {leaf.shape}: its "
+                f"first axis must be a multiple of the {workers} workers of {axes}."
+            )
+
+
+def check_workers_of(state: Any, axis_sizes: Mapping[str, int]) -> None:
+    """Refuses a state of other worker axes, or of another number of workers."""
+    for node in worker_local_nodes(state):
+        axes = node.leading_axes()
+        if not set(axes) <= set(axis_sizes):
+            raise ValueError(
+                f"the state was made for workers along {axes}, and the axes here are "
+                f"{tuple(axis_sizes)}: name the same axes in the exchange, or make the "
+                "state anew with run.init(params)."
+            )
+        workers = math.prod(axis_sizes[name] for name in axes)
+        for leaf in jax.tree.leaves(node):
+            if leaf.shape[0] != workers:
+                raise ValueError(
+                    f"the state was made for {leaf.shape[0]} workers and there are "
+                    f"{workers} here: convert it with onebit_jax.resize."
+                )
+
+
+def check_made_for(state: Any, made: Any) -> None:
+    """Refuses a state of another optimizer or exchange, or of other parameters."""
+    given, needed = ({**types_by_path(tree), **_kinds(tree)} for tree in (state, made))
+    for path in (*needed, *given):
+        if given.get(path) != needed.get(path):
+            there, here = (x.get(path, "missing") for x in (given, needed))
+            raise ValueError(
+                "the state was made by another optimizer or for other parameters: its "
+                f"{path or 'whole'} is {there} and would be {here} with these; restore "
+                "a checkpoint to the shapes of onebit_jax.abstract_state(tx, params, "
+                "mesh), or make the state anew with run.init(params)."
+            )
+
+
+def _kinds(tree: Any, above: Any = ()) -> dict[str, str]:
+    """For the path of each state inside another the name of its class."""
+
+    def is_state(node: Any) -> bool:
+        return node is not tree and hasattr(node, "_fields")
+
+    kinds = {}
+    for path, node in jax.tree.leaves_with_path(tree, is_leaf=is_state):
+        if is_state(node):
+            path = (*above, *path)
+            kinds[jax.tree_util.keystr(path)] = type(node).__name__
+            kinds |= _kinds(node, path)
+    return kinds
+
+
+def check_stage(state: Any, stage: str | None) -> None:
+    """Refuses a stage that the optimizer does not have."""
+    # A nested stage ('compressed/measuring') cannot be compiled alone.
+    stages = [s for s in jax.eval_shape(steps_by_stage, state) if "/" not in s]
+    if stage is not None and stage not in stages:
+        known = ", ".join(map(repr, stages)) or "none"
+        raise ValueError(
+            f"the optimizer has no stage {stage!r}, but {known}: name one of its own, "
+            "or leave the stage out."
+        )
