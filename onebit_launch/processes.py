@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_RANK = {-signal.SIGABRT: 1, LOST_EXIT: 2}
+_VICTIM = (-signal.SIGABRT, LOST_EXIT)
 """Exit statuses by which processes end because another one was lost: by JAX's client,
-and by this application. Of failures at about the same time the one of the lowest rank
-is named the first; all other exit statuses have rank 0."""
+and by this application. Of failures at about the same time one of another status is
+named the first."""
 _SETTLE = 1.0
 """Seconds in which further processes may fail before one is named the first."""
 _DRAIN = 5.0
@@ -108,7 +108,7 @@ def run_together(
         return Failure(f"ended by {name}", 128 + signals[0], is_final=True)
     if not failed:
         return None
-    at = min(failed, key=lambda place: _RANK.get(processes[place].returncode, 0))
+    at = min(failed, key=lambda place: processes[place].returncode in _VICTIM)
     status, said = processes[at].returncode, relays[at][-1].last_line
     return _failure(numbers[at], status, said, running)
 
@@ -157,7 +157,7 @@ def _failure(first: int, status: int, said: str, running: Sequence[int]) -> Fail
       said: The last line with a letter of its standard error.
       running: Numbers of the processes that ran on.
     """
-    is_victim = status in _RANK and running
+    is_victim = status in _VICTIM and running
     what = "ended, as another was lost or hangs" if is_victim else "failed first"
     if status < 0:
         reason = f"process {first} {what}, killed by {signal.Signals(-status).name}"

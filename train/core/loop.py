@@ -19,6 +19,7 @@ from train.core.checkpoint import Checkpoint, Checkpoints, Progress, latest_step
 from train.core.errors import writable
 from train.core.metrics_log import EvalMetrics, StepMetrics
 from train.core.output import is_main_process, say
+from train.core.processes.distributed import meet
 from train.core.totals import Totals, count, stage_rates
 
 if TYPE_CHECKING:
@@ -228,7 +229,7 @@ class _Loop:
         on_cpu = mesh.devices.flat[0].platform == "cpu"
         wait = ", a minute or two on a CPU" if on_cpu else ""
         say(f"{name}: compiling the training step{wait}")
-        self.watchdog.expect("")  # a compilation waits for nobody
+        self.watchdog.expect("")  # a compilation may take any time
         batch = place(element(phase.batches, 0), mesh)
         arguments = begun.params, begun.state, batch, np.uint32(0)
         step = run.step.lower(*arguments).compile()
@@ -242,6 +243,9 @@ class _Loop:
             say(f"{name}: between {axis}s {_spelled(between)}")
         onebit_jax.metrics(begun.state)  # is compiled by itself, at its first call
         evaluate = phase.evaluation(begun.params) if phase.evaluation else None
+        # Steps are not to wait for a process that still compiles: their time is
+        # limited, and gloo gives those that meet in a new group of devices 30 s.
+        meet()
         return _Program(step, evaluate, rates)
 
     def _steps(

@@ -367,6 +367,16 @@ def test_the_wait_for_a_compilation_is_told_of_in_each_phase(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines().count(told) == 2
 
 
+def test_all_processes_have_compiled_when_the_first_step_begins(tmp_path, monkeypatch):
+    """One may have found its programs in the cache, and steps have a limit."""
+    waits = []
+    monkeypatch.setattr(Watchdog, "expect", lambda self, what: waits.append(what))
+    monkeypatch.setattr(loop, "meet", lambda: waits.append("the others"))
+    Run(tmp_path / "run", optimizer="adam").train(until=1)
+    at = waits.index("the others")
+    assert waits[at - 1 : at + 2] == ["", "the others", "step 1"]
+
+
 @pytest.mark.parametrize(("clip", "told"), [(0.001, True), (1e6, False)])
 def test_clipping_that_never_rests_is_told_of(tmp_path, capsys, clip, told):
     tx = optax.chain(

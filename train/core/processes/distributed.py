@@ -218,6 +218,12 @@ def check_agreed(what: dict[str, str]) -> None:
             )
 
 
+def meet() -> None:
+    """Waits for all processes, for as long as it takes."""
+    if jax.process_count() > 1:
+        multihost_utils.process_allgather(np.zeros(()))
+
+
 def check_shared(file: Path) -> None:
     """Waits for all processes and refuses a folder that they do not share.
 
@@ -229,7 +235,7 @@ def check_shared(file: Path) -> None:
     """
     if jax.process_count() == 1:
         return
-    multihost_utils.process_allgather(np.zeros(()))  # it is written by now
+    meet()  # it is written by now
     deadline = time.monotonic() + SEEN_WITHIN
     while not file.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
