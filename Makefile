@@ -1,3 +1,4 @@
+# make env        build the environment, .venv/python3, alone
 # make pretrain   train a small language model with 1-bit Adam beside plain Adam
 # make test       what every change must pass (six minutes on two cores)
 # make test-all   the long tests as well
@@ -17,7 +18,7 @@ CUDA := $(ENV)-cuda
 BARE := $(ENV)-bare
 ROOMS := onebit_jax pallas_kernels onebit_launch models train benchmarks tests
 
-.PHONY: pretrain test test-all test-aot docs wheel drills lint clean
+.PHONY: env pretrain test test-all test-aot docs wheel drills lint clean
 
 # pip is run from outside the environment, so that Debian's separate python3-venv
 # (which carries ensurepip) is not needed.
@@ -29,6 +30,8 @@ $(ENV)/.base: pyproject.toml
 $(ENV)/.test: $(ENV)/.base
 	$(PYTHON) -m pip --python $(BIN)/python install --quiet --editable '.[train,test]'
 	@touch $@
+
+env: $(ENV)/.base
 
 pretrain: $(ENV)/.base
 	$(BIN)/python -m train.lm --compare $(ARGS)

@@ -7,6 +7,7 @@ The names are those of transformers' `BertModel` and its heads; files of older r
 from __future__ import annotations
 
 import json
+import pathlib
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -26,7 +27,6 @@ from models.huggingface_names import (
 from models.stack import stack_layers
 
 if TYPE_CHECKING:
-    import pathlib
     from collections.abc import Iterable, Mapping
 
     from models.config import BertConfig
@@ -50,7 +50,7 @@ _NAMED = 4
 
 
 def read(
-    folder: pathlib.Path, architecture: Architecture
+    folder: str | pathlib.Path, architecture: Architecture
 ) -> tuple[BertConfig, dict[str, Any]]:
     """Reads a model.
 
@@ -64,6 +64,7 @@ def read(
     Raises:
       WeightsError: A file cannot be read, or is not of this model.
     """
+    folder = pathlib.Path(folder)
     config = read_config(folder / CONFIG)
     return config, to_params(read_tensors(folder / WEIGHTS), config, architecture)
 

@@ -21,7 +21,7 @@ from onebit_jax.workers.axes import (
 if TYPE_CHECKING:
     from jax import Array
     from jax.typing import ArrayLike
-    from jaxtyping import Int32
+    from jaxtyping import Float32, Int32
 
 
 class ClipByWorkerNormState(NamedTuple):
@@ -30,14 +30,17 @@ class ClipByWorkerNormState(NamedTuple):
     Attributes:
       count: number of steps.
       clipped: how many of them had larger norms.
+      norm: G of the last step, before it was clipped.
     """
 
     count: Int32[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
     clipped: Int32[Array, ""]
+    norm: Float32[Array, ""]
 
     def metrics(self) -> dict[str, Array]:
-        """The share of steps that were clipped; see `onebit_jax.metrics`."""
-        return {"clipped_share": self.clipped / jnp.maximum(self.count, 1)}
+        """The share of steps that were clipped, and G; see `onebit_jax.metrics`."""
+        share = self.clipped / jnp.maximum(self.count, 1)
+        return {"clipped_share": share, "worker_norm": self.norm}
 
 
 def clip_by_worker_norm(
@@ -101,12 +104,17 @@ def clip_by_worker_norm(
         state = ClipByWorkerNormState(
             jnp.asarray(optax.safe_increment(state.count)),
             jnp.where(factor < 1, optax.safe_increment(state.clipped), state.clipped),
+            norm,
         )
         return jax.tree.map(lambda g: _scaled(g, factor), updates), state
 
     def init_fn(params: optax.Params) -> ClipByWorkerNormState:
         del params
-        return ClipByWorkerNormState(jnp.zeros([], jnp.int32), jnp.zeros([], jnp.int32))
+        return ClipByWorkerNormState(
+            count=jnp.zeros([], jnp.int32),
+            clipped=jnp.zeros([], jnp.int32),
+            norm=jnp.zeros([], jnp.float32),
+        )
 
     return optax.GradientTransformation(init_fn, update_fn)
 

@@ -45,11 +45,15 @@ def test_a_killed_process(drills, tmp_path, form, process, moment):
     drill.assert_nothing_was_lost(out)
 
 
+# Missing heartbeats are noticed after a half to the whole of their limit.
+TIMEOUT = ("--timeout", 60, "--heartbeat-timeout", 300)
+
+
 @pytest.mark.parametrize(
     ("process", "limits", "sentence"),
     [
-        (1, ("--timeout", 60), "did not end within 60 s: another process hangs"),
-        (0, ("--timeout", 60), "did not end within 60 s: another process hangs"),
+        (1, TIMEOUT, "did not end within 60 s: another process hangs"),
+        (0, TIMEOUT, "did not end within 60 s: another process hangs"),
         (1, ("--heartbeat-timeout", 15), "stopped sending heartbeats"),
         (0, ("--heartbeat-timeout", 15), "DEADLINE_EXCEEDED"),
     ],

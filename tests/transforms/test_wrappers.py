@@ -137,7 +137,10 @@ def test_clipped_steps_are_counted_but_for_skipped_ones():
         run.update(factor * gradients(0))  # whose norm is about 17
         shares.append(float(onebit_jax.metrics(run.state)["clipped_share"]))
     np.testing.assert_allclose(shares, [0, 1 / 2, 1 / 2, 1 / 3, 1 / 3, 1 / 2])
-    np.testing.assert_array_equal(jax.tree.leaves(run.state.inner[0]), [4, 2])
+    norm = onebit_jax.metrics(run.state)["worker_norm"]
+    np.testing.assert_array_equal(jax.tree.leaves(run.state.inner[0]), [4, 2, norm])
+    squares = jnp.square(9.0 * gradients(0))
+    np.testing.assert_allclose(norm, jnp.sqrt(jnp.sum(squares) / WORKERS), rtol=1e-5)
 
 
 def test_clipping_does_not_jump_at_the_freeze():

@@ -130,10 +130,10 @@ class PretrainConfig(TransformerFlags, CorpusFlags, FromScratchFlags):
         return {**super().lengths, "long_steps": self.long_steps}
 
     @property
-    def fixed(self) -> set[str]:
-        """Changeable flags that this run must keep."""
+    def fixed(self) -> dict[str, str]:
+        """Changeable flags that this run must keep, and what to give instead."""
         # The first phase of two is over, or ends where the second begins.
-        return {"steps"} if self.long_seq else set()
+        return {"steps": "--long-steps"} if self.long_seq else {}
 
 
 def _given(value: Any, default: Any) -> Any:

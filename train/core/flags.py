@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -29,7 +30,7 @@ from train.core.optimizer import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
     from typing import Self
 
 T = TypeVar("T")
@@ -139,9 +140,9 @@ class TrainingFlags:
     """Go on with the run in --out, exactly, with its own settings."""
 
     @property
-    def fixed(self) -> set[str]:
-        """Changeable flags that this run must keep."""
-        return set()
+    def fixed(self) -> dict[str, str]:
+        """Changeable flags that this run must keep, and what to give instead."""
+        return {}
 
     def decided_by(self, earlier: TrainingFlags) -> Self:
         """These flags, an open topology filled in from the run that is resumed.
@@ -341,14 +342,17 @@ def places(config: TrainingFlags) -> dict[str, Any]:
 
 
 def check_resumable(
-    earlier: TrainingFlags, given: TrainingFlags, fixed: Collection[str] = ()
+    earlier: TrainingFlags,
+    given: TrainingFlags,
+    fixed: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Refuses flags that a run cannot take on when it goes on.
 
     Args:
       earlier: The run's flags.
       given: The flags it is to go on with.
-      fixed: Fields that must not change in this run, though they may in others.
+      fixed: Fields that must not change in this run, though they may in others, and
+        the flags to give instead.
 
     Raises:
       InputError: A flag differs that decides what is trained.
@@ -356,9 +360,10 @@ def check_resumable(
     if names := differing(earlier, given, fixed):
         flag = spelling(names[0])
         before, now = (to_json(x)[names[0]] for x in (earlier, given))
+        instead = f" or give {fixed[names[0]]}" if names[0] in fixed else ""
         raise InputError(
             f"the run in {given.out} was started {_started(flag, before, now)}; leave "
-            f"{flag} out to go on, or start a new run in another --out."
+            f"{flag} out{instead} to go on, or start a new run in another --out."
         )
 
 

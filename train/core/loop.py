@@ -189,8 +189,9 @@ class _Loop:
         if clipped > MUCH_CLIPPED:
             share = f"{clipped:.0%}".replace("%", " %")
             say(
-                f"{share} of the steps were clipped by --clip {self.flags.clip:g}; "
-                "give a new run a larger one, until few are."
+                f"{share} of the steps were clipped by --clip {self.flags.clip:g}, the "
+                f"last from a norm of {self._measures['worker_norm']:.3g}; give a new "
+                "run a larger one, until few are."
             )
         later = list(self.totals.by_stage.items())[1:]
         # Of the axes the first is that of the hosts, or the only one.

@@ -257,6 +257,24 @@ def command_of(folder: Path) -> str:
         return values["command"]
 
 
+def is_of(folder: Path, command: str) -> bool:
+    """True if a folder holds a run of a command."""
+    try:
+        return command_of(folder) == command
+    except InputError:  # none, or another config.json
+        return False
+
+
+def flags_of(folder: Path) -> Mapping[str, Any]:
+    """The flags of a folder's run, of whatever command, as its file has them.
+
+    Raises:
+      InputError: There is no run, or its file is damaged.
+    """
+    with _undamaged(folder) as values:
+        return values["flags"]
+
+
 @contextlib.contextmanager
 def _undamaged(folder: Path) -> Iterator[Any]:
     """The content of a run's file; refuses one that lacks what is asked of it."""

@@ -79,8 +79,9 @@ def held_out_documents(corpus: Survey, seed: int) -> frozenset[int]:
                 "characters: break its lines, or give more files"
             )
         raise InputError(
-            f"the corpus makes {corpus.documents} documents and training takes 4 at "
-            f"least, two of them held out; {advice}."
+            f"the corpus is {corpus.documents} of the 4 documents, of about "
+            f"{DOCUMENT_CHARACTERS:,} characters each, that training takes at least, "
+            f"two of them held out; {advice}."
         )
     count = max(2, round(HELD_OUT * corpus.documents))
     chosen = np.random.default_rng(seed).permutation(corpus.documents)[:count]

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from train.core import run_folder
 from train.core.errors import InputError
 from train.core.mesh import check_attention, check_divisible, make_mesh
+from train.core.output import say
 from train.core.processes.distributed import Cluster
 from train.core.processes.session import watched
 from train.data.pieces import special_pieces
@@ -35,6 +37,13 @@ def answer_alone(config: SquadConfig, timeout: float = Cluster.timeout) -> None:
     """
     check(config)
     assert config.predict, "asked for"
+    if run_folder.exists(config.out) and not run_folder.is_of(
+        config.out, "train.squad"
+    ):
+        raise InputError(
+            f"{config.out} has a config.json that is not of a run of train.squad; give "
+            "another --out for the answers."
+        )
     mesh = make_mesh(config.workers, config.topology)
     check_divisible(config.batch, mesh)
     check_attention(config.attention, mesh)
@@ -48,6 +57,10 @@ def answer_alone(config: SquadConfig, timeout: float = Cluster.timeout) -> None:
         )
     squad = read_squad(config.predict, with_answers=False)
     asked = windows_of(config, squad, weights)
+    say(
+        f"{config.predict}: {len(squad.questions):,} questions in {len(asked):,} "
+        f"windows of {config.seq} tokens, {config.stride} word pieces apart"
+    )
     everywhere = NamedSharding(mesh, PartitionSpec())
     params = jax.device_put(weights.params, everywhere)
     questions = Questions(squad, asked, special_pieces(weights.vocabulary))

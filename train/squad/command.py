@@ -40,8 +40,17 @@ MODULE = "train.squad"
 
 
 def parse(arguments: Sequence[str]) -> Command[SquadConfig]:
-    """Reads the flags; a run that goes on has its own for those not given."""
-    return parse_flags(SquadConfig(), arguments, MODULE)
+    """Reads the flags; a run has its own for those not given.
+
+    All of them if it goes on. If it only answers, as `--start`, its windows.
+    """
+    command = parse_flags(SquadConfig(), arguments, MODULE)
+    start = command.training.start
+    if command.training.predict and start and run_folder.is_of(start, MODULE):
+        flags = run_folder.flags_of(start)
+        cut = SquadConfig(seq=flags["seq"], stride=flags["stride"])
+        return parse_flags(cut, arguments, MODULE)
+    return command
 
 
 def fine_tune(

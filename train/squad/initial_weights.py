@@ -78,6 +78,8 @@ def read_weights(
         text in another way, or the weights are of one type of tokens or of another
         vocabulary's size.
     """
+    if folder is not None and folder.is_file():
+        raise InputError(f"--start {folder} is a file; give the folder that it is in.")
     if folder is not None and not folder.is_dir():
         raise InputError(
             f"there is no folder {folder}; names of Hugging Face's Hub are not "
@@ -87,6 +89,8 @@ def read_weights(
         if folder is None:
             raise InputError("there is no vocabulary; give --vocab, or --start.")
         vocab = folder / model_folder.VOCABULARY
+        if not (vocab.exists() or _has_weights(folder)):
+            raise InputError(f"{folder} {_why_without(folder)}.")
     vocabulary = read_vocabulary(vocab)
     if folder is None:
         config = replace(SIZES[model], vocab_size=len(vocabulary))
@@ -115,6 +119,23 @@ def _read_folder(folder: Path) -> tuple[BertConfig, dict[str, Any]]:
     if checkpoint.exist(folder):
         return _read_run(folder)
     raise InputError(f"{folder} {_why_without(folder)}.")
+
+
+def _has_weights(folder: Path) -> bool:
+    return (folder / huggingface.WEIGHTS).exists() or checkpoint.exist(folder)
+
+
+def trained_tokens(folder: Path) -> int | None:
+    """The tokens of the longest sequences of a run; None where that is not known.
+
+    Args:
+      folder: Of a run, or of weights in Hugging Face's layout.
+    """
+    try:
+        flags = run_folder.flags_of(folder)
+    except InputError:  # the config.json is Hugging Face's
+        return None
+    return max(flags["seq"], flags.get("long_seq") or 0)
 
 
 def _why_without(folder: Path) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from train.core.errors import InputError
+from train.core.output import say
 from train.data.pieces import special_pieces
 from train.data.vocabulary import UNK, say_if_unknown, tokenizer_of
 from train.squad.answer import Questions
 from train.squad.dataset import read_squad
-from train.squad.initial_weights import read_resumed, read_weights
+from train.squad.initial_weights import read_resumed, read_weights, trained_tokens
 from train.squad.windows import check_answers, unknown_share, windows
 
 if TYPE_CHECKING:
@@ -37,6 +38,12 @@ def starting_weights(config: SquadConfig) -> InitialWeights:
     model = config.model or "tiny"
     weights = weights or read_weights(config.start, config.vocab, model)
     check_positions(config, weights)
+    known = config.start and not config.resume and trained_tokens(config.start)
+    if known and known < config.seq:
+        say(
+            f"{config.start} was trained on {known} tokens: the positions from there "
+            f"to --seq {config.seq} begin as they were drawn."
+        )
     return weights
 
 

@@ -95,7 +95,7 @@ def test_a_second_phase_takes_what_is_not_given_from_the_first():
     assert auto.phases[1].freeze == "auto"
     assert (auto.phases[1].batch, auto.phases[1].decay_every) == (8, 3)
     # The first phase is over, or ends where the second begins.
-    assert (config.fixed, PretrainConfig().fixed) == ({"steps"}, set())
+    assert (config.fixed, PretrainConfig().fixed) == ({"steps": "--long-steps"}, {})
 
 
 def test_presets_are_the_papers_and_flags_override_them():

@@ -129,8 +129,8 @@ def test_a_run_goes_on_with_what_it_may_change_and_no_more():
         "the run in run was started with --clip 1.0, not 2.0; leave --clip out to go "
         "on, or start a new run in another --out."
     )
-    with pytest.raises(InputError, match="without --workers; leave --workers out"):
-        check_resumable(earlier, replace(earlier, workers=3), {"workers"})
+    with pytest.raises(InputError, match="leave --workers out or give --hosts to go"):
+        check_resumable(earlier, replace(earlier, workers=3), {"workers": "--hosts"})
     with pytest.raises(InputError, match="with --tail 3, which is None now; leave"):
         check_resumable(replace(earlier, tail=3), earlier)
     other = replace(earlier, seed=1, workers=3, batch=3)

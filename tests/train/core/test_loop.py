@@ -385,7 +385,9 @@ def test_clipping_that_never_rests_is_told_of(tmp_path, capsys, clip, told):
         optax.sgd(PEAK),
     )
     Run(tmp_path / "run", tx=tx).train(until=2, clip=clip)
-    sentence = "100 % of the steps were clipped by --clip 0.001; give a new run a larg"
+    sentence = (
+        "100 % of the steps were clipped by --clip 0.001, the last from a norm of"
+    )
     assert (sentence in capsys.readouterr().out) == told
 
 

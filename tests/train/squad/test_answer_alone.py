@@ -38,12 +38,21 @@ def test_questions_whose_answers_nobody_knows_are_answered(files, tmp_path, caps
     asked.write_text(json.dumps({**content, "version": "v2.0"}))
     for start in (files.out, files.out / "model"):
         out = tmp_path / f"by {start.name}"
-        flags = f"--seq 32 --stride 4 --batch 6 --workers 2 --predict {asked}".split()
+        flags = f"--batch 6 --workers 2 --predict {asked}".split()
         flags += ["--start", str(start), "--out", str(out)]
+        # A run has its own windows, weights alone have none.
+        windows = [] if start == files.out else ["--seq", "32", "--stride", "4"]
         with PROMOTION:
-            answer_alone(parse([*flags, "--null-threshold", "1e9"]).training)
+            answer_alone(parse([*flags, *windows, "--null-threshold", "1e9"]).training)
+        said = "6 questions in 6 windows of 32 tokens, 4 word pieces apart"
+        assert f"{asked}: {said}" in capsys.readouterr().out
         assert (out / answers.name).read_text() == kept
         assert (out / "null_odds_new.json").exists()
+    flags[-1] = str(files.out / "model")  # of Hugging Face's config.json
+    with pytest.raises(InputError, match=r"not of a run of train\.squad; give another"):
+        answer_alone(parse(flags).training)
+    flags[-1] = str(out)
+    flags += ["--seq", "32"]
     flags[flags.index("--start") + 1] = str(write_headless(files))
     with pytest.raises(InputError, match="have not learnt to answer; give those of"):
         answer_alone(parse(flags).training)

@@ -72,8 +72,11 @@ def test_fine_tuning_starts_from_a_pretraining_run(tmp_path, capsys):
     tuned = dataclasses.replace(files, start=config.out, vocab=None, steps=1, seq=24)
     faster = {"dtype": "bfloat16", "remat": "layer"}
     run(tuned, freeze_step=None, **faster)
+    said = capsys.readouterr().out
+    begun = "was trained on 16 tokens: the positions from there to --seq 24 begin as"
+    assert f"{config.out} {begun}" in said
     # Hugging Face's BERT has no Pre-LayerNorm.
-    assert "weights are in the checkpoints" in capsys.readouterr().out
+    assert "weights are in the checkpoints" in said
     assert not (files.out / "model").exists()
     assert (files.out / "scores.json").exists()
     for data in (config.out / "checkpoints" / "2" / "arrays").rglob("d/*"):
