@@ -14,6 +14,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 ROOT = Path(__file__).parents[1]
+# Tests that run in a shell's background would hand on that SIGINT is ignored.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 SMALL_PRETRAIN = str(ROOT / "tests" / "small_pretrain.py")
 
 
