@@ -31,7 +31,25 @@ from onebit_jax.optimizers.parts.moments import as_float32
 
 WORKERS, FREEZE, STEPS, STEPS_OF_FORMULA = 4, 3, 8, LONGEST
 DTYPES = {k: jnp.bfloat16 if k == "matrix" else jnp.float32 for k in SHAPES}
-each_case = pytest.mark.parametrize("name", CASES)
+# Forms of optimizers that other rows are asked of; files that follow DeepSpeed's and
+# the paper's trajectories hold them in every run of the tests.
+FORMS = ("1-bit Adam as published", "0/1 Adam as DeepSpeed's")
+
+
+def of_cases(asked=lambda case: True):
+    """A test for each row of which it can be asked; of `FORMS` among the slow ones."""
+    slow = {name: [pytest.mark.slow] for name in FORMS}
+    return pytest.mark.parametrize(
+        "name",
+        [
+            pytest.param(name, marks=slow.get(name, []))
+            for name, case in CASES.items()
+            if asked(case)
+        ],
+    )
+
+
+each_case = of_cases()
 
 
 def tree_of(seed, workers=None, dtypes=DTYPES, scale=1.0, mean=0.1):
@@ -113,7 +131,7 @@ def schedule(count):
     return 0.01 / (1.0 + jnp.asarray(count, jnp.float32) / 50)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].warmup])
+@of_cases(lambda case: case.warmup)
 def test_before_the_freeze_it_is_optaxs_on_the_mean(name):
     case = CASES[name]
     options = {"weight_decay": 0.1, "mask": DECAYED, "b1": 0.5}
@@ -230,7 +248,7 @@ def test_moments_of_16_bit_parameters_have_32(name):
         assert {x.dtype for x in jax.tree.leaves(moments)} == {np.dtype("f4")}
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].stage])
+@of_cases(lambda case: case.stage)
 def test_static_stages_are_the_same_with_types_unchecked(name):
     """Each program has one stage, and sends what the whole one sends then."""
     whole, _ = program(name)

@@ -25,12 +25,17 @@ ROUNDING = 3e-7
 """Of sums whose terms are normal numbers, some float32 steps of 1: a block of few
 values that nearly cancel has a scale of no more than a few of these."""
 # A tile and a part of one; blocks that share a tile, fill one, and fill several.
-SHAPES = [(3, 64), (9000, 256), (5000, 1024), (10_240, 1024), (9000, 32)]
-SHAPES += [(8192, 4096), (20_000, 8192)]
+SHAPES = [(3, 64), (5000, 1024), (9000, 32), (8192, 4096), (20_000, 8192)]
+MORE = [(9000, 256), (10_240, 1024)]
 LARGE = [(1_000_003, 1024), (1_000_000, 32768), (65_536, 32)]
+
+
+def slow(*arguments):
+    return pytest.param(*arguments, marks=pytest.mark.slow)
+
+
 shapes = pytest.mark.parametrize(
-    ("size", "block_size"),
-    [*SHAPES, *(pytest.param(*shape, marks=pytest.mark.slow) for shape in LARGE)],
+    ("size", "block_size"), [*SHAPES, *(slow(*shape) for shape in (*MORE, *LARGE))]
 )
 
 
@@ -118,8 +123,8 @@ def check(result, x, counted, scale, tolerance):
     [
         ("mean_abs", False),
         ("rms", True),
-        pytest.param("mean_abs", True, marks=pytest.mark.slow),
-        pytest.param("rms", False, marks=pytest.mark.slow),
+        slow("mean_abs", True),
+        slow("rms", False),
     ],
 )
 def test_compress(rng, implementation, size, block_size, scale, with_momentum):
@@ -143,10 +148,7 @@ def test_compress(rng, implementation, size, block_size, scale, with_momentum):
     ("size", "block_size"),
     [
         (10_000, 256),
-        *(
-            pytest.param(40_000, block_size, marks=pytest.mark.slow)
-            for block_size in (32, 1024, 4096, 32768)
-        ),
+        *(slow(40_000, block_size) for block_size in (32, 1024, 4096, 32768)),
     ],
 )
 @pytest.mark.parametrize("error_dtype", [jnp.float32, jnp.bfloat16])
@@ -173,10 +175,7 @@ def test_low_precision(rng, implementation, value_dtype, error_dtype, size, bloc
     ("size", "block_size"),
     [
         (5 * 4096, 1024),
-        *(
-            pytest.param(*shape, marks=pytest.mark.slow)
-            for shape in ((9000, 256), (65_536, 32), (3 * 32768, 32768))
-        ),
+        *(slow(*shape) for shape in ((9000, 256), (65_536, 32), (3 * 32768, 32768))),
     ],
 )
 def test_in_place(rng, implementation, size, block_size):
@@ -201,7 +200,8 @@ def test_in_place(rng, implementation, size, block_size):
         ("rms", 1, 9000, 256),
         ("mean_abs", 20, 9000, 256),
         *(("mean_abs", 3, *shape) for shape in SHAPES),
-        ("rms", 20, 20_000, 8192),
+        *(slow("mean_abs", 3, *shape) for shape in MORE),
+        slow("rms", 20, 20_000, 8192),
     ],
 )
 def test_average_and_recompress(rng, implementation, scale, workers, size, block_size):
@@ -331,7 +331,7 @@ def test_the_optimizer_computes_the_same(implementation):
         assert np.abs(b).max() > 0.1
 
 
-@pytest.mark.parametrize("size", [5 * 1024, 40_000])
+@pytest.mark.parametrize("size", [5 * 1024, slow(40_000)])
 def test_types_of_which_only_some_vary(implementation, size):
     """A replicated error, or momentum, beside each worker's own values."""
     if implementation == "mosaic_interpreted":
