@@ -136,7 +136,8 @@ def test_a_static_stage_in_the_wrong_place_still_makes_sense():
     early.update(gradients_of(2), params_of())
     chex.assert_trees_all_equal(early.state[0].nu, short.state[0].nu)
     before, after = short.state[0].growth.now, early.state[0].growth.frozen
-    chex.assert_trees_all_equal(after, before)
+    # Of the same variance, by another program.
+    chex.assert_trees_all_close(after, before, rtol=1e-6)
     assert int(early.state[0].frozen_at) == 2
 
 
