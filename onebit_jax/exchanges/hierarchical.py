@@ -221,7 +221,7 @@ class _OfBlocks(_Hierarchical):
     def _agree(
         self, blocks: Array, layout: BlockLayout, error: Array, server: Array | None
     ) -> tuple[Array, Array, Array | None]:
-        """What all hosts agree on: a message of all blocks, and the new errors."""
+        """A message of all blocks that all hosts agree on, and the new errors."""
         inside, served = self.inside, layout.served_blocks
         hosts, devices = map(bound_workers, (self.exchange.axes, inside))
         blocks = blocks.reshape(hosts, devices * served, -1)

@@ -1,4 +1,4 @@
-"""What cannot be taken a step with is refused with a sentence that says what to do."""
+"""Refusals of bad input, each a sentence that says what to do."""
 
 import jax
 import jax.numpy as jnp

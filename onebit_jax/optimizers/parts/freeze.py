@@ -56,7 +56,7 @@ def asks_to_freeze(
     norm: Any,
     exchange: Exchange,
 ) -> tuple[Bool[Array, ""], Any]:
-    """Whether a rule asks to freeze the variance now, and the rule's new state.
+    """A flag, set where a rule asks to freeze the variance now, and its new state.
 
     Args:
       rule: the rule.
