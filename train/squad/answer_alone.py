@@ -15,7 +15,7 @@ from train.core.processes.distributed import Cluster
 from train.core.processes.session import watched
 from train.data.pieces import special_pieces
 from train.squad.answer import Questions, answer, write_answers
-from train.squad.config import check
+from train.squad.config import MODULE, check
 from train.squad.dataset import read_squad
 from train.squad.initial_weights import read_weights
 from train.squad.inputs import check_positions, windows_of
@@ -37,11 +37,9 @@ def answer_alone(config: SquadConfig, timeout: float = Cluster.timeout) -> None:
     """
     check(config)
     assert config.predict, "asked for"
-    if run_folder.exists(config.out) and not run_folder.is_of(
-        config.out, "train.squad"
-    ):
+    if run_folder.exists(config.out) and not run_folder.is_of(config.out, MODULE):
         raise InputError(
-            f"{config.out} has a config.json that is not of a run of train.squad; give "
+            f"{config.out} has a config.json that is not of a run of {MODULE}; give "
             "another --out for the answers."
         )
     mesh = make_mesh(config.workers, config.topology)

@@ -24,7 +24,7 @@ from train.core.run_folder import contents_name
 from train.data.model_folder import write_model, write_tokenizer
 from train.squad.answer import answer, score
 from train.squad.answer_alone import answer_alone
-from train.squad.config import FREEZE, SquadConfig, check
+from train.squad.config import FREEZE, MODULE, SquadConfig, check
 from train.squad.inputs import read_questions, starting_weights
 from train.squad.task import make_task
 
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from train.core.task import Params
     from train.squad.initial_weights import InitialWeights
     from train.squad.scores import Score
-
-MODULE = "train.squad"
 
 
 def parse(arguments: Sequence[str]) -> Command[SquadConfig]:

@@ -24,6 +24,9 @@ from train.core.flags import (
 from train.squad.predict import MAX_ANSWER, NUM_BEST
 from train.squad.windows import STRIDE
 
+MODULE = "train.squad"
+"""The command of these flags."""
+
 EPOCHS = 2.0
 """Epochs by default."""
 
