@@ -15,12 +15,12 @@ LearningRate = float | optax.Schedule
 def onebit_adam(
     params: Mapping[str, Any], learning_rate: LearningRate | None = None
 ) -> optax.GradientTransformation:
-    """`"type": "OneBitAdam"`."""
+    """`"type": "OneBitAdam"`, a scale for each tensor as in float32."""
     return onebit_jax.onebit_adamw(
         params["lr"] if learning_rate is None else learning_rate,
         onebit_jax.deepspeed_sign_mean("data"),
         # DeepSpeed drops the gradients of its first call.
-        onebit_jax.freeze_at(max(1, params["freeze_step"] - 1)),
+        onebit_jax.freeze_at(max(1, params.get("freeze_step", 100_000) - 1)),
         *params.get("betas", (0.9, 0.999)),
         params.get("eps", 1e-8),
         params.get("weight_decay", 0.0),
@@ -36,7 +36,7 @@ def onebit_lamb(
     return onebit_jax.onebit_lamb(
         params["lr"] if learning_rate is None else learning_rate,
         onebit_jax.deepspeed_sign_mean("data", fused=True),
-        onebit_jax.freeze_at(max(1, params["freeze_step"] - 1)),
+        onebit_jax.freeze_at(max(1, params.get("freeze_step", 100_000) - 1)),
         *params.get("betas", (0.9, 0.999)),
         params.get("eps", 1e-8),
         params.get("weight_decay", 0.0),
@@ -52,13 +52,13 @@ def onebit_lamb(
 def zero_one_adam(
     params: Mapping[str, Any], learning_rate: LearningRate | None = None
 ) -> optax.GradientTransformation:
-    """`"type": "ZeroOneAdam"`, of a new state `counted`."""
+    """`"type": "ZeroOneAdam"`, likewise, of a new state `counted`."""
     rate = params["lr"] if learning_rate is None else learning_rate
     return onebit_jax.zero_one_adam(
         # The dropped call is counted, and DeepSpeed's schedules begin after it.
         (lambda count: rate(count - 1)) if callable(rate) else rate,
         onebit_jax.deepspeed_sign_mean("data"),
-        onebit_jax.freeze_at(params["var_freeze_step"] + 1),
+        onebit_jax.freeze_at(params.get("var_freeze_step", 100_000) + 1),
         *params.get("betas", (0.9, 0.999)),
         params.get("eps", 1e-8),
         params.get("weight_decay", 0.0),
@@ -84,26 +84,29 @@ def counted(state: Any) -> Any:
     )
 
 
-def warmup(params: Mapping[str, Any]) -> optax.Schedule:
-    """`"type": "WarmupLR"`: a rise by logarithms or in a line, then level."""
-    low, high = params.get("warmup_min_lr", 0.0), params.get("warmup_max_lr", 1e-3)
+def warmup(params: Mapping[str, Any], lr: float | None = None) -> optax.Schedule:
+    """`"type": "WarmupLR"`: a rise by logarithms or in a line, then level.
+
+    It rises to `warmup_max_lr` or, where that is absent, to the optimizer's `lr`.
+    """
+    low, high = params.get("warmup_min_lr", 0.0), params.get("warmup_max_lr", lr)
     steps = max(2, params.get("warmup_num_steps", 1000))
 
     def schedule(count):
-        step = jnp.asarray(count, jnp.float32)
-        rise = step / steps
-        if params.get("warmup_type", "log") == "log":
-            rise = jnp.log1p(step) / math.log(steps)
+        step = jnp.maximum(jnp.asarray(count, jnp.float32), 0.0)
+        rise = jnp.log1p(step) / math.log(steps)
+        if params.get("warmup_type", "log") == "linear":
+            rise = step / steps
         return low + (high - low) * jnp.minimum(rise, 1.0)
 
     return schedule
 
 
 def warmup_decay(params: Mapping[str, Any]) -> optax.Schedule:
-    """`"type": "WarmupDecayLR"`: the same rise, then in a line to zero."""
+    """`"type": "WarmupDecayLR"`: the same rise, to 1e-3 by default, then a line to 0."""
     low, high = params.get("warmup_min_lr", 0.0), params.get("warmup_max_lr", 1e-3)
     steps = max(2, params.get("warmup_num_steps", 1000))
-    total, rise = params["total_num_steps"], warmup(params)
+    total, rise = params["total_num_steps"], warmup(params, high)
 
     def schedule(count):
         step = jnp.asarray(count, jnp.float32)

@@ -68,8 +68,8 @@ for step in range(200):
     now = int(onebit_jax.metrics(state)["skipped"])
     if now > skipped:  # the scale and its window belong into a checkpoint, too
         scale, since, skipped = jnp.maximum(scale / 2, MIN_LOSS_SCALE), 0, now
-    elif since == LOSS_SCALE_WINDOW:
-        scale, since = scale * 2, 0
+    elif since > LOSS_SCALE_WINDOW:
+        scale, since = scale * 2, 1
 
 onebit_jax.assert_replicas_identical(params, mesh)
 print(f"loss {loss:.3f}, {skipped} steps skipped, scale {scale:.0f}")

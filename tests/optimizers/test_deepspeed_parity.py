@@ -128,15 +128,23 @@ def test_its_schedules_begin_after_the_call_that_is_dropped(name):
     assert np.abs(steps[0]).min() > 0
 
 
-@pytest.mark.parametrize("warmup_type", ["log", "linear"])
+@pytest.mark.parametrize("warmup_type", ["log", "linear", "Linear"])
 def test_its_schedule_is_deepspeeds(warmup_type):
+    """By logarithms where it does not know the word; level before its first step."""
     params = {"warmup_max_lr": 4e-4, "warmup_num_steps": 10, "total_num_steps": 50}
     params |= {"warmup_min_lr": 1e-4, "warmup_type": warmup_type}
     schedule = from_deepspeed.warmup_decay(params)
-    rise = {"log": np.log(8) / np.log(10), "linear": 7 / 10}[warmup_type]
-    for step, share in {0: 0, 7: rise, 10: 1, 20: 0.75, 50: 0, 60: 0}.items():
+    rise = 7 / 10 if warmup_type == "linear" else np.log(8) / np.log(10)
+    for step, share in {-1: 0, 0: 0, 7: rise, 10: 1, 20: 0.75, 50: 0, 60: 0}.items():
         expected = 1e-4 + 3e-4 * share
         np.testing.assert_allclose(schedule(step), expected, rtol=1e-5)
         level = 1e-4 + 3e-4 * (share if step < 10 else 1)
         warmup = from_deepspeed.warmup(params)(step)
         np.testing.assert_allclose(warmup, level, rtol=1e-5)
+
+
+def test_a_warm_up_without_a_rate_rises_to_the_optimizers():
+    rise = {"warmup_num_steps": 10}
+    np.testing.assert_allclose(from_deepspeed.warmup(rise, 3e-4)(20), 3e-4)
+    decay = from_deepspeed.warmup_decay({**rise, "total_num_steps": 20})
+    np.testing.assert_allclose(decay(10), 1e-3)
