@@ -65,7 +65,8 @@ def data_parallel(
       loss_fn: from parameters, a worker's share of the batch, and further arguments
         that are the same on all workers, to that worker's own loss, a scalar; or to
         the loss and a tree of arrays if `has_aux`, of which the means are taken. It
-        may use `jax.lax.axis_index`.
+        may use `jax.lax.axis_index`: a random key among the arguments draws the same
+        on all workers, unless the worker's number is folded in.
       tx: an optimizer that exchanges gradients or momentum by itself.
       mesh: the mesh.
       axis: names of the mesh axes whose members are the workers; None for all.

@@ -134,7 +134,8 @@ def check_agreed(updates: Any, state: Any, axes: tuple[str, ...]) -> None:
             if not is_worker_local(leaf) and set(axes) & varying_axes(leaf):
                 raise ValueError(
                     f"the {what} {jax.tree_util.keystr(path)} differs from worker to "
-                    "worker, because gradients pass through no exchange before it: "
-                    f"put onebit_jax.exact_mean({axes}) before what handles it, also "
-                    "before optax.set_to_zero."
+                    "worker, because gradients pass through no exchange before it: put "
+                    "what makes it behind the exchange or, where there is none, behind "
+                    f"onebit_jax.exact_mean({axes}), optax.set_to_zero too; instead of "
+                    "optax.zero_nans take onebit_jax.skip_nonfinite."
                 )
