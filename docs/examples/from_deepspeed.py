@@ -103,7 +103,7 @@ def warmup(params: Mapping[str, Any], lr: float | None = None) -> optax.Schedule
 
 
 def warmup_decay(params: Mapping[str, Any]) -> optax.Schedule:
-    """`"type": "WarmupDecayLR"`: the same rise, to 1e-3 by default, then a line to 0."""
+    """`"type": "WarmupDecayLR"`: the rise, by default to 1e-3, then a line to 0."""
     low, high = params.get("warmup_min_lr", 0.0), params.get("warmup_max_lr", 1e-3)
     steps = max(2, params.get("warmup_num_steps", 1000))
     total, rise = params["total_num_steps"], warmup(params, high)

@@ -53,8 +53,8 @@ def accumulate(
 
     Each worker accumulates its own gradients, in float32, and nothing is exchanged
     in between; the updates in between are zero. The transformation is given the mean of
-    k steps, in the gradients' dtype; its schedules and freeze rules count its updates, one
-    in k steps.
+    k steps, in the gradients' dtype; its schedules and freeze rules count its
+    updates, one in k steps.
 
     `optax.MultiSteps` cannot be used around an exchange: it takes the accumulated
     gradients for the same on all workers.

@@ -156,7 +156,8 @@ def init(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
       parameter is over other axes; all others are replicated.
 
     Raises:
-      ValueError: if the mesh lacks a worker axis, or as `state_specs`.
+      ValueError: if the mesh lacks a worker axis, a variable of Flax NNX is at two
+        places of the parameters, or as `state_specs`.
       TypeError: if a random key or running statistics of Flax NNX are among the
         parameters.
 
@@ -210,19 +211,31 @@ def _over(axes: tuple[str, ...], spec: PartitionSpec) -> PartitionSpec:
 
 
 def check_params(params: Any) -> None:
-    """Refuses random keys, and what Flax NNX keeps beside parameters."""
+    """Refuses random keys, Flax NNX's other state, and a variable at two places."""
 
-    def of_flax(node: Any) -> bool:
-        return any(kind.__name__ in _NOT_TRAINED for kind in type(node).__mro__)
+    def is_variable(node: Any) -> bool:
+        return any(
+            kind.__module__.startswith("flax.") and kind.__name__ == "Variable"
+            for kind in type(node).__mro__
+        )
 
-    for path, node in jax.tree.leaves_with_path(params, is_leaf=of_flax):
+    places: dict[int, str] = {}
+    for path, node in jax.tree.leaves_with_path(params, is_leaf=is_variable):
+        place = jax.tree_util.keystr(path) or "itself"
+        kinds = {kind.__name__ for kind in type(node).__mro__}
         is_key = jnp.issubdtype(getattr(node, "dtype", float), jax.dtypes.prng_key)
-        if is_key or of_flax(node):
+        if is_key or kinds & _NOT_TRAINED:
             kind = "a random key" if is_key else f"Flax's {type(node).__name__}"
             raise TypeError(
-                f"the parameters' leaf {jax.tree_util.keystr(path) or 'itself'} is "
-                f"{kind}, which must not be trained: leave it out, as nnx.split(model, "
-                "nnx.Param, ...) does, and pass it to run.step beside the batch."
+                f"the parameters' leaf {place} is {kind}, which must not be trained: "
+                "leave it out, as nnx.split(model, nnx.Param, ...) does, and pass it "
+                "to run.step beside the batch."
+            )
+        if is_variable(node) and places.setdefault(id(node), place) != place:
+            raise ValueError(
+                f"the parameters' leaves {places[id(node)]} and {place} are one "
+                "variable, and would be trained apart: split the model by graph, "
+                "params, rest = nnx.split(model, nnx.Param, ...), which keeps it once."
             )
 
 

@@ -202,6 +202,16 @@ def test_what_must_not_be_trained(how, make, said):
 
 
 @each
+def test_a_variable_at_two_places_is_not_trained_apart(how):
+    model = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+    model.tied = model.kernel
+    run = runs_of(SGD, lambda model, x: jnp.mean(model(x) ** 2))[how]
+    with pytest.raises(ValueError, match=r"\.kernel and \.tied are one variable"):
+        run.init(model)
+    run.init(nnx.state(model))
+
+
+@each
 def test_an_nnx_model_of_parameters_alone(how):
     run = runs_of(SGD, lambda model, x: jnp.mean(model(x) ** 2))[how]
     params, state = run.init(nnx.Linear(3, 2, rngs=nnx.Rngs(0)))
