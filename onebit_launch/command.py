@@ -17,7 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onebit_launch.environment import environments, free_port, why_taken
+from onebit_launch.environment import (
+    environments,
+    free_port,
+    why_taken,
+    why_unfound,
+)
 from onebit_launch.errors import UsageError
 from onebit_launch.lookout import Lookout
 from onebit_launch.output import say
@@ -197,8 +202,13 @@ def run(flags: Launch, command: Sequence[str]) -> Failure | None:
         lookout = Lookout(flags.coordinator)
         say(
             f"host {flags.host} of 0 to {flags.hosts - 1} starts; its processes wait "
-            f"for the others at {flags.coordinator}."
+            f"in silence for those of all the others at {flags.coordinator}."
         )
+        if reason := why_unfound(flags.coordinator):
+            say(
+                f"{reason}: give that name its address in /etc/hosts here, as "
+                "processes on CPUs look it up to find each other."
+            )
     failure = run_together(
         [sys.executable, *command],
         environments(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 
 
@@ -78,3 +79,31 @@ def why_taken(port: int) -> str | None:
         except OSError as error:
             return error.strerror
     return None
+
+
+def why_unfound(coordinator: str) -> str | None:
+    """Why other hosts do not find this one by its own name; None if they may.
+
+    Gloo, by which processes on CPUs exchange, tells others the address of that name.
+
+    Args:
+      coordinator: HOST:PORT; where it is this machine's own, there are no others.
+    """
+    name = socket.gethostname()
+    if _is_loopback(coordinator.rpartition(":")[0].strip("[]")):
+        return None
+    try:
+        addresses = {info[4][0] for info in socket.getaddrinfo(name, None)}
+    except OSError:
+        return f"this host's own name, {name}, does not resolve"
+    if all(map(_is_loopback, map(str, addresses))):
+        own = ", ".join(sorted(map(str, addresses)))
+        return f"this host's own name, {name}, resolves to {own}, where it is alone"
+    return None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"

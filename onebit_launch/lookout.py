@@ -33,9 +33,10 @@ class Lookout(threading.Thread):
         while reason := _silence(host.strip("[]"), int(port)):
             if time.monotonic() >= deadline:
                 say(
-                    f"nothing answers at {self._coordinator} yet ({reason}): see that "
-                    "it is an address of --host 0, that the launcher runs there, and "
-                    "that its script calls jax.distributed.initialize()."
+                    f"nothing answers at {self._coordinator} yet ({reason}), as while "
+                    "the script there still imports; if that goes on, see that it is "
+                    "an address of --host 0, that the launcher runs there, and that "
+                    "its script calls jax.distributed.initialize()."
                 )
                 return
             time.sleep(min(1.0, self._patience))

@@ -19,8 +19,9 @@ _LONGEST = 400
 """Characters that are kept of a last line."""
 _FRAME = "│ \t\r\n"
 """What stands around the words of a line, as in the boxes that tyro draws."""
-_FOOTER = "For simplicity, JAX has removed its internal frames"
-"""How JAX begins the note that it puts below the exceptions of many functions."""
+_TRACEBACK = "Traceback (most recent call last):"
+_ERROR = "error: "
+"""How a line begins that says in a sentence why a process ends."""
 
 
 @contextlib.contextmanager
@@ -65,8 +66,8 @@ class Relay(threading.Thread):
       prefix: Text before each line.
 
     Attributes:
-      last_line: The last line with a letter, cut to a length that can be read; not
-        JAX's note on a traceback.
+      last_line: The last line with a letter, cut to a length that can be read; after
+        a traceback the line of its exception, unless a line of an error follows.
     """
 
     def __init__(self, pipe: IO[bytes], sink: IO[bytes], prefix: str):
@@ -80,10 +81,17 @@ class Relay(threading.Thread):
         # Bytes that are no text come out as they came in.
         code = ("utf-8", "surrogateescape")
         with io.TextIOWrapper(self._pipe, *code, newline="") as lines:
+            in_traceback = is_named = False
             for line in lines:
                 words = line[:_LONGEST].strip(_FRAME)
-                if any(map(str.isalpha, words)) and not words.startswith(_FOOTER):
+                if line.startswith(_TRACEBACK):
+                    in_traceback, is_named = True, False
+                elif words.startswith(_ERROR):
+                    in_traceback = is_named = False
+                if any(map(str.isalpha, words)) and not is_named:
                     self.last_line = words
+                if in_traceback and not line.startswith((" ", _TRACEBACK)):
+                    in_traceback, is_named = False, True
                 # A bar that is drawn again and again is for those who watch.
                 if not line.endswith("\r") or self._sink.isatty():
                     end = "" if line.endswith(("\n", "\r")) else "\n"

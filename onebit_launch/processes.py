@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from onebit_launch.errors import LOST_EXIT, USAGE_EXIT
-from onebit_launch.output import Relay, open_sinks
+from onebit_launch.output import Relay, open_sinks, say
 
 if TYPE_CHECKING:
     import threading
@@ -94,6 +94,9 @@ def run_together(
             if lookout:
                 lookout.start()
             failed = _wait(processes, signals)
+            if signals:
+                name = signal.Signals(signals[0]).name
+                say(f"{name}: the processes are to end within {grace:g} s.")
             running = [
                 number
                 for number, process in zip(numbers, processes, strict=True)

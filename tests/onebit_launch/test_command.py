@@ -10,7 +10,7 @@ import pytest
 from launching import ROOT
 
 from onebit_launch.command import Launch, check, make_parser, parse
-from onebit_launch.environment import environments, free_port
+from onebit_launch.environment import environments, free_port, why_unfound
 from onebit_launch.errors import UsageError
 from onebit_launch.lookout import Lookout
 
@@ -49,8 +49,8 @@ def test_launchers_of_several_hosts_start_one_cluster(tmp_path):
     ]
     assert [said_by(x).splitlines() for x in launchers] == [
         [
-            f"[launch] host {i} of 0 to 1 starts; its processes wait for the others "
-            f"at {coordinator}.",
+            f"[launch] host {i} of 0 to 1 starts; its processes wait in silence "
+            f"for those of all the others at {coordinator}.",
             f"[{i}] {i} 2 4",
         ]
         for i in range(2)
@@ -95,6 +95,30 @@ def test_a_signal_that_is_ignored_from_the_start_ends_nothing(tmp_path):
     launcher.send_signal(signal.SIGINT)
     go.touch()
     assert said_by(launcher) == ""
+
+
+@pytest.mark.parametrize(
+    ("found", "coordinator", "told"),
+    [
+        (["127.0.1.1"], "10.0.0.1:1", "node, resolves to 127.0.1.1, where it is alone"),
+        ([], "a:1", "node, does not resolve"),
+        (["::1", "10.0.0.2"], "a:1", None),
+        (["127.0.1.1"], "[::1]:1", None),
+        ([], "localhost:1", None),
+    ],
+)
+def test_a_host_that_others_cannot_find_is_told_of(
+    found, coordinator, told, monkeypatch
+):
+    def resolve(name, port):
+        if not found:
+            raise socket.gaierror(-3, "Temporary failure in name resolution")
+        return [(None, None, None, "", (address, 0)) for address in found]
+
+    monkeypatch.setattr(socket, "gethostname", lambda: "node")
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    reason = why_unfound(coordinator)
+    assert reason == (told and f"this host's own name, {told}")
 
 
 def test_the_launcher_needs_python_alone():

@@ -69,12 +69,16 @@ def exists(folder: Path) -> bool:
 def check_free(folder: Path) -> None:
     """Refuses a folder that a new run would overwrite something in.
 
+    Of several processes the main one looks alone, as it holds the folder's lock.
+
     Args:
       folder: The folder.
 
     Raises:
       InputError: It is not a folder, or holds a run.
     """
+    if not is_main_process():
+        return
     with writable(folder):
         if folder.exists() and not folder.is_dir():
             raise InputError(f"--out {folder} is a file; give a folder.")
@@ -181,10 +185,15 @@ def begun(
                 check_free(run.flags.out)
         watchdog.expect("the start of all processes")
         newest = [latest_step(run.flags.out) for run in runs]
+        flags = {
+            f"--{name.replace('_', '-')}": json.dumps(value)
+            for name, value in to_json(given).items()
+        }
+        check_agreed({"list of flags": " ".join(flags)})  # as other versions have
         check_agreed(
             {
                 **first.contents,
-                "set of flags": json.dumps(to_json(given)),
+                **flags,
                 "newest checkpoint in --out": str(newest),
                 "JAX": jax.__version__,
             }

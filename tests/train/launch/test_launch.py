@@ -134,13 +134,25 @@ def test_a_process_that_ends_for_one_that_hangs_is_not_blamed(script):
     )
 
 
-def test_an_exception_is_told_and_not_what_jax_says_below_it(script):
-    text = "import jax\njax.jit(lambda x: len(x))(1.0)"
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("import jax; jax.jit(lambda x: len(x))(1.0)", "TypeError: len() of unsized"),
+        ("raise ValueError('first line\\n  second line\\nthird')", "ValueError: first"),
+        ("try: 1 / 0\nexcept OSError: pass", "ZeroDivisionError: division by zero"),
+        ("try: 1 / 0\nexcept ArithmeticError: raise OSError('no')", "OSError: no"),
+        (
+            "import traceback\ntry: 1 / 0\nexcept ArithmeticError: "
+            "traceback.print_exc(); sys.exit('error: a sentence')",
+            "error: a sentence",
+        ),
+    ],
+)
+def test_the_exception_is_told_and_not_what_follows_it(script, text, told):
     status, said = run(command=script(text), processes=1)
     assert status == 1
-    *_, note, reason = said.splitlines()
-    assert "JAX has removed its internal frames" in note
-    assert "failed first, with exit status 1: TypeError: len() of unsized" in reason
+    reason = said.splitlines()[-1]
+    assert f"failed first, with exit status 1: {told}" in reason
 
 
 def test_a_line_comes_whole_however_long_it_is(script):
@@ -200,7 +212,10 @@ def test_nothing_outlives_the_launcher(script, number, tmp_path):
                 os.kill(pid, signal.SIGKILL)
     else:
         assert status == 128 + number
-        assert launched.said == f"[launch] ended by {number.name}."
+        assert launched.lines == [
+            f"[launch] {number.name}: the processes are to end within 10 s.",
+            f"[launch] ended by {number.name}.",
+        ]
         assert not any(map(is_running, grandchildren))
 
 
