@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import Tracer
+from jax.experimental import multihost_utils
 
 from onebit_jax.workers.stages import steps_by_stage
 
@@ -32,6 +34,8 @@ class Step:
         # The first array of the last state returned, and the stages that it has begun.
         self._last: Callable[[], Any] = lambda: None
         self._begun: frozenset[str] = frozenset()
+        # The stages whose programs all processes have compared.
+        self._compared: set[str | None] = set()
 
     def __call__(
         self, params: Any, state: Any, batch: Any, *args: Any, **options: Any
@@ -50,13 +54,19 @@ class Step:
 
         Raises:
           ValueError: if parameters or state were donated to an earlier step, the batch
-            is one process's own and there are several, or `stage` needs what no step
-            has learnt yet.
+            is one process's own and there are several, these would not run the same
+            program, or `stage` needs what no step has learnt yet.
         """
         _check_not_donated({"params": params, "state": state})
+        stage = options.get("stage")
         if self._processes > 1:
             _check_global(batch, self._processes)
-        stage = options.get("stage")
+            comparable = self._processes == jax.process_count() and not any(
+                isinstance(x, Tracer) for x in jax.tree.leaves((params, state))
+            )
+            if comparable and stage not in self._compared:
+                _check_same(self.lower(params, state, batch, *args, **options))
+                self._compared.add(stage)
         if stage is None:
             return self.jitted(params, state, batch, *args, **options)
         # To read a state's counters is to wait for the step that returns it: a state
@@ -111,6 +121,20 @@ def _check_global(batch: Any, processes: int) -> None:
                 "all their rows by jax.make_array_from_process_local_data(sharding, "
                 "rows), or by jax.device_put(batch, sharding) where each has them all."
             )
+
+
+def _check_same(lowered: jax.stages.Lowered) -> None:
+    # Learning rates, decays and the steps of a freeze are constants of the program.
+    digest = hashlib.sha256(lowered.as_text().encode()).digest()
+    own = np.frombuffer(digest, np.uint32)
+    everyones = multihost_utils.process_allgather(own)
+    others = np.flatnonzero((everyones != everyones[0]).any(axis=-1))
+    if others.size:
+        raise ValueError(
+            f"process {others[0]} would run another step than process 0: give all "
+            "processes the same settings (learning rate, freeze, exchange), shapes and "
+            "versions."
+        )
 
 
 def _check_learnt(state: Any, stage: str) -> None:

@@ -1,11 +1,16 @@
 """A step names what it was given wrongly, and passes on what it was given rightly."""
 
+import re
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax import nnx
+from launching import ROOT
 from virtual_workers import mesh_of, mesh_over
 
 import onebit_jax
@@ -217,6 +222,32 @@ def test_an_nnx_model_of_parameters_alone(how):
     params, state = run.init(nnx.Linear(3, 2, rngs=nnx.Rngs(0)))
     first = run.step(params, state, BATCH)
     assert float(run.step(*first[:2], BATCH)[2]) < float(first[2])
+
+
+RATE_OF_ITS_OWN = """
+import jax, numpy as np, onebit_jax, optax
+jax.distributed.initialize()
+mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+rate = 0.1 if jax.process_index() else 0.2
+tx = optax.chain(onebit_jax.exact_mean("data"), optax.sgd(rate))
+run = onebit_jax.data_parallel(lambda p, x: (p * x).sum(), tx, mesh)
+params, state = run.init(np.zeros(3, np.float32))
+rows = jax.sharding.NamedSharding(mesh, jax.P("data"))
+batch = jax.device_put(np.ones((2, 3), np.float32), rows)
+run.step(params, state, batch)
+"""
+
+
+def test_processes_with_settings_of_their_own_are_refused(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(RATE_OF_ITS_OWN)
+    launcher = [sys.executable, "-m", "onebit_launch", "--processes", "2", "--", script]
+    launched = subprocess.run(
+        launcher, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert launched.returncode == 1
+    said = r"ValueError: process 1 would run another step than process 0: give all"
+    assert re.search(said, launched.stderr.splitlines()[-1]), launched.stderr
 
 
 def test_a_batch_of_one_of_several_processes():

@@ -139,9 +139,10 @@ def test_what_is_not_a_whole_number():
 
 
 def test_what_is_not_an_exchange_or_a_freeze_rule():
-    for arguments in (("data", freeze_at(1)), (sign_mean("data"), 100)):
-        with pytest.raises(TypeError, match=r"needs an exchange.*and a freeze rule"):
-            onebit_adam(0.1, *arguments)
+    with pytest.raises(TypeError, match=r"needs an exchange.*, got 'data'\.$"):
+        onebit_adam(0.1, "data", freeze_at(1))
+    with pytest.raises(TypeError, match=r"needs a freeze rule.*, got 100\.$"):
+        onebit_adam(0.1, sign_mean("data"), 100)
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,13 @@ def check_parts(who: str, exchange: Any, freeze: Any, floor: Any, bound: Any) ->
       TypeError: if a part is of another type, or the exchange returns votes.
       ValueError: if the bound is not more than 0.
     """
-    if not isinstance(exchange, Exchange) or not isinstance(freeze, FreezeRule):
+    if not isinstance(exchange, Exchange):
         raise TypeError(
-            f"{who} needs an exchange, such as sign_mean('data'), and a freeze rule, "
-            f"such as freeze_at(1000), got {exchange!r} and {freeze!r}."
+            f"{who} needs an exchange, such as sign_mean('data'), got {exchange!r}."
+        )
+    if not isinstance(freeze, FreezeRule):
+        raise TypeError(
+            f"{who} needs a freeze rule, such as freeze_at(1000), got {freeze!r}."
         )
     if not exchange.keeps_scale:
         raise TypeError(
