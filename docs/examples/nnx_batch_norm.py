@@ -1,13 +1,13 @@
 """A Flax NNX model with BatchNorm and Dropout, trained by eight workers.
 
-`nnx.Optimizer` cannot hold an optimizer of workers: `nnx.split` takes its state apart,
-so that nothing tells any longer what differs from worker to worker. The model is split
-instead, and `data_parallel` trains its parameters. Each worker normalises by its share
-of the batch; where that is small, `nnx.BatchNorm(..., axis_name="data")` normalises by
-the whole batch. The running statistics come back as auxiliary values, which are
-averaged over the workers, and go into the next step as an argument. So does a key of
-the step, of which each worker makes random numbers of its own. Both must stay out of
-the parameters, which are `nnx.Param` alone.
+`nnx.Optimizer` cannot hold an optimizer of workers: where `nnx.split` takes its state
+apart, what marks the worker-local leaves is lost. The model is split instead, and
+`data_parallel` trains its parameters. Each worker normalises by its share of the batch;
+where that is small, `nnx.BatchNorm(..., axis_name="data")` normalises by the whole
+batch. The running statistics come back as auxiliary values, which are averaged over the
+workers, and go into the next step as an argument. So does a key of the step, of which
+each worker makes random numbers of its own. Both must stay out of the parameters, which
+are `nnx.Param` alone.
 """
 
 import jax
