@@ -340,7 +340,7 @@ def test_inside_optaxs_wrappers_it_is_as_alone():
     ("wrong", "error", "message"),
     [
         ({"exchange": "data"}, TypeError, "needs an exchange"),
-        ({"freeze": 10}, TypeError, "needs an exchange"),
+        ({"freeze": 10}, TypeError, "needs a freeze rule"),
         ({"floor": 1e-6}, TypeError, "floor must be a FloorAtMean"),
         ({"ratio_limits": (1.0, 0.1)}, ValueError, "ratio_limits must be two numbers"),
         ({"factor_limits": (-1, 1)}, ValueError, "factor_limits must be two numbers"),
