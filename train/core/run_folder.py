@@ -69,21 +69,19 @@ def exists(folder: Path) -> bool:
 def check_free(folder: Path) -> None:
     """Refuses a folder that a new run would overwrite something in.
 
-    Of several processes the main one looks alone, as it holds the folder's lock.
-
     Args:
       folder: The folder.
 
     Raises:
       InputError: It is not a folder, or holds a run.
     """
-    if not is_main_process():
-        return
     with writable(folder):
         if folder.exists() and not folder.is_dir():
             raise InputError(f"--out {folder} is a file; give a folder.")
         taken = (FILE, metrics_log.FILE, checkpoint.FOLDER)
         if any((folder / name).exists() for name in taken):
+            if (folder / lock.FILE).exists() and not is_main_process():
+                return  # the main process, which asks for the lock, says whose it is
             lock.check_unused(folder)  # which a run that goes on would be refused by
             raise InputError(
                 f"{folder} already holds a run; go on with it by --resume, or give "

@@ -141,6 +141,16 @@ def test_processes_that_are_given_other_flags_are_refused(run, monkeypatch):
     assert one.keys() > run.contents.keys()
 
 
+def test_another_process_leaves_a_locked_folder_to_the_main_one(run, monkeypatch):
+    """A folder of its own, which process 0 does not see, it refuses by itself."""
+    run_folder.write(run)
+    monkeypatch.setattr(run_folder, "is_main_process", lambda: False)
+    with pytest.raises(InputError, match="already holds a run"):
+        run_folder.check_free(run.flags.out)
+    (run.flags.out / lock.FILE).touch()
+    run_folder.check_free(run.flags.out)
+
+
 def test_a_run_that_begins_says_whose_its_folder_is(run):
     written = []
     inner = replace(run, flags=replace(run.flags, out=run.flags.out / "adam"))
