@@ -21,20 +21,28 @@ def mean_squares(x):
 
 
 def estimated(x, place, step):
-    """The same by random sums, for a leaf that is the so-manieth of so many."""
-    leaf, leaves = place
-    key = jax.random.fold_in(jax.random.key(0), step)
-    key = jax.random.split(key, leaves)[leaf]
+    """The same by random sums, for the so-manieth of leaves of these shapes."""
+    own = signs(place, step)
     if not is_matrix(x):
-        flat = x.reshape(-1) * signs(key, x.size)
+        flat = x.reshape(-1) * own
         sums = np.array([flat[i::SUMS].sum() for i in range(SUMS)])
         return several(*[np.sum(sums**2) / x.size] * 3)
-    of_columns, of_rows = jax.random.split(key)
     rows, columns = x.shape
-    of_each_row = np.square(x @ signs(of_columns, columns))[:, None] / columns
-    of_each_column = np.square(signs(of_rows, rows) @ x)[None] / rows
+    of_rows, of_columns = np.split(own, [rows])
+    of_each_row = np.square(x @ of_columns)[:, None] / columns
+    of_each_column = np.square(of_rows @ x)[None] / rows
     whole = (of_each_row.mean() + of_each_column.mean()) / 2
     return several(whole, of_each_row, of_each_column)
+
+
+def signs(place, step):
+    """A leaf's part of all leaves' random signs."""
+    leaf, shapes = place
+    leaves = [np.empty(shape) for shape in shapes]
+    ends = np.cumsum([sum(x.shape) if is_matrix(x) else x.size for x in leaves])
+    key = jax.random.fold_in(jax.random.key(0), step)
+    drawn = jax.random.rademacher(key, (int(ends[-1]),), "f4")
+    return np.split(np.asarray(drawn, float), ends)[leaf]
 
 
 def several(*arrays):
@@ -43,10 +51,6 @@ def several(*arrays):
     for i, each in enumerate(arrays):
         found[i] = each
     return found
-
-
-def signs(key, number):
-    return np.asarray(jax.random.rademacher(key, (number,), "f4"), float)
 
 
 def is_matrix(x):
@@ -62,7 +66,7 @@ class Leaf:
       b2: decay of the variance.
       eps: added to the root of the variance.
       freeze: number of steps after which the variance is frozen.
-      place: which of how many leaves it is.
+      place: which of the leaves it is, and the shapes of all.
       parts: what the compressed stage has of `PARTS`.
       lead: steps by which its momentum is led.
       refreshes: numbers of the steps that refresh the variance until then; None for

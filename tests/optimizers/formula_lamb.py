@@ -20,7 +20,7 @@ class Leaf:
       b2: decay of both variances.
       eps: added to the root of a variance.
       freeze: number of steps after which variance and ratio are frozen.
-      place: which of how many leaves it is; no matter here.
+      place: of other optimizers.
       parts: what the compressed stage has of `PARTS`.
       weight_decay: of this leaf.
       bias_correction: of the moments and of the mean ratio.

@@ -68,7 +68,7 @@ def test_is_its_formula(options, own, limits):
     expected = {k: np.asarray(p, float) for k, p in params.items()}
     leaves = {
         k: formula_lamb.Leaf(
-            s, *moments.values(), freeze, (i, len(SHAPES)),
+            s, *moments.values(), freeze, (i, SHAPES.values()),
             weight_decay=decay * DECAYED[k], **own, **limits,
         )
         for i, (k, s) in enumerate(SHAPES.items())

@@ -90,7 +90,7 @@ def test_is_its_formula(name):
     run = Workers(tx, params, mesh_of(WORKERS))
     expected = {k: np.asarray(p, float) for k, p in params.items()}
     leaves = {
-        k: case.leaf(s, *moments.values(), freeze_step, (i, len(SHAPES)))
+        k: case.leaf(s, *moments.values(), freeze_step, (i, SHAPES.values()))
         for i, (k, s) in enumerate(SHAPES.items())
     }
     size, bounded = sum(p.size for p in params.values()), []

@@ -65,20 +65,20 @@ BUGS = {
     ),
     "values have no random signs": Bug(
         "onebit_jax/optimizers/parts/growth.py",
-        "flat = flat * jax.random.rademacher(key, flat.shape, jnp.float32)",
-        "del key",
+        "flat = x.reshape(-1) * signs",
+        "flat = x.reshape(-1)",
         SUMS,
     ),
     "columns have no random signs": Bug(
         "onebit_jax/optimizers/parts/growth.py",
-        "jax.random.rademacher(of_columns, x.shape[-1:], jnp.float32)",
-        "jnp.ones(x.shape[-1:], jnp.float32)",
+        'einsum("...kl,l->...k", x, columns)',
+        'einsum("...kl,l->...k", x, jnp.ones_like(columns))',
         SUMS,
     ),
     "rows have no random signs": Bug(
         "onebit_jax/optimizers/parts/growth.py",
-        "jax.random.rademacher(of_rows, x.shape[-2:-1], jnp.float32)",
-        "jnp.ones(x.shape[-2:-1], jnp.float32)",
+        'einsum("...kl,k->...l", x, rows)',
+        'einsum("...kl,k->...l", x, jnp.ones_like(rows))',
         SUMS,
     ),
     "random signs are those of the first step": Bug(
@@ -89,8 +89,8 @@ BUGS = {
     ),
     "random signs are the same in all leaves": Bug(
         "onebit_jax/optimizers/parts/growth.py",
-        "map(self._sums, leaves, keys[: len(leaves)])",
-        "map(self._sums, leaves, [key] * len(leaves))",
+        "map(self._sums, leaves, parts)",
+        "map(self._sums, leaves, (signs[:n] for n in sizes))",
         FORMULA,
     ),
     "eight random sums are one": Bug(

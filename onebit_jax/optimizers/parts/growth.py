@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import operator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from jax import Array
     from jax.typing import ArrayLike
-    from jaxtyping import Bool, Float, Float32, Int32, Key
+    from jaxtyping import Bool, Float, Float32, Int32
 
 # A row or column with less than this share of its leaf's mean square is taken to have
 # had no gradients.
@@ -230,9 +231,12 @@ class GrowthByMeanSquares:
         axes: tuple[str, ...],
     ) -> GrowthState:
         leaves, treedef = jax.tree.flatten(gradients)
+        sizes = [self._signs(x) for x in leaves]
+        # One draw: a draw for each leaf would take longer to compile than all the rest.
         key = jax.random.fold_in(jax.random.key(0), count)
-        keys = jax.random.split(key, max(len(leaves), 1))
-        sums = tuple(map(self._sums, leaves, keys[: len(leaves)]))
+        signs = jax.random.rademacher(key, (sum(sizes),), jnp.float32)
+        parts = jnp.split(signs, list(itertools.accumulate(sizes)))
+        sums = tuple(map(self._sums, leaves, parts))
         squares = treedef.unflatten(map(_of_sums, means(sums, axes), leaves))
         now = optax.tree.update_moment(squares, state.now, decay**self.period, 1)
         return state._replace(now=now, measured=state.measured + 1)
@@ -269,7 +273,9 @@ class GrowthByMeanSquares:
     def wire_cost(self, params: Any, axes: tuple[str, ...]) -> tuple[Transfer, ...]:
         """The all-reduce of `follow`."""
         sums = jax.eval_shape(
-            lambda ps: [self._sums(p, jax.random.key(0)) for p in ps],
+            lambda ps: [
+                self._sums(p, jnp.ones(self._signs(p), jnp.float32)) for p in ps
+            ],
             jax.tree.leaves(params),
         )
         size = sum(x.size for x in jax.tree.leaves(sums))
@@ -281,8 +287,12 @@ class GrowthByMeanSquares:
     def _means(self, squares: optax.Params) -> optax.Params:
         return jax.tree.map(lambda x: _mean_squares(x, self._by_lines(x)), squares)
 
-    def _sums(self, x: Array, key: Key[Array, ""]) -> RandomSums:
-        return _random_sums(x, key, self._by_lines(x))
+    def _signs(self, x: Array) -> int:
+        """How many random signs the sums of a leaf take."""
+        return sum(x.shape[-2:]) if self._by_lines(x) else x.size
+
+    def _sums(self, x: Array, signs: Float32[Array, " signs"]) -> RandomSums:
+        return _random_sums(x, signs, self._by_lines(x))
 
 
 def _nodes(tree: optax.Params) -> list[MeanSquares]:
@@ -298,18 +308,15 @@ def _mean_squares(squares: Float32[Array, ...], by_lines: bool) -> MeanSquares:
 
 
 def _random_sums(
-    x: Float[Array, ...], key: Key[Array, ""], by_lines: bool
+    x: Float[Array, ...], signs: Float32[Array, " signs"], by_lines: bool
 ) -> RandomSums:
     """Sums over rows and columns, or eight over parts of what is no matrix."""
     x = x.astype(jnp.float32)
     if not by_lines:
-        flat = x.reshape(-1)
-        flat = flat * jax.random.rademacher(key, flat.shape, jnp.float32)
+        flat = x.reshape(-1) * signs
         flat = jnp.pad(flat, (0, -flat.size % _SUMS))
         return RandomSums(jnp.sum(flat.reshape(-1, _SUMS), axis=0))
-    of_columns, of_rows = jax.random.split(key)
-    columns = jax.random.rademacher(of_columns, x.shape[-1:], jnp.float32)
-    rows = jax.random.rademacher(of_rows, x.shape[-2:-1], jnp.float32)
+    rows, columns = jnp.split(signs, [x.shape[-2]])
     return RandomSums(
         None,
         jnp.einsum("...kl,l->...k", x, columns)[..., None],
