@@ -66,7 +66,7 @@ def test_a_run_goes_on_with_other_processes(drills, killed, tmp_path, form, proc
 
 @pytest.mark.parametrize("workers", [1, 2, 4, 8])
 @pytest.mark.parametrize("form", ["flat", "counts", "hierarchical"])
-def test_what_is_owed_to_the_average_stays_owed(killed, form, workers):
+def test_another_number_of_workers_keeps_the_residual(killed, form, workers):
     out = killed(form)
     words = (out / "vocab.txt").read_text().splitlines()
     model = replace(SMALL, vocab_size=len(words))

@@ -10,10 +10,10 @@ from exchanges.cases import BLOCK, SHAPES, SPECS
 
 
 def errors_of(case, state):
-    """For each leaf what workers, or hosts, owe, and what all servers together do.
+    """For each leaf the errors of workers, or hosts, and those of all servers together.
 
-    (teams, size) and (size,) in float64; zeros where an exchange owes nothing.
-    Asserts that nothing is owed where there is no value.
+    (teams, size) and (size,) in float64; zeros where an exchange has none.
+    Asserts that errors are zero where there is no value.
     """
     sizes = {name: math.prod(shape) for name, shape in SHAPES.items()}
     teams = math.prod(case.mesh[a] for a in case.axes if a not in case.inside)
@@ -26,8 +26,8 @@ def errors_of(case, state):
     if case.fused:
         ends = np.cumsum(list(sizes.values()))[:-1]
         own = np.split(flat(worker), ends, axis=1)
-        owed = np.split(flat(servers[0]).reshape(-1), ends)
-        return dict(zip(SHAPES, zip(own, owed, strict=True), strict=True))
+        served = np.split(flat(servers[0]).reshape(-1), ends)
+        return dict(zip(SHAPES, zip(own, served, strict=True), strict=True))
     if isinstance(servers[0], dict):
         return {n: (flat(worker[n]), flat(servers[0][n]).reshape(-1)) for n in SHAPES}
     own = (
@@ -35,10 +35,10 @@ def errors_of(case, state):
         if isinstance(worker, dict)
         else in_order(case, flat(worker), SHAPES)
     )
-    owed = {n: np.zeros((1, s)) for n, s in sizes.items()}
+    served = {n: np.zeros((1, s)) for n, s in sizes.items()}
     if servers[0] is not None:
-        owed = in_order(case, flat(servers[0]).reshape(1, -1), SHAPES)
-    return {n: (own[n], owed[n].reshape(-1)) for n in SHAPES}
+        served = in_order(case, flat(servers[0]).reshape(1, -1), SHAPES)
+    return {n: (own[n], served[n].reshape(-1)) for n in SHAPES}
 
 
 def errors_of_shards(case, groups):
@@ -81,7 +81,7 @@ def in_order(case, rows, names):
         else:
             found[name] = part
         end = start + -(-size // BLOCK) * BLOCK
-        assert not rows[:, start + size : end].any(), "padding owes nothing"
+        assert not rows[:, start + size : end].any(), "padding has no error"
         start = end
-    assert not rows[:, start:].any(), "padding owes nothing"
+    assert not rows[:, start:].any(), "padding has no error"
     return found

@@ -94,14 +94,14 @@ def test_deepspeed_freezes_alone():
 def test_what_several_have_left_is_paid(make):
     tx, params = make("data"), jnp.zeros(SHAPE)
     several = Workers(tx, params, mesh_of(4))
-    owed = jnp.zeros(SHAPE)
+    residual = jnp.zeros(SHAPE)
     for step in range(3):
         values = gradients_of(4, step)
-        owed += values.mean(axis=0) - several.update(values)
+        residual += values.mean(axis=0) - several.update(values)
     alone = Workers(tx, params, mesh_of(1))
     alone.state = onebit_jax.resize(several.state, tx, params, mesh_of(4), mesh_of(1))
     value = gradients_of(1, 3)
-    np.testing.assert_allclose(alone.update(value), value[0] + owed, atol=1e-5)
+    np.testing.assert_allclose(alone.update(value), value[0] + residual, atol=1e-5)
     assert not any(x.any() for x in jax.tree.leaves(alone.state))
 
 

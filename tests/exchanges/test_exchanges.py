@@ -124,19 +124,19 @@ def check_step(case, step):
             atol=1e-6 * largest,
             err_msg=leaf,
         )
-        for found, owed in zip(step.after[leaf], expected[1:3], strict=True):
-            decided = ~np.resize(expected.undecided, owed.shape[-1:])
-            check_errors(case, found[..., decided], owed[..., decided], largest)
+        for found, errors in zip(step.after[leaf], expected[1:3], strict=True):
+            decided = ~np.resize(expected.undecided, errors.shape[-1:])
+            check_errors(case, found[..., decided], errors[..., decided], largest)
 
 
-def check_errors(case, found, owed, largest):
+def check_errors(case, found, expected, largest):
     near = {"rtol": 1e-5, "atol": 1e-6 * largest}
-    if case.error_dtype == jnp.bfloat16 and owed.size:
-        rounded = np.asarray(jnp.asarray(owed, jnp.bfloat16), float)
+    if case.error_dtype == jnp.bfloat16 and expected.size:
+        rounded = np.asarray(jnp.asarray(expected, jnp.bfloat16), float)
         # Of errors that are rounded once no more than few are on another side.
         assert np.mean(found != rounded) <= 0.03, "rounded once, and to even"
         near["rtol"] = 2.0**-7
-    np.testing.assert_allclose(found, owed, **near)
+    np.testing.assert_allclose(found, expected, **near)
 
 
 @each_case
@@ -146,21 +146,23 @@ def test_equals_its_dense_simulation(name):
 
 
 @each(CASES, lambda case: case.is_mean and case.error_dtype != jnp.bfloat16)
-def test_what_was_not_sent_is_owed(name):
+def test_what_was_not_sent_is_the_residual(name):
     """The sum of what is returned is that of the exact means, but for the errors."""
     case, (steps, _) = CASES[name], history(name)
     for leaf in SHAPES:
-        owed, rounding = 0.0, 1e-6
+        unsent, rounding = 0.0, 1e-6
         for step in steps:
             mean = flat(step.values[leaf]).astype(float).mean(axis=0)
             agreed = np.asarray(step.agreed[leaf], float).reshape(-1)
-            owed = owed + mean - agreed
+            unsent = unsent + mean - agreed
             largest = np.abs(step.values[leaf]).max(initial=0)
             unit = float(jnp.finfo(DTYPES[leaf]).eps)
             rounding += unit * np.abs(agreed).max(initial=0) + 1e-6 * float(largest)
         errors, server_error = steps[-1].after[leaf]
-        residual = (errors.mean(axis=0) + server_error)[: owed.size]
-        np.testing.assert_allclose(owed, residual, rtol=0, atol=rounding, err_msg=leaf)
+        residual = (errors.mean(axis=0) + server_error)[: unsent.size]
+        np.testing.assert_allclose(
+            unsent, residual, rtol=0, atol=rounding, err_msg=leaf
+        )
         kept = errors.any() and case.error_dtype is not None
         alone = len(errors) == 1
         assert kept or case.is_exact(leaf) or case.simulation is None or alone
@@ -251,7 +253,7 @@ MOVES = [(name, dict(mesh)) for name, case in CASES.items() for mesh in case.res
 
 
 @pytest.mark.parametrize(("name", "mesh"), MOVES, ids=str)
-def test_another_number_of_workers_keeps_what_is_owed(name, mesh):
+def test_another_number_of_workers_keeps_the_residual(name, mesh):
     case, (_, state) = CASES[name], history(name)
     new = dataclasses.replace(case, mesh=mesh)
     old_mesh = mesh_over(case.mesh)
@@ -260,9 +262,11 @@ def test_another_number_of_workers_keeps_what_is_owed(name, mesh):
     )
     before, after = history(name)[0][-1].after, errors_of(new, state)
     for leaf in SHAPES:
-        owed, server_error = before[leaf]
+        expected, server_error = before[leaf]
         size = math.prod(SHAPES[leaf])  # DeepSpeed's padding is cut off
-        expected = owed if mesh == case.mesh else owed.mean(axis=0, keepdims=True)
+        expected = (
+            expected if mesh == case.mesh else expected.mean(axis=0, keepdims=True)
+        )
         found = after[leaf][0][:, :size]
         expected = np.broadcast_to(expected[:, :size], found.shape)
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)

@@ -191,7 +191,7 @@ def replicated_of(state):
     return [x for x in jax.tree.leaves(state, is_leaf=is_local) if not is_local(x)]
 
 
-def owed_of(state):
+def residuals_of(state):
     """For each worker-local array of a state its mean, or what all shares hold."""
     found = []
     for node in jax.tree.leaves(state, is_leaf=is_local):

@@ -21,7 +21,7 @@ def mean_squares(x):
 
 
 def estimated(x, place, step):
-    """The same by random sums, for the so-manieth of leaves of these shapes."""
+    """The same by random sums, for one of the leaves of these shapes."""
     own = signs(place, step)
     if not is_matrix(x):
         flat = x.reshape(-1) * own

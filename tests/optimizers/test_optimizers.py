@@ -20,8 +20,8 @@ from optimizers.cases import (
     is_local,
     moment_of,
     moments_of,
-    owed_of,
     replicated_of,
+    residuals_of,
 )
 from virtual_workers import Workers, mesh_of
 
@@ -323,7 +323,7 @@ def test_other_workers_go_on_as_these(name, step):
     run.state = onebit_jax.resize(
         state, optimizer(name), params, mesh_of(WORKERS), run.mesh
     )
-    for old, new in zip(owed_of(state), owed_of(run.state), strict=True):
+    for old, new in zip(residuals_of(state), residuals_of(run.state), strict=True):
         size = min(old.size, new.size)
         old, new = (np.asarray(x, float).reshape(-1) for x in (old, new))
         np.testing.assert_allclose(new[:size], old[:size], rtol=1e-6, atol=1e-7)
@@ -346,15 +346,17 @@ def test_other_workers_go_on_as_these(name, step):
 
 
 @each_case
-def test_after_another_number_of_workers_the_mean_is_owed(name):
-    """In training, where workers owe what differs."""
+def test_another_number_of_workers_keeps_the_residual(name):
+    """In training, where the workers' errors differ."""
     params, state = history(name)[-1]
     for workers in (1, 3):
         new = onebit_jax.resize(
             state, optimizer(name), params, mesh_of(WORKERS), mesh_of(workers)
         )
-        assert sum(bool(jnp.any(x != 0)) for x in owed_of(state)) >= 3, "owes nothing"
-        for old, x in zip(owed_of(state), owed_of(new), strict=True):
+        assert sum(bool(jnp.any(x != 0)) for x in residuals_of(state)) >= 3, (
+            "no residual"
+        )
+        for old, x in zip(residuals_of(state), residuals_of(new), strict=True):
             size = min(old.size, x.size)
             old, x = (np.asarray(y, float).reshape(-1) for y in (old, x))
             np.testing.assert_allclose(x[:size], old[:size], rtol=1e-6, atol=1e-7)

@@ -183,13 +183,13 @@ def test_in_place(rng, implementation, size, block_size):
     compress = functools.partial(
         pk.compress, block_size=block_size, decay=0.9, implementation=implementation
     )
-    owed = jnp.asarray(error)
+    residual = jnp.asarray(error)
     update = jax.jit(
         lambda error, value, momentum: compress(value, error, momentum=momentum),
         donate_argnums=0,
     )
-    result = update(owed, jnp.asarray(value), jnp.asarray(momentum))
-    assert owed.is_deleted()
+    result = update(residual, jnp.asarray(value), jnp.asarray(momentum))
+    assert residual.is_deleted()
     x = error.astype(float) + 0.1 * value.astype(float) + 0.9 * momentum
     check(result, *blocks_of(x, block_size), "rms", 4e-6)
 
@@ -238,30 +238,32 @@ def test_what_workers_sent_may_be_hard(implementation, scale):
     words = jnp.full((3, 16, 8), 2**32 - 1, jnp.uint32)
     sent = np.full((3, 16), 2, np.float32)
     sent[1, 2], sent[0, 3], sent[2, 4], sent[:, 5] = np.nan, np.inf, -np.inf, 0
-    owed = np.zeros((16, 256), np.float32)
-    owed[6, 100], owed[7, 200] = np.nan, np.inf
+    residual = np.zeros((16, 256), np.float32)
+    residual[6, 100], residual[7, 200] = np.nan, np.inf
     average = compiled(
         pk.average_and_recompress, scale=scale, implementation=implementation
     )
     new_words, scales, error = average(
         words,
         jnp.asarray(sent),
-        jnp.asarray(owed.reshape(-1)),
+        jnp.asarray(residual.reshape(-1)),
         jnp.full(16, 256, jnp.int32),
     )
     hard = [2, 3, 4, 6, 7]
     expected = np.full(16, 2.0)
     expected[5] = 0
-    scales, error = np.asarray(scales), np.asarray(error).reshape(owed.shape)
+    scales, error = np.asarray(scales), np.asarray(error).reshape(residual.shape)
     np.testing.assert_array_equal(np.flatnonzero(~np.isfinite(scales)), hard)
     assert not np.isfinite(error[hard]).any()
     easy = np.setdiff1d(np.arange(16), hard)
     np.testing.assert_allclose(scales[easy], expected[easy], rtol=2e-6)
     np.testing.assert_allclose(error[easy], 0, atol=4e-6)
-    decompress = compiled(pk.decompress, size=owed.size, implementation=implementation)
-    restored = np.asarray(decompress(new_words, scales)).reshape(owed.shape)
+    decompress = compiled(
+        pk.decompress, size=residual.size, implementation=implementation
+    )
+    restored = np.asarray(decompress(new_words, scales)).reshape(residual.shape)
     np.testing.assert_array_equal(
-        np.abs(restored), np.abs(scales)[:, None] + 0 * owed[0]
+        np.abs(restored), np.abs(scales)[:, None] + 0 * residual[0]
     )
 
 

@@ -14,7 +14,7 @@ def cost(*rows):
 
 
 def resized(*rows):
-    test = f"{EXCHANGES}another_number_of_workers_keeps_what_is_owed"
+    test = f"{EXCHANGES}another_number_of_workers_keeps_the_residual"
     return tuple(f"{test}[{row}]" for row in rows)
 
 
@@ -47,7 +47,7 @@ BUGS = {
     "a server's mean without division": Bug(
         "pallas_kernels/_reference.py", "y = total / n +", "y = total +", SIGN
     ),
-    "a server owes padding": Bug(
+    "a server has errors of padding": Bug(
         "pallas_kernels/_reference.py",
         "new_error = jnp.where(is_value, new_error, jnp.float32(0))",
         "new_error = new_error",

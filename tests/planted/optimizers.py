@@ -317,7 +317,7 @@ BUGS = {
         "jnp.sum(rows.astype(jnp.float32), axis=1",
         resized("sign-3-{'data': 8}"),
     ),
-    "resizing drops what servers owe": Bug(
+    "resizing drops the servers' errors": Bug(
         "onebit_jax/workers/resize.py",
         "rows = _fit(rows.reshape(number, 1, -1), new.size // number)",
         "rows = 0 * _fit(rows.reshape(number, 1, -1), new.size // number)",

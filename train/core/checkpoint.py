@@ -224,7 +224,7 @@ class Checkpoints:
           tx: The optimizer.
           params: Shapes and dtypes of the parameters.
           mesh: What to place it on; the errors of another number of workers are
-            converted, and what they owe is preserved.
+            converted, and the residual is preserved.
 
         Returns:
           The checkpoint, and the number of workers that it was saved by.

@@ -107,7 +107,7 @@ def test_everything_comes_back_in_its_place(saved, tx, trained):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 8])
-def test_another_number_of_workers_keeps_what_is_owed(saved, tx, trained, workers):
+def test_another_number_of_workers_keeps_the_residual(saved, tx, trained, workers):
     restored, saved_by = restore(saved, tx, workers)
     assert saved_by == 4
     chex.assert_trees_all_equal(restored.params, trained.params)
