@@ -1,5 +1,6 @@
 """The ground of every test: eight virtual workers and strict arithmetic."""
 
+import gc
 import json
 import pathlib
 
@@ -9,6 +10,8 @@ import numpy as np
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# JAX keeps so many objects that looking for garbage took a twentieth of the time.
+gc.set_threshold(20_000, 10, 10)
 
 hypothesis.settings.register_profile(
     "quick", max_examples=12, deadline=None, print_blob=True
