@@ -10,7 +10,7 @@ import optax
 from jax import lax
 
 from onebit_jax.exchanges.count_mean import MAX_WORKERS
-from onebit_jax.workers.arithmetic import gather
+from onebit_jax.workers.arithmetic import gather, stored
 from onebit_jax.workers.axes import bound_workers, check_local
 from onebit_jax.workers.transfers import Transfer
 from pallas_kernels import (
@@ -71,15 +71,16 @@ def exchange_votes(
         return jax.tree.map(lambda x: lax.pmean(x, axes), updates)
     flat = jnp.concatenate([x.astype(jnp.float32).reshape(-1) for x in leaves])
     flat = jnp.pad(flat, (0, _ROWS * workers * _served(size, workers) - size))
-    ballots = pack_signs(ballot(flat.reshape(workers, _ROWS, -1)))
+    ballots = stored(pack_signs(ballot(flat.reshape(workers, _ROWS, -1))))
     ballots = lax.all_to_all(ballots, axes, 0, 0)
     ayes = jnp.sum(unpack_bits(ballots), axis=0, dtype=jnp.uint32)
     if verdict is None:
-        digits = gather(pack_digits(ayes.reshape(1, -1), workers)[0], axes)
+        digits = stored(pack_digits(ayes.reshape(1, -1), workers)[0])
+        digits = gather(digits, axes)
         agreed = _mean(unpack_digits(digits, workers, ayes.size), workers)
     else:
         mean = _mean(ayes.astype(jnp.int32).astype(jnp.float32), workers)
-        signs = gather(pack_signs(verdict(mean)), axes)
+        signs = gather(stored(pack_signs(verdict(mean))), axes)
         agreed = unpack_signs(signs, jnp.ones(workers, jnp.float32))
     agreed, results, first = agreed.reshape(-1), [], 0
     for x in leaves:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from onebit_jax.workers.arithmetic import stored
 from pallas_kernels import running_mean, to_blocks
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Codec(abc.ABC):
         x = running_mean(value, momentum, decay) + error.astype(jnp.float32)
         blocks, cut = to_blocks(x, self.block_size)
         counts = cut if counts is None else counts
-        words = self.encode(blocks, counts)
+        words = stored(self.encode(blocks, counts))
         error_blocks = clear_padding(blocks - self.decode(words), counts)
         return words, error_blocks.reshape(-1)[: x.size].astype(error.dtype)
 
@@ -131,7 +132,7 @@ class Codec(abc.ABC):
         mean = jnp.mean(self.decode(words), axis=0)
         y = mean + error.astype(jnp.float32).reshape(mean.shape)
         y = clear_padding(y, counts)
-        agreed = self.encode(y, counts)
+        agreed = stored(self.encode(y, counts))
         new_error = clear_padding(y - self.decode(agreed), counts)
         return agreed, new_error.reshape(-1).astype(error.dtype)
 
