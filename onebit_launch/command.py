@@ -85,7 +85,7 @@ def make_parser(program: str) -> argparse.ArgumentParser:
         help="hosts on which this command is called, each with its own --host "
         "(default: %(default)s)",
     )
-    add("--host", type=int, default=0, help="number of this host, from 0")
+    add("--host", type=int, help="number of this host, from 0; needed with --hosts")
     add(
         "--coordinator",
         metavar="HOST:PORT",
@@ -117,7 +117,8 @@ def parse(
       arguments: All arguments.
 
     Raises:
-      UsageError: There is something else before `--`, as where it is forgotten.
+      UsageError: There is something else before `--`, as where it is forgotten, or
+        there are several hosts and no number of this one.
 
     Example:
       >>> parser = make_parser('onebit-launch')
@@ -132,6 +133,9 @@ def parse(
             f"{others[0]} is no flag of the launcher; write the command and its flags "
             f"after --, as in {parser.prog} --processes 2 -- train.py."
         )
+    if flags.host is None and flags.hosts > 1:
+        raise UsageError("--hosts needs --host, another number on each host, from 0.")
+    flags.host = flags.host or 0
     return vars(flags), list(arguments[end + 1 :])
 
 
@@ -201,8 +205,9 @@ def run(flags: Launch, command: Sequence[str]) -> Failure | None:
     if flags.hosts > 1 and flags.coordinator:
         lookout = Lookout(flags.coordinator)
         say(
-            f"host {flags.host} of 0 to {flags.hosts - 1} starts; its processes wait "
-            f"in silence for those of all the others at {flags.coordinator}."
+            f"host {flags.host} of hosts 0 to {flags.hosts - 1} starts; its processes "
+            "wait in silence for those of all the others at "
+            f"{flags.coordinator}."
         )
         if reason := why_unfound(flags.coordinator):
             say(

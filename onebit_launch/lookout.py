@@ -27,10 +27,19 @@ class Lookout(threading.Thread):
         self._coordinator, self._patience = coordinator, patience
 
     def run(self) -> None:
-        """Asks until something answers, or it has been said that nothing does."""
-        host, _, port = self._coordinator.rpartition(":")
+        """Asks until something answers, or it has been said why nothing does."""
+        name, _, port = self._coordinator.rpartition(":")
+        host = name.strip("[]")
+        try:
+            socket.getaddrinfo(host, port)
+        except socket.gaierror as error:
+            say(
+                f"{host} is not known here ({error.strerror}); if it is not to be "
+                "known soon, give all hosts an address or a name that all of them know."
+            )
+            return
         deadline = time.monotonic() + self._patience
-        while reason := _silence(host.strip("[]"), int(port)):
+        while reason := _silence(host, int(port)):
             if time.monotonic() >= deadline:
                 say(
                     f"nothing answers at {self._coordinator} yet ({reason}), as while "

@@ -7,6 +7,7 @@ import io
 import os
 import sys
 import threading
+import time
 from typing import IO, TYPE_CHECKING
 
 from onebit_launch.errors import UsageError
@@ -68,11 +69,14 @@ class Relay(threading.Thread):
     Attributes:
       last_line: The last line with a letter, cut to a length that can be read; after
         a traceback the line of its exception, unless a line of an error follows.
+      is_exception: Whether that is the line of an exception.
+      silent_since: When the last line came, by `time.monotonic`.
     """
 
     def __init__(self, pipe: IO[bytes], sink: IO[bytes], prefix: str):
         super().__init__(daemon=True)
-        self.last_line = ""
+        self.last_line, self.is_exception = "", False
+        self.silent_since = time.monotonic()
         self._pipe, self._sink, self._prefix = pipe, sink, prefix
         self.start()
 
@@ -81,17 +85,18 @@ class Relay(threading.Thread):
         # Bytes that are no text come out as they came in.
         code = ("utf-8", "surrogateescape")
         with io.TextIOWrapper(self._pipe, *code, newline="") as lines:
-            in_traceback = is_named = False
+            in_traceback = False
             for line in lines:
                 words = line[:_LONGEST].strip(_FRAME)
                 if line.startswith(_TRACEBACK):
-                    in_traceback, is_named = True, False
+                    in_traceback, self.is_exception = True, False
                 elif words.startswith(_ERROR):
-                    in_traceback = is_named = False
-                if any(map(str.isalpha, words)) and not is_named:
+                    in_traceback = self.is_exception = False
+                if any(map(str.isalpha, words)) and not self.is_exception:
                     self.last_line = words
                 if in_traceback and not line.startswith((" ", _TRACEBACK)):
-                    in_traceback, is_named = False, True
+                    in_traceback, self.is_exception = False, True
+                self.silent_since = time.monotonic()
                 # A bar that is drawn again and again is for those who watch.
                 if not line.endswith("\r") or self._sink.isatty():
                     end = "" if line.endswith(("\n", "\r")) else "\n"

@@ -28,6 +28,8 @@ and by this application. Of failures at about the same time one of another statu
 named the first."""
 _SETTLE = 1.0
 """Seconds in which further processes may fail before one is named the first."""
+_PATIENCE = 10.0
+"""Seconds of silence after an exception before it is told that its process goes on."""
 _DRAIN = 5.0
 """Seconds to wait for the last of the output after all processes have ended."""
 _POLL = 0.05
@@ -93,17 +95,19 @@ def run_together(
                 relays.append([Relay(pipe, sink, prefix) for pipe, sink in both])
             if lookout:
                 lookout.start()
-            failed = _wait(processes, signals)
+            stderrs = [streams[-1] for streams in relays]
+            failed = _wait(processes, stderrs, signals, numbers)
             if signals:
                 name = signal.Signals(signals[0]).name
-                say(f"{name}: the processes are to end within {grace:g} s.")
+                again = "; again to end them now" if signals[0] == signal.SIGINT else ""
+                say(f"{name}: the processes are to end within {grace:g} s{again}.")
             running = [
                 number
                 for number, process in zip(numbers, processes, strict=True)
                 if process.poll() is None
             ]
         finally:
-            _end(processes, grace)
+            _end(processes, grace, signals)
             for relay in itertools.chain(*relays):
                 relay.join(_DRAIN)
     if signals:
@@ -111,8 +115,14 @@ def run_together(
         return Failure(f"ended by {name}", 128 + signals[0], is_final=True)
     if not failed:
         return None
-    at = min(failed, key=lambda place: processes[place].returncode in _VICTIM)
-    status, said = processes[at].returncode, relays[at][-1].last_line
+
+    def is_victim(place: int) -> bool:
+        status = processes[place].returncode
+        return status in _VICTIM and not relays[place][-1].is_exception
+
+    at = min(failed, key=is_victim)
+    status, stderr = processes[at].returncode, relays[at][-1]
+    said = stderr.last_line if status >= 0 or stderr.is_exception else ""
     return _failure(numbers[at], status, said, running)
 
 
@@ -131,14 +141,20 @@ def _start(
 
 
 def _wait(
-    processes: Sequence[subprocess.Popen[bytes]], signals: Sequence[int]
+    processes: Sequence[subprocess.Popen[bytes]],
+    stderrs: Sequence[Relay],
+    signals: Sequence[int],
+    numbers: Sequence[int],
 ) -> list[int]:
     """Waits for the end of all, a signal, or a failure and those that follow it.
+
+    Tells of each process that goes on in silence after an exception.
 
     Returns:
       Numbers of the processes that failed, in the order in which they were seen.
     """
     failed: list[int] = []
+    told: set[int] = set()
     deadline = None
     while not signals and (deadline is None or time.monotonic() < deadline):
         statuses = [process.poll() for process in processes]
@@ -147,6 +163,16 @@ def _wait(
             break
         if failed and deadline is None:
             deadline = time.monotonic() + _SETTLE
+        for place, stderr in enumerate(stderrs):
+            silence = time.monotonic() - stderr.silent_since
+            if stderr.is_exception and silence > _PATIENCE and place not in told:
+                told.add(place)
+                say(
+                    f"process {numbers[place]} has gone on in silence after "
+                    f"{stderr.last_line.rstrip('.')}: if that ended it, it waits for "
+                    "the others, by jax.distributed's default for 5 minutes; Ctrl-C "
+                    "ends all."
+                )
         time.sleep(_POLL)
     return failed
 
@@ -157,7 +183,8 @@ def _failure(first: int, status: int, said: str, running: Sequence[int]) -> Fail
     Args:
       first: Its number.
       status: Its exit status; if a signal killed it, minus the signal's number.
-      said: The last line with a letter of its standard error.
+      said: The last line with a letter of its standard error; '' if it does not tell
+        why.
       running: Numbers of the processes that ran on.
     """
     is_victim = status in _VICTIM and running
@@ -168,8 +195,8 @@ def _failure(first: int, status: int, said: str, running: Sequence[int]) -> Fail
             reason += ", as a system sends when memory runs out"
     else:
         reason = f"process {first} {what}, with exit status {status}"
-        if said:
-            reason += f": {said.rstrip('.')}"
+    if said:
+        reason += f": {said.rstrip('.')}"
     if running:
         reason += f"; still running then: process {', '.join(map(str, running))}"
     is_mistake = status == USAGE_EXIT or (
@@ -178,15 +205,19 @@ def _failure(first: int, status: int, said: str, running: Sequence[int]) -> Fail
     return Failure(reason, 128 - status if status < 0 else status, is_mistake)
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]], grace: float) -> None:
-    """Ends all processes and those that they have started."""
-    for signals in ((signal.SIGTERM, signal.SIGCONT), (signal.SIGKILL,)):
-        for process, number in itertools.product(processes, signals):
+def _end(
+    processes: Sequence[subprocess.Popen[bytes]], grace: float, noted: Sequence[int]
+) -> None:
+    """Ends all processes and those that they have started, at a second SIGINT now."""
+    for sent in ((signal.SIGTERM, signal.SIGCONT), (signal.SIGKILL,)):
+        for process, number in itertools.product(processes, sent):
             # Its session may be gone.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
         deadline = time.monotonic() + grace
         while any(map(_is_alive, processes)) and time.monotonic() < deadline:
+            if noted.count(signal.SIGINT) > 1:
+                break
             time.sleep(_POLL)
     for process in processes:
         process.wait()

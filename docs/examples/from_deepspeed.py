@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -77,11 +78,13 @@ def zero_one_adam(
 
 def counted(state: Any) -> Any:
     """A new state that holds 0/1 Adam's, with DeepSpeed's first call counted."""
-    return optax.tree.set(
+    new = optax.tree.set(
         state,
         lambda path, _: getattr(path[-1], "tuple_name", "") == "ZeroOneAdamState",
         count=jnp.int32(1),
     )
+    # A count that is elsewhere would have the step compiled twice.
+    return jax.device_put(new, jax.tree.map(lambda x: x.sharding, state))
 
 
 def warmup(params: Mapping[str, Any], lr: float | None = None) -> optax.Schedule:

@@ -15,7 +15,8 @@ import onebit_jax
 
 jax.config.update("jax_num_cpu_devices", 4)  # virtual workers; not on real devices
 
-# As DeepSpeed's settings of these names; its power of 16 would overflow nowhere here.
+# As DeepSpeed's settings of these names, but with a larger power than its 16, so that
+# the first steps overflow: a few skipped steps at the start are normal.
 INITIAL_SCALE_POWER, LOSS_SCALE_WINDOW, MIN_LOSS_SCALE = 24, 50, 1.0
 
 

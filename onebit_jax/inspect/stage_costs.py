@@ -45,7 +45,8 @@ def stage_costs(
     compiles nothing; of the branches of a condition the one that sends most counts, and
     what nothing reads, such as the mean of a frozen layer, does not.
     All all-reduces of a stage over the same axes are one, as the
-    compiler puts them together. The means that `data_parallel` takes, of the loss and
+    compiler puts them together. Inside `accumulate` a step is one that updates, and not
+    each call. The means that `data_parallel` takes, of the loss and
     of auxiliary values, are no part of `update` and not counted: `onebit_jax.traffic`
     counts all of a compiled step.
 

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 
 from onebit_jax.workers.stages import steps_by_stage
 from onebit_jax.workers.worker_local import types_by_path, worker_local_nodes
@@ -19,6 +20,12 @@ def check_batch(batch: Any, workers: int, axes: tuple[str, ...]) -> None:
     for path, leaf in jax.tree.leaves_with_path(batch):
         if not leaf.shape or leaf.shape[0] % workers:
             name = jax.tree_util.keystr(path)
+            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+                raise ValueError(
+                    f"the batch's leaf {name or 'itself'} is a random key, and the "
+                    "batch is divided among the workers: pass the key to run.step "
+                    "after the batch."
+                )
             raise ValueError(
                 f"the batch's leaf {name or 'itself'} has shape {leaf.shape}: its "
                 f"first axis must be a multiple of the {workers} workers of {axes}."

@@ -226,16 +226,24 @@ def check_params(params: Any) -> None:
         is_key = jnp.issubdtype(getattr(node, "dtype", float), jax.dtypes.prng_key)
         if is_key or kinds & _NOT_TRAINED:
             kind = "a random key" if is_key else f"Flax's {type(node).__name__}"
+            more = (
+                "return what it becomes beside the loss (has_aux=True)"
+                if "BatchStat" in kinds
+                else "have the loss fold each worker's number into the key, "
+                "jax.random.fold_in(key, jax.lax.axis_index(axis)), or all workers "
+                "draw the same"
+            )
             raise TypeError(
                 f"the parameters' leaf {place} is {kind}, which must not be trained: "
-                "leave it out, as nnx.split(model, nnx.Param, ...) does, and pass it "
-                "to run.step beside the batch."
+                "leave it out, as nnx.split(model, nnx.Param, ...) does, pass it to "
+                f"run.step beside the batch, and {more}."
             )
         if is_variable(node) and places.setdefault(id(node), place) != place:
             raise ValueError(
                 f"the parameters' leaves {places[id(node)]} and {place} are one "
                 "variable, and would be trained apart: split the model by graph, "
-                "params, rest = nnx.split(model, nnx.Param, ...), which keeps it once."
+                "params, rest = nnx.split(model, nnx.Param, ...), which keeps it once, "
+                "and merge it in the loss."
             )
 
 

@@ -189,9 +189,12 @@ def test_what_a_loss_must_not_return(how, returned, has_aux, said):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: jax.random.key(0), r"\['m'\] is a random key, which"),
+        (lambda: jax.random.key(0), r"\['m'\] is a random key, which .*fold_in\("),
         (lambda: nnx.Rngs(0), r"\['m'\].default.count is Flax's RngCount, which"),
-        (lambda: nnx.BatchNorm(3, rngs=nnx.Rngs(0)), r"\.mean is Flax's BatchStat"),
+        (
+            lambda: nnx.BatchNorm(3, rngs=nnx.Rngs(0)),
+            r"\.mean is Flax's BatchStat, .*has_aux=True",
+        ),
         (
             lambda: nnx.state(nnx.BatchNorm(3, rngs=nnx.Rngs(0))),
             r"\['m'\]\['mean'\] is Flax's BatchStat, which must not be trained: leave",
@@ -204,6 +207,14 @@ def test_what_must_not_be_trained(how, make, said):
     inits["a step of one's own"] = lambda p: onebit_jax.init(SGD, p, mesh_of(2))
     with pytest.raises(TypeError, match=said):
         inits[how]({"w": jnp.ones(3), "m": make()})
+
+
+@each
+def test_a_random_key_is_no_part_of_the_batch(how):
+    run = runs_of(SGD, lambda p, batch: loss(p, batch[0]))[how]
+    match = r"\[1\] is a random key, .* run\.step after the batch"
+    with pytest.raises(ValueError, match=match):
+        run.step(*run.init({"w": jnp.ones(3)}), (BATCH, jax.random.key(0)))
 
 
 @each

@@ -4,10 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from launching import ROOT, Launched, is_running
 
+from onebit_launch import processes
 from onebit_launch.environment import environments, free_port
 from onebit_launch.errors import UsageError
 from onebit_launch.output import open_sinks
@@ -155,6 +157,36 @@ def test_the_exception_is_told_and_not_what_follows_it(script, text, told):
     assert f"failed first, with exit status 1: {told}" in reason
 
 
+def test_a_process_that_waits_after_its_exception_is_told_of(script, monkeypatch):
+    """As jax.distributed waits, at a process's end, for those that wait for it."""
+    said, now = [], Path(script("")[0]).parent / "now"
+    monkeypatch.setattr(processes, "_PATIENCE", 0.2)
+    monkeypatch.setattr(processes, "say", lambda text: (said.append(text), now.touch()))
+    text = (
+        "import atexit\n"
+        "def wait():\n"
+        "    while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)\n"
+        "atexit.register(wait)\n"
+        "if process == 1: raise OSError('no')"
+    )
+    command = [sys.executable, *map(str, script(text, now))]
+    failure = processes.run_together(
+        command, environments(2, 1, "127.0.0.1:1"), grace=0.1
+    )
+    assert said[0].startswith("process 1 has gone on in silence after OSError: no: if")
+    assert failure.reason.startswith("process 1 failed first, with exit status 1")
+
+
+def test_a_second_sigint_ends_processes_that_do_not_end(script):
+    text = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1); time.sleep(60)"
+    with Launched("--grace", "50", command=script(text)) as launched:
+        launched.until(lambda: len(launched.lines) == 2)
+        launched.process.send_signal(signal.SIGINT)
+        launched.until(lambda: "again to end them now" in launched.said)
+        launched.process.send_signal(signal.SIGINT)
+        assert launched.end(20) == 128 + signal.SIGINT
+
+
 def test_a_line_comes_whole_however_long_it_is(script):
     # The reads that it takes must not each look at all that came before.
     text = "sys.stdout.buffer.write(b'\\xff' + b'x' * 30_000_000 + b'|')"
@@ -168,6 +200,8 @@ def test_a_line_comes_whole_however_long_it_is(script):
 
 
 KILLED, ABORTED, LOST = "os.kill(os.getpid(), 9)", "os.abort()", "sys.exit(75)"
+# As jax.distributed ends a process that an exception has ended.
+RAISED = "import atexit; atexit.register(os.abort); raise OSError('x')"
 
 
 @pytest.mark.parametrize(
@@ -178,6 +212,7 @@ KILLED, ABORTED, LOST = "os.kill(os.getpid(), 9)", "os.abort()", "sys.exit(75)"
         # Of those that end for another the first in time, which may say why.
         (LOST, ABORTED, 75, "process 0 failed first, with exit status 75"),
         (ABORTED, LOST, 134, "process 0 failed first, killed by SIGABRT"),
+        (ABORTED, RAISED, 134, "process 1 failed first, killed by SIGABRT: OSError: x"),
     ],
 )
 def test_a_process_that_ends_for_another_is_not_the_first(
@@ -212,8 +247,9 @@ def test_nothing_outlives_the_launcher(script, number, tmp_path):
                 os.kill(pid, signal.SIGKILL)
     else:
         assert status == 128 + number
+        again = "; again to end them now" if number == signal.SIGINT else ""
         assert launched.lines == [
-            f"[launch] {number.name}: the processes are to end within 10 s.",
+            f"[launch] {number.name}: the processes are to end within 10 s{again}.",
             f"[launch] ended by {number.name}.",
         ]
         assert not any(map(is_running, grandchildren))
