@@ -5,7 +5,8 @@
 The plan says the protocol: tasks, the grid that Adam is tuned on, arms, rounds of
 seeds and the rule of decision; commit it before its runs. Each run that has ended is
 kept in `NAME.json` beside it and not trained again; `NAME.md` and `NAME.png` are made
-of that. A study that was interrupted goes on; runs that had not ended begin again.
+of that. A study that was interrupted goes on, and so do its runs, each from its last
+evaluation.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +19,7 @@ from train.core.totals import Totals, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from jax.sharding import Mesh
 
@@ -45,21 +47,26 @@ class Simulated(NamedTuple):
     taken: dict[int, dict[str, int]]
 
 
-def simulate(task: Task, workers: int, mesh: Mesh) -> Simulated:
-    """Trains without checkpoints: one that is interrupted begins again.
+def simulate(task: Task, workers: int, mesh: Mesh, file: Path, case: Case) -> Simulated:
+    """Trains, from the last evaluation where an earlier call was interrupted.
 
     Args:
       task: What to train, in one phase.
       workers: How many are simulated.
       mesh: The one device.
+      file: Where the training is saved at each evaluation.
+      case: What is trained.
 
     Returns:
       The training at its end.
     """
-    now = begin(task, workers, mesh)
-    with closing(stream(task.phases[0].batches)) as batches:
+    (phase,) = task.phases
+    now = restored(file, case, begin(task, workers, mesh))
+    with closing(stream(phase.batches[now.step :])) as batches:
         for later in go_on(task, workers, mesh, now, batches):
             now = later
+            if now.step in now.evaluations and now.step < phase.last:
+                save(file, case, now)
     return now
 
 
@@ -141,3 +148,35 @@ def run_of(
         rates=rates,
         stages=stages,
     )
+
+
+def save(file: Path, case: Case, now: Simulated) -> None:
+    """Saves a case's training, whole or not at all."""
+    leaves = jax.device_get(jax.tree.leaves((now.params, now.state)))
+    kept = {name: getattr(now, name) for name in ("step", "evaluations", "taken")}
+    about = {"case": case, **kept}
+    new = file.with_suffix(".new")
+    with new.open("wb") as output:
+        np.savez(output, *leaves, about=json.dumps(about))
+    new.replace(file)
+
+
+def restored(file: Path, case: Case, first: Simulated) -> Simulated:
+    """The training that was saved, or its first moment where another case was saved."""
+    if not file.exists():
+        return first
+    with np.load(file) as saved:
+        about = json.loads(str(saved["about"]))
+        if about["case"] != list(case):
+            return first
+        leaves, structure = jax.tree.flatten((first.params, first.state))
+        arrays = [
+            jax.device_put(saved[f"arr_{i}"], leaf.sharding)
+            for i, leaf in enumerate(leaves)
+        ]
+    params, state = jax.tree.unflatten(structure, arrays)
+    by_step = (
+        {int(step): x for step, x in about[name].items()}
+        for name in ("evaluations", "taken")
+    )
+    return Simulated(about["step"], params, state, *by_step)

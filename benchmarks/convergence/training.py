@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from benchmarks.convergence.plan import Options, TaskPlan
     from benchmarks.convergence.runs import Case, Run
 
-LOG = "log.txt"
+LOG, STATE = "log.txt", "state.npz"
 
 
 @dataclass(frozen=True)
@@ -93,5 +93,5 @@ def _train(training: Training, folder: Path) -> Run:
     )
     task, mesh = open_task(training.task, flags, training.tokens)
     task = with_arm(task, flags, options, case.b1, mesh.axis_names)
-    made = simulate(task, flags.workers, mesh)
+    made = simulate(task, flags.workers, mesh, folder / STATE, case)
     return run_of(case, options, task, made, flags.workers)

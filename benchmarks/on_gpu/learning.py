@@ -11,13 +11,12 @@ import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from benchmarks.convergence.arms import with_arm
 from benchmarks.convergence.plan import read_plan
 from benchmarks.convergence.runs import Store
-from benchmarks.convergence.simulation import Simulated, begin, go_on, run_of
+from benchmarks.convergence.simulation import begin, go_on, restored, run_of, save
 from benchmarks.convergence.study import wanted
 from benchmarks.on_gpu.device import device
 from benchmarks.on_gpu.record import OutOfTimeError
@@ -184,43 +183,12 @@ def train(flags: LmConfig, study: Study, case: Case, record: Record) -> Run:
     assert flags.workers
     task = make_task(flags, data_of(flags), mesh, flags.total_steps)
     task = with_arm(task, flags, options, case.b1, mesh.axis_names)
-    first = _restored(file, case, begin(task, flags.workers, mesh))
+    first = restored(file, case, begin(task, flags.workers, mesh))
     now, batches = first, task.phases[0].batches
     later = (batches[step] for step in itertools.count(first.step))
     for now in go_on(task, flags.workers, mesh, first, later):
         if record.left < TO_SAVE and now.step < flags.steps:
-            _save(file, case, now)
+            save(file, case, now)
             raise OutOfTimeError
     file.unlink(missing_ok=True)
     return run_of(case, options, task, now, flags.workers)
-
-
-def _save(file: Path, case: Case, now: Simulated) -> None:
-    leaves = jax.device_get(jax.tree.leaves((now.params, now.state)))
-    kept = {name: getattr(now, name) for name in ("step", "evaluations", "taken")}
-    about = {"case": case, **kept}
-    new = file.with_suffix(".new")
-    with new.open("wb") as output:
-        np.savez(output, *leaves, about=json.dumps(about))
-    new.replace(file)
-
-
-def _restored(file: Path, case: Case, first: Simulated) -> Simulated:
-    """The training that was saved, or its first moment where another case was saved."""
-    if not file.exists():
-        return first
-    with np.load(file) as saved:
-        about = json.loads(str(saved["about"]))
-        if about["case"] != list(case):
-            return first
-        leaves, structure = jax.tree.flatten((first.params, first.state))
-        arrays = [
-            jax.device_put(saved[f"arr_{i}"], leaf.sharding)
-            for i, leaf in enumerate(leaves)
-        ]
-    params, state = jax.tree.unflatten(structure, arrays)
-    by_step = (
-        {int(step): x for step, x in about[name].items()}
-        for name in ("evaluations", "taken")
-    )
-    return Simulated(about["step"], params, state, *by_step)

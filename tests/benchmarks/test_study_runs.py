@@ -71,7 +71,11 @@ def complete_here(file, plan):
     return store.runs
 
 
-def test_simulated_workers_are_evaluated_where_local_steps_have_taken_them():
+CASE = Case("text", "sign", 0.1, 0.9, 0)
+
+
+def local_steps(evaluation):
+    """A task of four steps, the last three of each worker alone."""
     tx = onebit_jax.zero_one_adam(
         0.1, onebit_jax.sign_mean("data"), onebit_jax.freeze_at(1),
         sync=onebit_jax.every(4),
@@ -82,16 +86,36 @@ def test_simulated_workers_are_evaluated_where_local_steps_have_taken_them():
         ),
         batches=grain.MapDataset.source(np.ones((4, 2, 3), np.float32)),
         batch=2, tx=tx, schedule=optax.schedules.constant_schedule(0.1), last=4,
-        evaluation=lambda params: lambda params: {"loss": float(params[0])},
+        evaluation=lambda params: evaluation,
     )  # fmt: skip
-    task = Task(name="", model={}, init=lambda: jnp.zeros(3), phases=[phase])
-    run = simulate(task, 2, make_mesh(1, "flat"))
+    return Task(name="", model={}, init=lambda: jnp.zeros(3), phases=[phase])
+
+
+def test_simulated_workers_are_evaluated_where_local_steps_have_taken_them(tmp_path):
+    task = local_steps(lambda params: {"loss": float(params[0])})
+    run = simulate(task, 2, make_mesh(1, "flat"), tmp_path / "state.npz", CASE)
     assert run.taken[4] == {"variance": 1, "compressed": 0, "local": 3}
     losses = [run.evaluations[step]["loss"] for step in range(1, 5)]
     assert len(set(losses)) == 4, "agreed parameters stay in a local step"
 
 
-def test_bytes_of_skipped_steps_are_counted():
+def test_a_training_that_is_interrupted_goes_on_from_its_last_evaluation(tmp_path):
+    def evaluation(params):
+        seen.append(float(params[0]))
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return {"loss": seen[-1]}
+
+    task, mesh, seen = local_steps(evaluation), make_mesh(1, "flat"), []
+    with pytest.raises(KeyboardInterrupt):
+        simulate(task, 2, mesh, tmp_path / "state.npz", CASE)
+    cut = simulate(task, 2, mesh, tmp_path / "state.npz", CASE)
+    assert len(seen) == 5, "after 1 and 2 steps, cut off after 3; then after 3 and 4"
+    whole = simulate(task, 2, mesh, tmp_path / "another.npz", CASE)
+    assert (cut.evaluations, cut.taken) == (whole.evaluations, whole.taken)
+
+
+def test_bytes_of_skipped_steps_are_counted(tmp_path):
     options = {"optimizer": "onebit_adam"}
     batches = np.ones((6, 2, 2048), np.float32)
     batches[[1, 4]] = np.nan  # a step of the warm-up, and one of the compressed stage
@@ -110,10 +134,9 @@ def test_bytes_of_skipped_steps_are_counted():
     task = Task(
         name="", model={}, init=lambda: {"kernel": jnp.zeros(2048)}, phases=[phase]
     )
-    case = Case("text", "sign", 0.1, 0.9, 0)
     with PROMOTION:
-        made = simulate(task, 2, make_mesh(1, "flat"))
-        run = run_of(case, options, task, made, 2)
+        made = simulate(task, 2, make_mesh(1, "flat"), tmp_path / "state.npz", CASE)
+        run = run_of(CASE, options, task, made, 2)
     assert run.skipped == 2
     assert {step: sum(n.values()) for step, n in run.stages.items()} == {
         2: 2,
