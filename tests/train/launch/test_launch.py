@@ -4,12 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from launching import ROOT, Launched, is_running
 
-from onebit_launch import processes
 from onebit_launch.environment import environments, free_port
 from onebit_launch.errors import UsageError
 from onebit_launch.output import open_sinks
@@ -157,24 +155,40 @@ def test_the_exception_is_told_and_not_what_follows_it(script, text, told):
     assert f"failed first, with exit status 1: {told}" in reason
 
 
-def test_a_process_that_waits_after_its_exception_is_told_of(script, monkeypatch):
+def test_a_process_that_waits_after_its_exception_is_told_of(script):
     """As jax.distributed waits, at a process's end, for those that wait for it."""
-    said, now = [], Path(script("")[0]).parent / "now"
-    monkeypatch.setattr(processes, "_PATIENCE", 0.2)
-    monkeypatch.setattr(processes, "say", lambda text: (said.append(text), now.touch()))
     text = (
         "import atexit\n"
         "def wait():\n"
-        "    while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)\n"
+        "    for _ in range(2000):\n"
+        "        if pathlib.Path(sys.argv[1]).exists(): break\n"
+        "        time.sleep(0.01)\n"
         "atexit.register(wait)\n"
         "if process == 1: raise OSError('no')"
     )
-    command = [sys.executable, *map(str, script(text, now))]
-    failure = processes.run_together(
-        command, environments(2, 1, "127.0.0.1:1"), grace=0.1
+    impatient = (
+        "from onebit_launch import command, processes\n"
+        "processes._PATIENCE = 0.2\n"
+        "command.main()"
     )
-    assert said[0].startswith("process 1 has gone on in silence after OSError: no: if")
-    assert failure.reason.startswith("process 1 failed first, with exit status 1")
+    command = script(text)
+    told = command[0].with_name("told")
+    flags = ("--processes", "2", "--", *command, told)
+    with subprocess.Popen(
+        [sys.executable, "-c", impatient, *map(str, flags)],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as launcher:
+        while "OSError: no\n" not in launcher.stderr.readline():
+            assert launcher.poll() is None
+        said = launcher.stderr.readline()
+        told.touch()
+        last = launcher.stderr.read()
+    assert said.startswith(
+        "[launch] process 1 has gone on in silence after OSError: no: if that ended it"
+    )
+    assert last == "[launch] process 1 failed first, with exit status 1: OSError: no.\n"
 
 
 def test_a_second_sigint_ends_processes_that_do_not_end(script):
