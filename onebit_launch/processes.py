@@ -95,8 +95,7 @@ def run_together(
                 relays.append([Relay(pipe, sink, prefix) for pipe, sink in both])
             if lookout:
                 lookout.start()
-            stderrs = [streams[-1] for streams in relays]
-            failed = _wait(processes, stderrs, signals, numbers)
+            failed = _wait(processes, relays, signals, numbers)
             if signals:
                 name = signal.Signals(signals[0]).name
                 again = "; again to end them now" if signals[0] == signal.SIGINT else ""
@@ -122,7 +121,9 @@ def run_together(
 
     at = min(failed, key=is_victim)
     status, stderr = processes[at].returncode, relays[at][-1]
-    said = stderr.last_line if status >= 0 or stderr.is_exception else ""
+    # Of signals, SIGABRT alone is what jax.distributed sends after an exception.
+    tells_why = status >= 0 or (status == -signal.SIGABRT and stderr.is_exception)
+    said = stderr.last_line if tells_why else ""
     return _failure(numbers[at], status, said, running)
 
 
@@ -142,7 +143,7 @@ def _start(
 
 def _wait(
     processes: Sequence[subprocess.Popen[bytes]],
-    stderrs: Sequence[Relay],
+    relays: Sequence[Sequence[Relay]],
     signals: Sequence[int],
     numbers: Sequence[int],
 ) -> list[int]:
@@ -163,18 +164,23 @@ def _wait(
             break
         if failed and deadline is None:
             deadline = time.monotonic() + _SETTLE
-        for place, stderr in enumerate(stderrs):
-            silence = time.monotonic() - stderr.silent_since
-            if stderr.is_exception and silence > _PATIENCE and place not in told:
+        for place, streams in enumerate(relays):
+            runs = statuses[place] is None and place not in told
+            if runs and _is_silent_after_exception(streams):
                 told.add(place)
+                said = streams[-1].last_line.rstrip(".")
                 say(
-                    f"process {numbers[place]} has gone on in silence after "
-                    f"{stderr.last_line.rstrip('.')}: if that ended it, it waits for "
-                    "the others, by jax.distributed's default for 5 minutes; Ctrl-C "
-                    "ends all."
+                    f"process {numbers[place]} has gone on in silence after {said}: if "
+                    "that ended it, it waits for the others, by jax.distributed's "
+                    "default for 5 minutes; Ctrl-C ends all."
                 )
         time.sleep(_POLL)
     return failed
+
+
+def _is_silent_after_exception(streams: Sequence[Relay]) -> bool:
+    since = max(stream.silent_since for stream in streams)
+    return streams[-1].is_exception and time.monotonic() - since > _PATIENCE
 
 
 def _failure(first: int, status: int, said: str, running: Sequence[int]) -> Failure:

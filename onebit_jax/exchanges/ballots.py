@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from onebit_jax.exchanges.codec import stored
 from onebit_jax.exchanges.count_mean import MAX_WORKERS
-from onebit_jax.workers.arithmetic import gather, stored
+from onebit_jax.workers.arithmetic import gather
 from onebit_jax.workers.axes import bound_workers, check_local
 from onebit_jax.workers.transfers import Transfer
 from pallas_kernels import (

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from onebit_jax.workers.arithmetic import stored
 from pallas_kernels import running_mean, to_blocks
 
 if TYPE_CHECKING:
@@ -184,6 +184,22 @@ def check_codec(codec: Codec) -> None:
             f"{codec!r} must decode 2 blocks to float32 of shape {blocks.shape}, not "
             f"to {values.dtype} of {values.shape}."
         )
+
+
+def stored(words: UInt32[Array, "*n"]) -> UInt32[Array, "*n"]:
+    """Packed words, made once.
+
+    XLA's CPU backend would pack a word again for every value that is unpacked from it,
+    where no collective stands between the two: in a codec's error, and everywhere
+    between simulated workers.
+    """
+
+    def through_a_loop(words: Array) -> Array:
+        # Hidden from the compiler, which removes a loop that runs once.
+        once = lax.optimization_barrier(jnp.int32(1))
+        return lax.fori_loop(0, once, lambda i, x: x | i.astype(x.dtype), words)
+
+    return lax.platform_dependent(words, cpu=through_a_loop, default=lambda x: x)
 
 
 def clear_padding(

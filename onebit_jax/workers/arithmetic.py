@@ -1,4 +1,4 @@
-"""Sums, means, gathers and packed words that several modules need."""
+"""Sums, means and gathers that several modules need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onebit_jax.workers.axes import is_recorded
 
 if TYPE_CHECKING:
     from jax import Array
-    from jaxtyping import Float32, Int32, UInt32
+    from jaxtyping import Float32, Int32
 
 
 def mean(x: Any, axes: tuple[str, ...]) -> Any:
@@ -75,22 +75,6 @@ def gather(x: Array, axes: tuple[str, ...], **options: Any) -> Array:
     if is_recorded(axes):
         options["to"] = "invarying"
     return lax.all_gather(x, axes, **options)
-
-
-def stored(words: UInt32[Array, "*n"]) -> UInt32[Array, "*n"]:
-    """Packed words, made once.
-
-    XLA's CPU backend would pack a word again for every value that is unpacked from it,
-    where no collective stands between the two: in a codec's error, and everywhere
-    between simulated workers.
-    """
-
-    def through_a_loop(words: Array) -> Array:
-        # Hidden from the compiler, which removes a loop that runs once.
-        once = lax.optimization_barrier(jnp.int32(1))
-        return lax.fori_loop(0, once, lambda i, x: x | i.astype(x.dtype), words)
-
-    return lax.platform_dependent(words, cpu=through_a_loop, default=lambda x: x)
 
 
 def replicated(x: Array) -> Array:
