@@ -117,6 +117,11 @@ def test_only_bits_cross_the_workers_axis():
     assert words == 2 * blocks // 2 * 8
 
 
+def test_devices_of_a_worker_pass_no_signs_around():
+    _, _, traffic = trained("sharded")
+    assert {c.op for c in traffic.collectives} == {"all-reduce", "all-gather"}
+
+
 def test_nothing_is_gathered_inside_a_worker_for_the_exchange():
     _, _, ours = trained("sharded")
     _, _, plain = trained("adam")

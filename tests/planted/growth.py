@@ -155,6 +155,15 @@ BUGS = {
         "        return state._replace(frozen=frozen, now=none)",
         EVEN,
     ),
+    "devices inside a worker draw shares of the signs": Bug(
+        "onebit_jax/optimizers/parts/growth.py",
+        "return map(replicated, jnp.split(signs, ends[:-1]))",
+        "return iter(jnp.split(signs, ends[:-1]))",
+        (
+            "tests/exchanges/test_per_shard.py::"
+            "test_devices_of_a_worker_pass_no_signs_around",
+        ),
+    ),
     "a late warm-up moves the growth's beginning": Bug(
         "onebit_jax/optimizers/onebit_adam_stages.py",
         "growth = self.growth.follow_mean(mean, growth, self.b2)",

@@ -16,6 +16,7 @@ from onebit_jax.workers.stages import run_sometimes
 from onebit_jax.workers.transfers import Transfer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from typing import Any
 
     from jax import Array
@@ -235,8 +236,7 @@ class GrowthByMeanSquares:
         # One draw: a draw for each leaf took a third of the compiling.
         key = jax.random.fold_in(jax.random.key(0), count)
         signs = jax.random.rademacher(key, (sum(sizes),), jnp.float32)
-        parts = jnp.split(signs, list(itertools.accumulate(sizes)))
-        sums = tuple(map(self._sums, leaves, parts))
+        sums = tuple(map(self._sums, leaves, _cut(signs, sizes)))
         squares = treedef.unflatten(map(_of_sums, means(sums, axes), leaves))
         now = optax.tree.update_moment(squares, state.now, decay**self.period, 1)
         return state._replace(now=now, measured=state.measured + 1)
@@ -307,6 +307,15 @@ def _mean_squares(squares: Float32[Array, ...], by_lines: bool) -> MeanSquares:
     return MeanSquares(jnp.mean(rows, axis=-2, keepdims=True), rows, columns)
 
 
+def _cut(
+    signs: Float32[Array, " signs"], sizes: Sequence[int]
+) -> Iterator[Float32[Array, " size"]]:
+    """Parts of these sizes, each whole on every device inside a worker."""
+    # Left to automatic axes, devices would draw shares and send parts of them around.
+    ends = list(itertools.accumulate(sizes))
+    return map(replicated, jnp.split(signs, ends[:-1]))
+
+
 def _random_sums(
     x: Float[Array, ...], signs: Float32[Array, " signs"], by_lines: bool
 ) -> RandomSums:
@@ -316,7 +325,7 @@ def _random_sums(
         flat = x.reshape(-1) * signs
         flat = jnp.pad(flat, (0, -flat.size % _SUMS))
         return RandomSums(jnp.sum(flat.reshape(-1, _SUMS), axis=0))
-    rows, columns = jnp.split(signs, [x.shape[-2]])
+    rows, columns = _cut(signs, x.shape[-2:])
     return RandomSums(
         None,
         jnp.einsum("...kl,l->...k", x, columns)[..., None],
