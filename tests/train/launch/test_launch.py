@@ -156,39 +156,41 @@ def test_the_exception_is_told_and_not_what_follows_it(script, text, told):
 
 
 def test_a_process_that_waits_after_its_exception_is_told_of(script):
-    """As jax.distributed waits, at a process's end, for those that wait for it."""
+    """As jax.distributed waits, at a process's end, for those that wait for it.
+
+    One that has logged an exception and prints on, or has ended well, is not.
+    """
     text = (
-        "import atexit\n"
-        "def wait():\n"
-        "    for _ in range(2000):\n"
-        "        if pathlib.Path(sys.argv[1]).exists(): break\n"
-        "        time.sleep(0.01)\n"
-        "atexit.register(wait)\n"
-        "if process == 1: raise OSError('no')"
+        "import traceback\n"
+        "try: 1 / 0 if process else int('no')\n"
+        "except Exception: traceback.print_exc()\n"
+        "for _ in range(0 if process == 2 else 2000):\n"
+        "    if pathlib.Path(sys.argv[1]).exists(): break\n"
+        "    time.sleep(0.01)\n"
+        "    if process == 0: print('on')\n"
+        "sys.exit(process % 2)"
     )
     impatient = (
         "from onebit_launch import command, processes\n"
-        "processes._PATIENCE = 0.2\n"
+        "processes._PATIENCE = 0.5\n"
         "command.main()"
     )
     command = script(text)
     told = command[0].with_name("told")
-    flags = ("--processes", "2", "--", *command, told)
+    flags = ("--processes", "3", "--", *command, told)
     with subprocess.Popen(
         [sys.executable, "-c", impatient, *map(str, flags)],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as launcher:
-        while "OSError: no\n" not in launcher.stderr.readline():
-            assert launcher.poll() is None
-        said = launcher.stderr.readline()
+        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    ) as launcher:  # fmt: skip
+        lines = (each for each in launcher.stderr if each.startswith("[launch] "))
+        first = next(lines)
         told.touch()
-        last = launcher.stderr.read()
-    assert said.startswith(
-        "[launch] process 1 has gone on in silence after OSError: no: if that ended it"
+        (last,) = lines
+    reason = "ZeroDivisionError: division by zero"
+    assert first.startswith(
+        f"[launch] process 1 has gone on in silence after {reason}: if that ended it"
     )
-    assert last == "[launch] process 1 failed first, with exit status 1: OSError: no.\n"
+    assert last == f"[launch] process 1 failed first, with exit status 1: {reason}.\n"
 
 
 def test_a_second_sigint_ends_processes_that_do_not_end(script):
@@ -216,6 +218,8 @@ def test_a_line_comes_whole_however_long_it_is(script):
 KILLED, ABORTED, LOST = "os.kill(os.getpid(), 9)", "os.abort()", "sys.exit(75)"
 # As jax.distributed ends a process that an exception has ended.
 RAISED = "import atexit; atexit.register(os.abort); raise OSError('x')"
+CRASHED = "print('Traceback (most recent call last):\\nOSError: x', file=sys.stderr); "
+CRASHED += "os.kill(os.getpid(), 11)"
 
 
 @pytest.mark.parametrize(
@@ -227,6 +231,8 @@ RAISED = "import atexit; atexit.register(os.abort); raise OSError('x')"
         (LOST, ABORTED, 75, "process 0 failed first, with exit status 75"),
         (ABORTED, LOST, 134, "process 0 failed first, killed by SIGABRT"),
         (ABORTED, RAISED, 134, "process 1 failed first, killed by SIGABRT: OSError: x"),
+        # An exception that was logged does not say why another signal came.
+        (ABORTED, CRASHED, 139, "process 1 failed first, killed by SIGSEGV."),
     ],
 )
 def test_a_process_that_ends_for_another_is_not_the_first(
