@@ -100,8 +100,8 @@ class TrainingFlags:
     optimizer: OptimizerName = "onebit_adam"
     """The optimizer, by its name in the registry; binsgdm and distributed_lion have
     workers vote; adam is plain Adam on the exact mean of the gradients. Each has a
-    --learning-rate of its own: beside Adam's a third for distributed_lion, 2 to 4
-    times for onebit_lamb (docs/choosing.md)."""
+    --learning-rate of its own: beside Adam's a twentieth to a third for
+    distributed_lion, 2 to 4 times for onebit_lamb (docs/choosing.md)."""
     exchange: ExchangeName = "sign_mean"
     """The exchange of an optimizer that compresses: sign_mean, signs there and back;
     count_mean, counts of them in one all-reduce."""
