@@ -118,6 +118,9 @@ def write(
         labels = [f"LABEL_{i}" for i in range(len(tensors["classifier.bias"]))]
         values["id2label"] = dict(enumerate(labels))
         values["label2id"] = {label: i for i, label in enumerate(labels)}
+    text = json.dumps(values, indent=2) + "\n"
+    # Before the weights, whose presence says that all is there.
+    (folder / CONFIG).write_text(text, encoding="utf-8")
     # transformers reads only files that say whose layout they have.
     content = save(tensors, metadata={"format": "pt"})
     # Not save_file, whose file nobody else can read and whose errors are no OSErrors.
@@ -127,8 +130,6 @@ def write(
         new.replace(folder / WEIGHTS)
     finally:  # what a full disk has left of it
         new.unlink(missing_ok=True)
-    text = json.dumps(values, indent=2) + "\n"
-    (folder / CONFIG).write_text(text, encoding="utf-8")
 
 
 def read_config(path: pathlib.Path) -> BertConfig:

@@ -261,9 +261,9 @@ def test_others_can_read_what_is_written_and_it_is_whole_or_not_there(
     assert weights.stat().st_mode == config.stat().st_mode
     before = weights.read_bytes()
 
-    def full(path, content):
+    def full(path, content, **_):
         with path.open("wb") as file:
-            file.write(content[:9])
+            file.write(content[:9] if isinstance(content, bytes) else b"")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(type(tmp_path), "write_bytes", full)
@@ -271,6 +271,12 @@ def test_others_can_read_what_is_written_and_it_is_whole_or_not_there(
         huggingface.write(tmp_path, CONFIG, params, "BertModel")
     assert weights.read_bytes() == before
     assert sorted(tmp_path.iterdir()) == [config, weights]
+    weights.unlink()
+    monkeypatch.undo()
+    monkeypatch.setattr(type(tmp_path), "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        huggingface.write(tmp_path, CONFIG, params, "BertModel")
+    assert not weights.exists()
 
 
 def test_a_classifiers_classes_are_those_of_its_weights(tmp_path):

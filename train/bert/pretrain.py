@@ -21,7 +21,7 @@ from train.core.flags import with_optimizer
 from train.core.mesh import check_attention, check_divisible, make_mesh
 from train.core.processes.distributed import Cluster
 from train.core.processes.session import watched
-from train.data.model_folder import is_written
+from train.data.model_folder import LAST_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,7 +90,7 @@ def pretrain(
             make_task=task_of,
             keep_files=keep_files,
             # Hugging Face's BERT has no Pre-LayerNorm.
-            is_whole=lambda folder: config.pre_norm or is_written(folder),
+            last_file=None if config.pre_norm else LAST_FILE,
         )
 
 

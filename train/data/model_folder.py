@@ -25,11 +25,8 @@ FOLDER = "model"
 """The folder's name in that of a run."""
 VOCABULARY = "vocab.txt"
 TOKENIZER = "tokenizer_config.json"
-
-
-def is_written(run: Path) -> bool:
-    """True if a run's folder has a model's."""
-    return (run / FOLDER / huggingface.WEIGHTS).exists()
+LAST_FILE = f"{FOLDER}/{huggingface.WEIGHTS}"
+"""The file of a run's folder that is written last: with it the model is whole."""
 
 
 def write_tokenizer(folder: Path, vocabulary: Vocabulary, *, cased: bool) -> None:
@@ -77,6 +74,7 @@ def write_model(
         return
     folder = run / FOLDER
     with writable(run):
-        huggingface.write(folder, model, jax.device_get(params), architecture)
+        folder.mkdir(parents=True, exist_ok=True)
         write_tokenizer(folder, vocabulary, cased=cased)
+        huggingface.write(folder, model, jax.device_get(params), architecture)
     say(f"{folder}: the weights, in Hugging Face's layout")

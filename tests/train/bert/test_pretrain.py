@@ -31,6 +31,7 @@ from train.bert.objective import init_params
 from train.bert.pretrain import MODULE, parse, pretrain
 from train.core import metrics_log, picture, run_folder
 from train.core.batches import element
+from train.core.commands import from_scratch
 from train.core.errors import InputError
 from train.core.metrics_log import StepMetrics
 from train.core.run_folder import Run
@@ -364,6 +365,23 @@ def test_a_finished_run_is_finished_and_tells_how_to_go_on(first, adam, capsys):
     assert "give more --steps" in said
     assert until(first.out) == STEPS
     assert (first.out / "training.png").exists()
+
+
+def test_weights_of_an_earlier_end_do_not_stay_beside_later_steps(first, monkeypatch):
+    weights = first.out / "model" / "model.safetensors"
+    with goes_on:
+        resume(first.out, "--steps", str(STEPS + 2))
+    assert weights.exists()  # a run that cannot go on keeps them
+
+    def stopped(*arguments):
+        arguments[-1]()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(from_scratch, "train", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        resume(first.out, "--steps", str(STEPS + 2))
+    assert until(first.out) == STEPS + 2
+    assert not weights.exists()
 
 
 def test_a_picture_without_room_is_said_and_drawn_in_the_next_start(

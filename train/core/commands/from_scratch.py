@@ -83,7 +83,7 @@ def train_run(
     about: str,
     make_task: Callable[[Flags], Task],
     keep_files: Callable[[Path], None],
-    is_whole: Callable[[Path], bool] = lambda folder: True,
+    last_file: str | None = None,
 ) -> None:
     """Trains each optimizer to a run's goal, and draws them beside each other.
 
@@ -95,8 +95,8 @@ def train_run(
       about: What is trained, in some words.
       make_task: From the flags of one optimizer to what it trains.
       keep_files: Writes into the run's folder what it lacks, on one process.
-      is_whole: False for an optimizer's folder that lacks what its task leaves at the
-        end: a kill there, or an earlier version, has left all steps and not that.
+      last_file: What a task writes last into its folder, at its end, if anything. A
+        folder with all steps and without it, as a kill there leaves, is finished.
 
     Raises:
       InputError: Another run uses the folder, processes differ in what they are asked
@@ -113,8 +113,9 @@ def train_run(
         )
         is_drawn = False
         for arm, of_arm in zip(arms, runs, strict=True):
-            if latest_step(arm.out) < run.until or not is_whole(arm.out):
-                begin = partial(run_folder.write, of_arm)
+            is_whole = last_file is None or (arm.out / last_file).exists()
+            if latest_step(arm.out) < run.until or not is_whole:
+                begin = partial(_begin, of_arm, last_file)
                 train(make_task(arm), arm, run.until, mesh, watchdog, begin)
                 is_drawn = not config.compare  # or else without the other
         if is_main_process():
@@ -126,6 +127,14 @@ def train_run(
             found = [ended(name, x, run.flags.phases) for name, x in lines.items()]
             if len(both := [each for each in found if each]) == 2:
                 say(closing(*both))
+
+
+def _begin(run: Run, last_file: str | None) -> None:
+    """Remembers a run that goes on, whose last file is of an earlier end."""
+    if last_file and is_main_process():
+        with writable(run.flags.out):
+            (run.flags.out / last_file).unlink(missing_ok=True)
+    run_folder.write(run)
 
 
 def _arms(config: Flags) -> list[Flags]:
