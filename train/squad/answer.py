@@ -10,6 +10,8 @@ import numpy as np
 
 from train.core.errors import InputError, writable
 from train.core.output import is_main_process, say
+from train.core.processes.distributed import check_agreed
+from train.core.run_folder import contents_name
 from train.core.text_file import replace_text
 from train.squad.objective import logits
 from train.squad.predict import answers, predict, write_predictions
@@ -69,8 +71,11 @@ def answer(
       A prediction a question.
 
     Raises:
-      InputError: The model has diverged.
+      InputError: The model has diverged, or processes differ in their questions.
     """
+    expect("the questions of all processes")
+    tokens = (window.tokens.tobytes() for window in questions.windows)
+    check_agreed({"--batch": str(config.batch), "questions": contents_name(*tokens)})
     starts, ends = logits(
         model,
         params,

@@ -7,10 +7,13 @@ from fine_tuning import run, write_headless
 from runs import PROMOTION
 
 from train.core.errors import InputError
+from train.squad import answer
 from train.squad.command import answer_alone, parse
 
 
-def test_questions_whose_answers_nobody_knows_are_answered(files, tmp_path, capsys):
+def test_questions_whose_answers_nobody_knows_are_answered(
+    files, tmp_path, capsys, monkeypatch
+):
     plain = {"optimizer": "adam", "freeze_step": None, "steps": 1}
     run(files, **plain, stride=4, num_best=3)
     kept = (files.out / "predictions.json").read_text()
@@ -56,3 +59,19 @@ def test_questions_whose_answers_nobody_knows_are_answered(files, tmp_path, caps
     flags[flags.index("--start") + 1] = str(write_headless(files))
     with pytest.raises(InputError, match="have not learnt to answer; give those of"):
         answer_alone(parse(flags).training)
+
+    compared = []
+
+    def compare(values):
+        compared.append(values)
+        raise InputError("enough")
+
+    # As processes do whose files hold the same questions in another order.
+    monkeypatch.setattr(answer, "check_agreed", compare)
+    for _ in range(2):
+        with pytest.raises(InputError, match="enough"), PROMOTION:
+            answer_alone(parse(resumed).training)
+        content["data"][0]["paragraphs"].reverse()
+        asked.write_text(json.dumps(content))
+    one, other = compared
+    assert [name for name in one if one[name] != other[name]] == ["questions"]
