@@ -15,6 +15,7 @@ from models import SIZES, BertConfig, WeightsError, huggingface
 from train.bert.objective import abstract_params
 from train.core import checkpoint, run_folder
 from train.core.errors import InputError
+from train.core.output import say
 from train.data import model_folder
 from train.data.vocabulary import is_cased, read_vocabulary
 from train.squad.objective import abstract_params as abstract_span_params
@@ -135,7 +136,9 @@ def trained_tokens(folder: Path) -> int | None:
         flags = run_folder.flags_of(folder)
     except InputError:  # the config.json is Hugging Face's
         return None
-    return max(flags["seq"], flags.get("long_seq") or 0)
+    long = flags.get("long_seq")
+    is_long = long and checkpoint.latest_step(folder) > flags["steps"]
+    return long if is_long else flags["seq"]
 
 
 def _why_without(folder: Path) -> str:
@@ -210,6 +213,12 @@ def _read_run(folder: Path) -> tuple[BertConfig, dict[str, Any]]:
             f"{folder} holds a run of {command}; give one of {' or '.join(_ABSTRACT)}."
         )
     step = checkpoint.latest_step(folder)
+    if step == 0:
+        raise InputError(
+            f"the run in {folder} has not trained a step; let it go on by --resume, or "
+            "give another --start."
+        )
+    say(f"{folder}: the weights of step {step:,}")
     arrays = checkpoint.arrays_with_params(folder, step)
     config = _saved_sizes(folder)
     try:

@@ -269,6 +269,10 @@ def test_what_cannot_be_used_is_refused(files, tmp_path):
         InputError, match=r"a run of train.lm; give one of train\.pretr"
     ):
         run(files, start=tmp_path)
+    (tmp_path / "config.json").write_text('{"command": "train.pretrain"}')
+    (tmp_path / "checkpoints" / "8").rename(tmp_path / "checkpoints" / "0")
+    with pytest.raises(InputError, match="has not trained a step; let it go on by"):
+        run(files, start=tmp_path)
     with pytest.raises(InputError, match="there is no folder bert-base; names of Hugg"):
         run(files, start=Path("bert-base"))
     with pytest.raises(InputError, match="--seq 33 is more than the 32 positions"):

@@ -18,7 +18,7 @@ from models import Encoder, huggingface
 from train.core.errors import InputError
 from train.core.optimizer import OPTIMIZERS
 from train.data.model_folder import TOKENIZER
-from train.squad.initial_weights import read_weights
+from train.squad.initial_weights import read_weights, trained_tokens
 from train.squad.objective import init_params
 
 
@@ -75,6 +75,7 @@ def test_fine_tuning_starts_from_a_pretraining_run(tmp_path, capsys):
     said = capsys.readouterr().out
     begun = "was trained on 16 tokens: the positions from there to --seq 24 begin as"
     assert f"{config.out} {begun}" in said
+    assert f"{config.out}: the weights of step 2" in said
     # Hugging Face's BERT has no Pre-LayerNorm.
     assert "weights are in the checkpoints" in said
     assert not (files.out / "model").exists()
@@ -131,6 +132,16 @@ def test_fine_tuning_starts_from_the_mean_of_workers_that_stepped_alone(
     resume(config.out)
     again = huggingface.read(model, "BertForPreTraining")[1]
     chex.assert_trees_all_equal(again, params)
+
+
+@pytest.mark.parametrize(("step", "tokens"), [(4, 16), (5, 32)])
+def test_a_second_phase_has_trained_its_positions_once_it_has_begun(
+    tmp_path, step, tokens
+):
+    flags = {"seq": 16, "steps": 4, "long_seq": 32}
+    (tmp_path / "config.json").write_text(json.dumps({"flags": flags}))
+    (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
+    assert trained_tokens(tmp_path) == tokens
 
 
 @pytest.mark.parametrize(
