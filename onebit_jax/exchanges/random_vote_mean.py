@@ -143,8 +143,11 @@ class RandomVoteMean(Exchange):
 
     def init(self, params: optax.Params) -> RandomVoteState:
         """No call so far."""
+        del params
         kind = RandomSignState if self.back == "vote" else RandomVoteState
-        return kind(jnp.zeros([], jnp.int32), super().init(params))
+        # No array, but leaves put together, which sharded ones must not be.
+        workers = WorkerLocal((), self.axes, "concatenate")
+        return kind(jnp.zeros([], jnp.int32), workers)
 
     def update(
         self,

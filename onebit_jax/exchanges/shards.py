@@ -50,7 +50,8 @@ def add_shard_axis(
             node,
             value=value,
             axes=(*node.axes, *names) if inside else node.axes,
-            specs=(spec,) * len(jax.tree.leaves(value)),
+            # Of a node without arrays, too, so that it says what it is part of.
+            specs=(spec,) * max(1, len(jax.tree.leaves(value))),
             shard_axes=node.shard_axes + 1,
         )
 

@@ -103,7 +103,9 @@ class VoteMean(Exchange):
 
     def init(self, params: optax.Params) -> MajorityState | WorkerLocal:
         """The declaration of the workers."""
-        workers = super().init(params)
+        del params
+        # No array, but leaves put together, which sharded ones must not be.
+        workers = WorkerLocal((), self.axes, "concatenate")
         return MajorityState(workers) if self.back == "majority" else workers
 
     def update(

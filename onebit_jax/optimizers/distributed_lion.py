@@ -10,9 +10,9 @@ import optax
 from jax import lax
 
 from onebit_jax.exchanges.exchange import Exchange
+from onebit_jax.exchanges.random_vote_mean import RandomVoteState
 from onebit_jax.optimizers.parts.moments import as_float32
 from onebit_jax.optimizers.parts.own_moments import as_own, own_moments, zero_moments
-from onebit_jax.workers.worker_local import worker_local_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,8 +63,9 @@ def scale_by_distributed_lion(
     Ties and zeros then go up and down in turn, and neighbours the other way.
 
     Args:
-      exchange: what workers vote by, such as `vote_mean('data')`; not one that keeps
-        errors, as values change their sign from step to step and errors would not.
+      exchange: what workers vote by, such as `vote_mean('data')`; not votes that are
+        drawn, nor an exchange that keeps errors, as values change their sign from step
+        to step and errors would not.
       b1: :math:`\beta_1`, the momentum's share of what is sent.
       b2: :math:`\beta_2`, decay of the momentum.
 
@@ -74,7 +75,8 @@ def scale_by_distributed_lion(
       have the gradients' dtype.
 
     Raises:
-      TypeError: if `exchange` is not an exchange, or, from `init`, keeps errors.
+      TypeError: if `exchange` is not an exchange of votes, or, from `init`, if its
+        votes are drawn.
 
     Example:
       >>> import jax.numpy as jnp, onebit_jax, optax
@@ -98,16 +100,21 @@ def scale_by_distributed_lion(
         raise TypeError(
             f"{_NAME} needs an exchange, such as vote_mean('data'), got {exchange!r}."
         )
+    if exchange.keeps_scale:
+        raise TypeError(
+            f"{_NAME} needs an exchange of votes, such as vote_mean('data'), got "
+            f"{exchange!r}: with another, put optax.lion behind the exchange."
+        )
     axes = exchange.axes
     share, decay = as_float32(b1), as_float32(b2)
 
     def init_fn(params: optax.Params) -> Any:
         mu = zero_moments(params, axes, _NAME)
         exchanged = exchange.init(params)
-        if any(jax.tree.leaves(node.value) for node in worker_local_nodes(exchanged)):
+        if any(map(_is_random, jax.tree.leaves(exchanged, is_leaf=_is_random))):
             raise TypeError(
-                f"{_NAME} needs an exchange without errors, such as vote_mean('data'), "
-                f"got {exchange!r}: with errors, put optax.lion behind the exchange."
+                f"{_NAME} votes by signs, and {exchange!r} draws votes by magnitudes: "
+                "give it vote_mean('data')."
             )
         return ScaleByDistributedLionState(jnp.zeros([], jnp.int32), mu, exchanged)
 
@@ -137,6 +144,10 @@ def _turn(x: Float[Array, ...], count: Int32[Array, ""]) -> Float[Array, ...]:
     for dimension in range(x.ndim):
         count = count + lax.broadcasted_iota(jnp.int32, x.shape, dimension)
     return jnp.where(count % 2 == 1, -x, x)
+
+
+def _is_random(state: Any) -> bool:
+    return isinstance(state, RandomVoteState)
 
 
 def distributed_lion(
@@ -169,7 +180,8 @@ def distributed_lion(
       worker's own gradients and the parameters; `onebit_jax.data_parallel` does so.
 
     Raises:
-      TypeError: if `exchange` is not an exchange, or, from `init`, keeps errors.
+      TypeError: if `exchange` is not an exchange of votes, or, from `init`, if its
+        votes are drawn.
 
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax, optax

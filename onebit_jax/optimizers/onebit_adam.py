@@ -93,13 +93,14 @@ def scale_by_onebit_adam(
         `quantized_mean('data', 4)` for an eighth of the bytes; None for the exact
         mean. Its errors are of no use after the freeze, and stay in the state.
       refresh: which steps of the warm-up are Adam's and refresh the variance, such as
-        `growing_intervals(16)`; the first always is one. The steps between them, of
-        the stage 'between', exchange as those after the freeze do. A variance that was
-        last refreshed k steps ago counts the new squares for k steps, with
-        :math:`1 - \beta_2^k`. Floor and bound act in the warm-up too. The freeze rule
-        is asked in steps that refresh alone, so that the freeze may come up to an
-        interval later, and is not `freeze_when_stable`, whose lag is in steps. None
-        for all steps of the warm-up.
+        `growing_intervals(32, longest=8)`; the first always is one. The steps between
+        them, of the stage 'between', exchange as those after the freeze do. A variance
+        that was last refreshed k steps ago counts the new squares for k steps, with
+        :math:`1 - \beta_2^k`: two thirds of it are the last gradient's where k is
+        1,000. Floor and bound act in the warm-up too. The freeze rule is asked in steps
+        that refresh alone, so that the freeze may come up to an interval later, and is
+        not `freeze_when_stable`, whose lag is in steps. None for all steps of the
+        warm-up.
       send: 'momentum' to exchange momenta, as the paper does, 'gradient' to exchange
         gradients and take their momentum, :math:`m_t = \beta_1 m_{t-1} +
         (1 - \beta_1) E[g_t^{(i)}]`.

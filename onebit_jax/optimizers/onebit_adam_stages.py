@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
@@ -101,7 +102,7 @@ class OnebitAdam:
             due, rule = self.refresh.update(state.refresh.rule, count)
             state = state._replace(refresh=state.refresh._replace(rule=rule))
             # The first step always refreshes: it has no variance to divide by yet.
-            due |= state.refresh.times == 0
+            due |= (state.refresh.times == 0) | self.exchange.is_alone()
             index = jnp.where(frozen, 2, jnp.where(due, 0, 1))
         new_updates, state = run_stage(stages, index, stage)
         return optax.tree.cast_like(new_updates, updates), state._replace(count=count)
@@ -139,7 +140,8 @@ class OnebitAdam:
             # The first one's state may come from Adam, which refreshed in every step.
             last = jnp.where(refresh.times == 0, count - 1, refresh.last)
             decay = self.b2 ** (count - last).astype(jnp.float32)
-            refresh = refresh._replace(times=refresh.times + 1, last=count)
+            times = jnp.where(refresh.times == 0, count, refresh.times + 1)
+            refresh = refresh._replace(times=times, last=count)
         nu = optax.tree.update_moment_per_elem_norm(mean, state.nu, decay, 2)
         norm = self.corrected(optax.tree.sum(nu), self.b2, count)
         now, rule = asks_to_freeze(
@@ -147,7 +149,8 @@ class OnebitAdam:
         )
         growth = state.growth
         if self.growth is not None and growth is not None:
-            growth = self.growth.freeze(self.growth.from_variance(nu, growth), now)
+            freeze = functools.partial(self.growth.freeze, nu)
+            growth = lax.cond(now, freeze, lambda growth: growth, growth)
         raised, floored = nu, 0.0
         if self.floor is not None:
             raised, floored = self.floor.apply(nu)
@@ -239,7 +242,7 @@ class OnebitAdam:
             state.frozen_at > 0,
             lambda: growth,
             # Again, as a variance of Adam's has come without mean squares.
-            lambda: rule.freeze(rule.from_variance(state.nu, growth), jnp.bool(True)),
+            lambda: rule.freeze(state.nu, growth),
         )
 
     def learnt_in(self, state: ScaleByOnebitAdamState) -> Int32[Array, ""]:

@@ -69,7 +69,8 @@ class ScaleByOnebitAdamState(NamedTuple):
         until = jnp.where(self.frozen_at > 0, self.frozen_at, self.count)
         stages = {"warmup": until + self.late}
         if self.refresh is not None:
-            times = self.refresh.times
+            # All steps so far are Adam's where its state was put in.
+            times = jnp.where(self.refresh.times == 0, until, self.refresh.times)
             stages = {"warmup": times + self.late, "between": until - times}
         after = self.count - until - self.late
         if self.growth is None:

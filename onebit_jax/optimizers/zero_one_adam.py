@@ -139,7 +139,7 @@ class ZeroOneAdam:
             for name, function in self.stages().items()
         }
         # The first step always refreshes: it has no variance to divide by yet.
-        refreshes |= state.refreshed == 0
+        refreshes |= (state.refreshed == 0) | self.exchange.is_alone()
         until, after = jnp.where(refreshes, 0, 1), jnp.where(syncs, 2, 1)
         index = jnp.where(frozen, len(run) - after, until)
         new_updates, state = run_stage(run, index, stage)
@@ -157,7 +157,11 @@ class ZeroOneAdam:
         state = state._replace(taken=taken)
         # Workers step alone after the freeze only.
         if stage != "local":
-            state = self.at_freeze(state, jnp.asarray(index == 0))
+            state = jax.lax.cond(
+                frozen,
+                lambda: state,
+                lambda: self.at_freeze(state, jnp.asarray(index == 0)),
+            )
         return optax.tree.cast_like(new_updates, updates), state
 
     def refresh_both(

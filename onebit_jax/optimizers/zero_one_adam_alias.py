@@ -105,7 +105,9 @@ def zero_one_adam(
       exchange: what workers do with what they have accumulated, such as `sign_mean`.
       freeze: when the variance is refreshed no more, such as `freeze_at(1000)`; not
         before the learning rate's warm-up ends. `freeze_when_stable` freezes in steps
-        that refresh alone, and compares with the variance as it was Δ steps before.
+        that refresh alone, and compares with the variance as it was Δ steps before:
+        where refreshes are nearly as far apart it tells nothing, so limit their
+        intervals, as `growing_intervals(16, longest=8)` does, or take `freeze_at`.
       b1: decay of the momentum.
       b2: decay of the variance, each time that it is refreshed.
       eps: added to the root of the variance.

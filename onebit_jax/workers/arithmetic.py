@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from onebit_jax.workers.axes import is_recorded
+from onebit_jax.workers.axes import bound_workers, is_recorded
 
 if TYPE_CHECKING:
     from jax import Array
@@ -27,6 +27,9 @@ def mean(x: Any, axes: tuple[str, ...]) -> Any:
     types = jax.sharding.get_abstract_mesh().axis_types
     if x.dtype.itemsize == 2 and AxisType.Auto in types:
         return lax.pmean(x.astype(jnp.float32), axes).astype(x.dtype)
+    if x.dtype == jnp.float16:
+        # The sum of values that fit would be more than float16 holds.
+        return lax.psum(x / bound_workers(axes), axes)
     return lax.pmean(x, axes)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 import optax
 
-from onebit_jax.workers.nodes import nodes_with
+from onebit_jax.workers.nodes import has_attribute, nodes_with
 from onebit_jax.workers.worker_local import is_worker_local
 
 
@@ -70,8 +71,8 @@ def _has_exchange(state: Any) -> bool:
     )
 
 
-def _parts(chain: tuple[Any, ...]) -> Iterator[Any]:
-    for part in chain:
+def _parts(chain: Any) -> Iterator[Any]:
+    for part in chain.values() if isinstance(chain, OrderedDict) else chain:
         if _is_chain(part):
             yield from _parts(part)
         else:
@@ -79,9 +80,10 @@ def _parts(chain: tuple[Any, ...]) -> Iterator[Any]:
 
 
 def _is_chain(node: Any) -> bool:
-    return type(node) is tuple
+    """True of the state of `optax.chain` and `optax.named_chain`."""
+    return type(node) is tuple or isinstance(node, OrderedDict)
 
 
 def _is_wrapper(node: Any) -> bool:
     """True of the state of `accumulate` and the like, which say so by an attribute."""
-    return hasattr(node, "wrapper")
+    return has_attribute(node, "wrapper")

@@ -403,3 +403,9 @@ def test_counted_bytes_are_its_wire_cost(name):
         return found
 
     assert sums(counted(name)) == sums(told)
+
+
+def test_a_mean_that_float16_holds_is_found_where_the_sum_is_too_large():
+    mesh = mesh_over({"data": 4})
+    run = Workers(onebit_jax.exact_mean("data"), jnp.zeros(40, "f2"), mesh)
+    np.testing.assert_array_equal(run.update(jnp.full((4, 40), 4e4, "f2")), 4e4)

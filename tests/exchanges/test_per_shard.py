@@ -122,6 +122,27 @@ def test_devices_of_a_worker_pass_no_signs_around():
     assert {c.op for c in traffic.collectives} == {"all-reduce", "all-gather"}
 
 
+def test_the_growth_of_heads_sends_their_sums_and_no_gradients():
+    """A kernel (features, heads, values) of few heads is no matrix."""
+    growth, mesh = onebit_jax.GrowthByMeanSquares(period=1), mesh_over(MESH)
+    own, spec = jax.ShapeDtypeStruct((32, 4, 16), jnp.float32), P("data", None, "model")
+    follow = jax.shard_map(
+        lambda x, state: growth.follow(
+            x[0], state, decay=0.9, count=jnp.int32(1), axes=("data",)
+        ),
+        mesh=mesh, in_specs=(P("data"), P()), out_specs=P(), axis_names={"data"},
+    )  # fmt: skip
+    x = jax.ShapeDtypeStruct(
+        (2, *own.shape), own.dtype, sharding=jax.NamedSharding(mesh, spec)
+    )
+    found = onebit_jax.traffic(
+        jax.jit(follow).lower(x, growth.init(own)).compile(), mesh
+    )
+    sums = [c.bytes for c in found.collectives if c.axes == ("data",)]
+    assert sums == [4 * 8]
+    assert sum(c.bytes for c in found.collectives) <= 4 * (8 + 32)
+
+
 def test_nothing_is_gathered_inside_a_worker_for_the_exchange():
     _, _, ours = trained("sharded")
     _, _, plain = trained("adam")
@@ -173,13 +194,14 @@ def test_hyperparameters_in_the_state_reach_each_shard():
 
 def test_specs_of_one_half_alone_are_refused():
     mesh = mesh_over(MESH)
-    for exchange, specs in (
-        (onebit_jax.sign_mean("data"), SPECS),
-        (exchange_of(), None),
+    votes = onebit_jax.random_vote_mean("data")
+    for tx, specs in (
+        (onebit(onebit_jax.sign_mean("data")), SPECS),
+        (onebit(exchange_of()), None),
+        (onebit_jax.binsgdm(0.1, votes), SPECS),
+        (onebit_jax.binsgdm(0.1, onebit_jax.per_shard(votes, SPECS)), None),
     ):
-        run = onebit_jax.data_parallel(
-            loss_fn, onebit(exchange), mesh, axis="data", specs=specs
-        )
+        run = onebit_jax.data_parallel(loss_fn, tx, mesh, axis="data", specs=specs)
         with pytest.raises(ValueError, match="the same specs"):
             run.init(params_of())
 

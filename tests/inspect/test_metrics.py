@@ -1,5 +1,7 @@
 """Metrics, against NumPy on the state's own arrays."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -123,3 +125,20 @@ def test_a_static_stage_reaches_the_optimizer():
     assert int(onebit_jax.metrics(state)["compressed"]) == 1
     compiled = run.step.lower(params, state, batch, stage="warmup").compile()
     assert onebit_jax.traffic(compiled, mesh_of(2)).stages == ("warmup",)
+
+
+def test_a_model_may_have_attributes_of_the_same_names():
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class Model:
+        kernel: jax.Array
+        wrapper: jax.Array
+
+        def metrics(self, x):
+            return x
+
+    model = Model(jnp.ones((8, 8)), jnp.ones((8, 8)))
+    clip = onebit_jax.clip_by_worker_norm(1.0, "data")
+    adam = onebit_jax.onebit_adam(0.1, onebit_jax.sign_mean("data"), freeze_at(1))
+    state = onebit_jax.init(optax.chain(clip, adam), model, mesh_of(2))
+    assert {"count", "clipped_share"} < onebit_jax.metrics(state).keys()

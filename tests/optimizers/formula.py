@@ -24,7 +24,7 @@ def estimated(x, place, step):
     """The same by random sums, for one of the leaves of these shapes."""
     own = signs(place, step)
     if not is_matrix(x):
-        flat = x.reshape(-1) * own
+        flat = x.reshape(-1) * own  # of one axis, or none
         sums = np.array([flat[i::SUMS].sum() for i in range(SUMS)])
         return several(*[np.sum(sums**2) / x.size] * 3)
     rows, columns = x.shape

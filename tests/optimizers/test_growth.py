@@ -18,6 +18,7 @@ SHAPES = {
     "rank one": (20, 16),
     "stack": (2, 17, 16),
     "narrow": (15, 20),
+    "heads": (12, 3, 18),
     "vector": (21,),
     "scalar": (),
 }

@@ -65,8 +65,14 @@ BUGS = {
     ),
     "values have no random signs": Bug(
         "onebit_jax/optimizers/parts/growth.py",
-        "flat = x.reshape(-1) * signs",
-        "flat = x.reshape(-1)",
+        "x = x * jnp.expand_dims(parts, range(2, x.ndim))",
+        "x = x * jnp.expand_dims(jnp.abs(parts), range(2, x.ndim))",
+        SUMS,
+    ),
+    "heads have no random signs of their own": Bug(
+        "onebit_jax/optimizers/parts/growth.py",
+        "x = x * jnp.expand_dims(each.reshape(_SUMS, -1), away)",
+        "pass",
         SUMS,
     ),
     "columns have no random signs": Bug(
@@ -89,14 +95,14 @@ BUGS = {
     ),
     "random signs are the same in all leaves": Bug(
         "onebit_jax/optimizers/parts/growth.py",
-        "map(self._sums, leaves, parts)",
+        "map(self._sums, leaves, _cut(signs, sizes))",
         "map(self._sums, leaves, (signs[:n] for n in sizes))",
         FORMULA,
     ),
     "eight random sums are one": Bug(
         "onebit_jax/optimizers/parts/growth.py",
-        "jnp.sum(flat.reshape(-1, _SUMS), axis=0)",
-        "jnp.full(_SUMS, jnp.sum(flat) / _SUMS**0.5)",
+        "return jnp.sum(x, axis=(0, *range(2, x.ndim)))",
+        "return jnp.full(_SUMS, jnp.sum(x) / _SUMS**0.5)",
         SUMS,
     ),
     "a row's sum is divided by the number of rows": Bug(
@@ -150,9 +156,9 @@ BUGS = {
     ),
     "the mean squares begin again at the freeze": Bug(
         "onebit_jax/optimizers/parts/growth.py",
-        "return state._replace(frozen=jax.tree.map(replicated, frozen))",
-        "none = optax.tree.where(happens, optax.tree.zeros_like(frozen), state.now)\n"
-        "        return state._replace(frozen=frozen, now=none)",
+        "return state._replace(now=now, frozen=jax.tree.map(replicated, now))",
+        "none = optax.tree.zeros_like(now)\n"
+        "        return state._replace(now=none, frozen=now)",
         EVEN,
     ),
     "devices inside a worker draw shares of the signs": Bug(
@@ -167,19 +173,19 @@ BUGS = {
     "a late warm-up moves the growth's beginning": Bug(
         "onebit_jax/optimizers/onebit_adam_stages.py",
         "growth = self.growth.follow_mean(mean, growth, self.b2)",
-        "growth = self.growth.from_variance(state.nu, growth)",
+        "growth = growth._replace(now=self.growth.freeze(state.nu, growth).now)",
         WRONG_STAGE,
     ),
     "an early compressed step has nothing to grow from": Bug(
         "onebit_jax/optimizers/onebit_adam_stages.py",
-        "lambda: rule.freeze(rule.from_variance(state.nu, growth), jnp.bool(True)),",
+        "lambda: rule.freeze(state.nu, growth),",
         "lambda: growth,",
         WRONG_STAGE,
     ),
     "a variance of Adam's grows from nothing": Bug(
         "onebit_jax/optimizers/onebit_adam_stages.py",
-        "rule.freeze(rule.from_variance(state.nu, growth), jnp.bool(True))",
-        "rule.freeze(growth, jnp.bool(True))",
+        "rule.freeze(state.nu, growth)",
+        "growth._replace(frozen=growth.now)",
         (
             "tests/optimizers/test_onebit_adam.py::"
             "test_a_compressed_step_may_follow_adams[None]",

@@ -56,6 +56,9 @@ BEHIND_SIGNS = {
         )
     },
     "sm3": lambda: optax.chain(sign_mean("host"), optax.scale_by_sm3()),
+    "a chain of names": lambda: optax.named_chain(
+        ("signs", sign_mean("host")), ("adam", ADAM)
+    ),
     "a chain in a chain": lambda: optax.chain(
         optax.chain(CLIP, sign_mean("host")), optax.masked(ADAM, True)
     ),

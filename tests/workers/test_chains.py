@@ -27,6 +27,9 @@ HALF_WRAPPED = {
     "skip_nonfinite around accumulate": lambda: optax.chain(
         skip_nonfinite(accumulate(CLIP, 4, "data"), "data"), optax.chain(CLIP, EXACT)
     ),
+    "accumulate, named": lambda: optax.named_chain(
+        ("wait", accumulate(optax.identity(), 4, "data")), ("adam", adam())
+    ),
     "a chain inside": lambda: skip_nonfinite(
         optax.chain(accumulate(CLIP, 4, "data"), optax.masked(adam(), True)), "data"
     ),
@@ -40,6 +43,7 @@ FINE = {
     "one exchange inside, over another axis": lambda: optax.chain(
         skip_nonfinite(exact_mean("device"), ("data", "device")), adam()
     ),
+    "names": lambda: optax.named_chain(("clip", CLIP), ("adam", local_steps())),
     "local steps last": lambda: optax.chain(CLIP, local_steps()),
     "local steps of some leaves": lambda: optax.chain(
         optax.masked(local_steps(), {"w": True, "b": False}),
@@ -67,6 +71,12 @@ def test_a_wrapper_beside_the_exchange(name):
 def test_what_follows_local_steps(after):
     with pytest.raises(ValueError, match=r"steps of their own .* the last of a chain"):
         init(optax.chain(local_steps(), after))
+
+
+def test_what_follows_local_steps_by_name():
+    tx = optax.named_chain(("adam", local_steps()), ("half", optax.scale(0.5)))
+    with pytest.raises(ValueError, match=r"steps of their own .* the last of a chain"):
+        init(tx)
 
 
 @pytest.mark.parametrize("name", FINE)

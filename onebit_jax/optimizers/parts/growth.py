@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from jax import Array
     from jax.typing import ArrayLike
-    from jaxtyping import Bool, Float, Float32, Int32
+    from jaxtyping import Float, Float32, Int32
 
 # A row or column with less than this share of its leaf's mean square is taken to have
 # had no gradients.
@@ -156,11 +156,6 @@ class GrowthByMeanSquares:
         )
         return GrowthState(now, frozen, jnp.zeros([], jnp.int32))
 
-    def freeze(self, state: GrowthState, happens: Bool[Array, ""]) -> GrowthState:
-        """The state, and where it `happens` the mean squares of now as the freeze's."""
-        frozen = optax.tree.where(happens, state.now, state.frozen)
-        return state._replace(frozen=jax.tree.map(replicated, frozen))
-
     def follow_mean(
         self, mean: optax.Updates, state: GrowthState, decay: ArrayLike
     ) -> GrowthState:
@@ -178,8 +173,8 @@ class GrowthByMeanSquares:
         now = optax.tree.update_moment(squares, state.now, decay, 1)
         return state._replace(now=now)
 
-    def from_variance(self, nu: optax.Params, state: GrowthState) -> GrowthState:
-        """The state with the means of a variance that is not frozen.
+    def freeze(self, nu: optax.Params, state: GrowthState) -> GrowthState:
+        """The state with the means of a variance that freezes, of now and the freeze.
 
         They are the running means that `follow_mean` would have reached, also where the
         variance was another optimizer's.
@@ -191,7 +186,8 @@ class GrowthByMeanSquares:
         Returns:
           The new state.
         """
-        return state._replace(now=self._means(nu))
+        now = self._means(nu)
+        return state._replace(now=now, frozen=jax.tree.map(replicated, now))
 
     def follow(
         self,
@@ -289,7 +285,7 @@ class GrowthByMeanSquares:
 
     def _signs(self, x: Array) -> int:
         """The number of random signs in the sums of a leaf."""
-        return sum(x.shape[-2:]) if self._by_lines(x) else x.size
+        return sum(x.shape[-2:] if self._by_lines(x) else _signs_by_axis(x))
 
     def _sums(self, x: Array, signs: Float32[Array, " signs"]) -> RandomSums:
         return _random_sums(x, signs, self._by_lines(x))
@@ -322,15 +318,41 @@ def _random_sums(
     """Sums over rows and columns, or eight over parts of what is no matrix."""
     x = x.astype(jnp.float32)
     if not by_lines:
-        flat = x.reshape(-1) * signs
-        flat = jnp.pad(flat, (0, -flat.size % _SUMS))
-        return RandomSums(jnp.sum(flat.reshape(-1, _SUMS), axis=0))
+        return RandomSums(_some_sums(x, signs))
     rows, columns = _cut(signs, x.shape[-2:])
     return RandomSums(
         None,
         jnp.einsum("...kl,l->...k", x, columns)[..., None],
         jnp.einsum("...kl,k->...l", x, rows)[..., None, :],
     )
+
+
+def _signs_by_axis(x: Array) -> list[int]:
+    """Numbers of signs of what is no matrix: of its longest axis, and of each other."""
+    longest, *others = sorted(x.shape or (1,), reverse=True)
+    return [longest, *(_SUMS * size for size in others)]
+
+
+def _some_sums(
+    x: Float32[Array, ...], signs: Float32[Array, " signs"]
+) -> Float32[Array, " 8"]:
+    """Eight sums over parts of the longest axis, whole along the others.
+
+    A value's sign is the product of its axes' signs, of which each part has its own. A
+    sign drawn for each value would be as large as the leaf, whole on every device.
+    """
+    order = sorted(range(x.ndim), key=lambda axis: -x.shape[axis])
+    x = x.transpose(order) if order else x[None]
+    along, *others = _cut(signs, _signs_by_axis(x))
+    missing = -len(along) % _SUMS
+    x = jnp.pad(x, [(0, missing), *[(0, 0)] * len(others)])
+    x = x.reshape(len(x) // _SUMS, _SUMS, *x.shape[1:])
+    parts = jnp.pad(along, (0, missing)).reshape(-1, _SUMS)
+    x = x * jnp.expand_dims(parts, range(2, x.ndim))
+    for axis, each in enumerate(others, 2):
+        away = [i for i in range(x.ndim) if i not in (1, axis)]
+        x = x * jnp.expand_dims(each.reshape(_SUMS, -1), away)
+    return jnp.sum(x, axis=(0, *range(2, x.ndim)))
 
 
 def _of_sums(sums: RandomSums, x: Array) -> MeanSquares:
