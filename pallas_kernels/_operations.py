@@ -177,8 +177,8 @@ def decompress(
       scales: the scale of each block.
       size: how many values the blocks hold; the rest is padding.
       dtype: of the result.
-      into: an array of that size and dtype that is needed no more, whose buffer the
-        result may take; its values do not matter.
+      into: an array of that size and dtype whose buffer the result may take, and which
+        is copied where it is needed still; its values do not matter.
       implementation: as in `compress`.
 
     Returns:

@@ -65,7 +65,7 @@ def sign_mean(
 
     What is returned has one magnitude a block, from which an adaptive optimizer learns
     no coordinate's second moment. `onebit_jax.init` warns of one of Optax's behind it
-    in `optax.chain`; elsewhere it cannot be seen.
+    in `optax.chain` or `optax.named_chain`; elsewhere it cannot be seen.
 
     Args:
       axis: name, or names, of the mesh axes whose members are the workers.

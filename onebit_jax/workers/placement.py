@@ -12,10 +12,12 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from optax import contrib
 
 from onebit_jax.workers.adaptive import warn_of_adaptive
 from onebit_jax.workers.axes import not_bound
 from onebit_jax.workers.chains import check_chains
+from onebit_jax.workers.nodes import nodes_with
 from onebit_jax.workers.specs import is_spec, names_of
 from onebit_jax.workers.worker_local import is_worker_local, worker_local_nodes
 
@@ -258,4 +260,14 @@ def check_wrappers(state: Any) -> None:
                 f"{wrapper} cannot hold an exchange, because it takes what differs "
                 f"from worker to worker for the same on all: use {replacement}."
             )
+    nodes = jax.tree.leaves(state, is_leaf=_is_schedule_free)
+    if nodes_with(list(filter(_is_schedule_free, nodes)), "local_params"):
+        raise ValueError(
+            "contrib.schedule_free rescales steps of all workers, and not those that "
+            "workers take by themselves: use zero_one_adam without it."
+        )
     check_chains(state)
+
+
+def _is_schedule_free(node: Any) -> bool:
+    return isinstance(node, contrib.ScheduleFreeState)

@@ -77,7 +77,7 @@ def run_sometimes(
     what 'compressed' sends, and more.
 
     Args:
-      name: of what they do.
+      name: of the stage inside the stage.
       happens: whether this step does; the same on all workers.
       then: what it does.
       otherwise: what other steps do, without any collective.
@@ -133,7 +133,7 @@ def steps_by_stage(state: Any) -> dict[str, Int32[Array, ""]]:
 
 
 def branches_in(name_stacks: Iterable[str]) -> dict[str, int]:
-    """For each stage the number of the branch that it is of a choice of stages."""
+    """Each stage's branch number in the conditional that chooses between stages."""
     matches = [match for stack in name_stacks for match in _BRANCH.findall(stack)]
     return {stage: int(branch) for branch, stage in matches}
 

@@ -79,6 +79,12 @@ def test_what_follows_local_steps_by_name():
         init(tx)
 
 
+def test_a_rescaling_of_agreed_steps_around_local_ones():
+    tx = optax.chain(CLIP, optax.contrib.schedule_free(local_steps(), 0.1))
+    with pytest.raises(ValueError, match="schedule_free rescales steps of all"):
+        init(tx)
+
+
 @pytest.mark.parametrize("name", FINE)
 def test_what_is_not_refused(name):
     init(FINE[name]())

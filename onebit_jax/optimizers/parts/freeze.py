@@ -27,7 +27,8 @@ class FreezeRule(NamedTuple):
       init: makes the rule's state.
       update: from the state, the number of steps taken and the 1-norm of the
         variance that they led to, tells whether the variance is to be frozen now,
-        and the new state. Called at the end of each warm-up step, in compiled code.
+        and the new state. Called in compiled code at the end of each step before the
+        freeze that refreshes the variance, of 0/1 Adam at the end of all of them.
       earliest: the fewest steps after which it may freeze.
       by_norm: whether it decides by the norms, which say nothing new after a step that
         has not refreshed the variance.
