@@ -196,7 +196,9 @@ def _failure(first: int, status: int, said: str, running: Sequence[int]) -> Fail
     is_victim = status in _VICTIM and running
     what = "ended, as another was lost or hangs" if is_victim else "failed first"
     if status < 0:
-        reason = f"process {first} {what}, killed by {signal.Signals(-status).name}"
+        names = {each.value: each.name for each in signal.Signals}
+        by = names.get(-status, f"signal {-status}")  # real-time ones have no name
+        reason = f"process {first} {what}, killed by {by}"
         if status == -signal.SIGKILL:
             reason += ", as a system sends when memory runs out"
     else:

@@ -57,7 +57,7 @@ def main(config: Config) -> None:
     with one_sentence():
         for task in study.tasks.values():
             read_flags(task)
-    with _alone(config.runs / config.plan.stem):
+    with _alone(config.plan):
         store = Store(config.plan.with_suffix(".json"), study)
         _report(config.plan, study, store)
         if wanted(study, store.runs):
@@ -68,15 +68,14 @@ def main(config: Config) -> None:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Holds the folder of a study's unfinished runs, until this process ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
+def _alone(plan: Path) -> Iterator[None]:
+    """Holds a plan, beside which its results are written, until this process ends."""
+    with plan.open() as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise SystemExit(
-                f"A study is running in {folder}: wait for its end, or stop it."
+                f"The study {plan} is running: wait for its end, or stop it."
             ) from error
         yield
 

@@ -14,6 +14,7 @@ from matplotlib.lines import Line2D
 from benchmarks.network.hosts import bits_per_second
 from benchmarks.network.results import BASELINES, Measurement, Results, speed_up
 from benchmarks.page import table
+from train.core.text_file import replace_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,7 +103,7 @@ def write_json(file: Path, results: Results) -> None:
             "speed_up": speed_up(row, results.rows),
         }
     text = json.dumps(stored, indent=1, ensure_ascii=False)
-    file.write_text(text + "\n", encoding="utf-8")
+    replace_text(file, text + "\n")
 
 
 def read_results(file: Path) -> Results:

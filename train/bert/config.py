@@ -14,6 +14,7 @@ from train.core.errors import InputError
 from train.core.flags import (
     Changeable,
     Count,
+    Factor,
     Freeze,
     Natural,
     Positive,
@@ -58,7 +59,7 @@ class PretrainConfig(TransformerFlags, CorpusFlags, FromScratchFlags):
     learning_rate: Positive = 1.5e-3
     """Peak of the learning rate; without --decay-every it falls to a tenth at the
     end."""
-    decay_rate: Positive | None = None
+    decay_rate: Factor | None = None
     """Factor by which the learning rate falls in --decay-every steps; default: 0.99."""
     decay_every: Count | None = None
     """Steps in which the learning rate falls by --decay-rate, exponentially; default:
@@ -76,7 +77,7 @@ class PretrainConfig(TransformerFlags, CorpusFlags, FromScratchFlags):
     """Peak of the learning rate in the second phase; default: the first's."""
     long_warmup_steps: Natural | None = None
     """Steps in which it rises there; default: a tenth of them."""
-    long_decay_rate: Positive | None = None
+    long_decay_rate: Factor | None = None
     """Factor by which it falls there; default: the first's."""
     long_decay_every: Count | None = None
     """Steps in which it falls by that; default: as in the first."""

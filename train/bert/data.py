@@ -107,8 +107,7 @@ def load_phases(
     vocabulary = _vocabulary(config, folder, held_out, goes_on=run is not None)
     contents = {"corpus": about.fingerprint, "vocabulary": contents_name(*vocabulary)}
     if run:
-        for what, name in contents.items():
-            check_contents(run, what, name, _RESTORE[what])
+        check_contents(run, contents, _RESTORE)
 
     where = (config.tokens, "--tokens") if config.tokens else (folder, "--out")
     with writable(*where):

@@ -74,8 +74,8 @@ class Range:
             return f"more than {self.above}" if self.above else "positive"
         if self.below is not None and not value < self.below:
             return f"less than {self.below}"
-        most = self.most or MAX_COUNT
-        if isinstance(value, int) and value > most:
+        most = self.most or (MAX_COUNT if isinstance(value, int) else math.inf)
+        if value > most:
             return f"at most {most}"
         return None if math.isfinite(value) else "a finite number"
 
@@ -88,6 +88,7 @@ Changeable = Annotated[T, _CHANGEABLE]
 Count = Annotated[int, Range(least=1)]
 Natural = Annotated[int, Range(least=0)]
 Positive = Annotated[float, Range(above=0)]
+Factor = Annotated[float, Range(above=0, most=1)]
 NotNegative = Annotated[float, Range(least=0)]
 Seed = Annotated[int, Range(least=0, most=MAX_SEED)]
 Freeze = Count | Literal["auto"]

@@ -48,7 +48,8 @@ def make_mesh(workers: int | None = None, topology: Topology = "auto") -> Mesh:
     devices = sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
     if workers is None:
         workers = len(devices)
-    if workers > len(devices):
+    # Unequal shares have no device each on a CPU: their number is not the matter.
+    if workers > len(devices) and workers % processes == 0:
         raise InputError(
             f"--workers {workers} is more than the {len(devices)} devices here "
             f"({devices[0].platform}); give fewer."

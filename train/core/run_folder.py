@@ -89,23 +89,26 @@ def check_free(folder: Path) -> None:
             )
 
 
-def check_contents(run: Run, what: str, name: str, advice: str = "restore it") -> None:
+def check_contents(
+    run: Run, contents: Mapping[str, str], advice: Mapping[str, str] | None = None
+) -> None:
     """Refuses to go on with other data than a run was started with.
 
     Args:
       run: The run.
-      what: One of its `contents`.
-      name: The name of the data that are there now.
-      advice: What to do.
+      contents: The names of the data that are there now, by what they are.
+      advice: What to do about each; to restore it where none is given.
 
     Raises:
       InputError: They are others.
     """
-    if run.contents[what] != name:
-        raise InputError(
-            f"the {what} is not the one that the run in {run.flags.out} was started "
-            f"with; {advice}, or start a new run in another --out."
-        )
+    for what, name in contents.items():
+        if run.contents[what] != name:
+            cure = (advice or {}).get(what, "restore it")
+            raise InputError(
+                f"the {what} is not the one that the run in {run.flags.out} was "
+                f"started with; {cure}, or start a new run in another --out."
+            )
 
 
 def run_of(
@@ -130,8 +133,7 @@ def run_of(
         return Run(command, config, contents, until)
     run = read(config.out, command, type(config))
     check_resumable(run.flags, config)
-    for what, name in contents.items():
-        check_contents(run, what, name)
+    check_contents(run, contents)
     return run
 
 

@@ -155,10 +155,18 @@ def survey(documents: Iterable[Document]) -> Survey:
 
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
+    seen: set[Path] = set()
     for path in paths:
         with _readable(path):
             files = sorted(_in_folder(path)) if path.is_dir() else [path]
-        yield from files
+        for file in files:
+            if (own := file.resolve()) in seen:
+                raise InputError(
+                    f"the corpus has {file} twice; leave one out, or what is held out "
+                    "would be trained on, too."
+                )
+            seen.add(own)
+            yield file
 
 
 def _in_folder(path: Path) -> Iterator[Path]:

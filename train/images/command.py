@@ -53,8 +53,7 @@ def load(
     data = read(config)
     contents = {"set of images": data.contents}
     if run:
-        for what, name in contents.items():
-            check_contents(run, what, name)
+        check_contents(run, contents)
     return contents, data
 
 

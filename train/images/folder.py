@@ -20,12 +20,16 @@ if TYPE_CHECKING:
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".webp")
 """Endings of the names of image files, in small or capital letters."""
 
+_PARTS = {"test", "train", "training", "val", "valid", "validation"}
+"""Names of a data set's parts, each of which has the folders of all classes."""
+
 
 def read_folder(folder: Path, size: int) -> Dataset:
     """Lists the images of a folder, which are read when they are needed.
 
     Args:
-      folder: A folder of folders, whose names in order are the classes.
+      folder: A folder of folders, whose names in order are the classes; hidden files
+        and folders are left out.
       size: Pixels of a side that images are scaled and cut to.
 
     Returns:
@@ -43,10 +47,21 @@ def read_folder(folder: Path, size: int) -> Dataset:
             f"{folder} has {len(classes)} folders in it; give one with a folder of "
             "images for each of two or more classes."
         )
+    parts = [x.name for x in classes if x.name.lower() in _PARTS]
+    if len(parts) == len(classes):
+        raise InputError(
+            f"{folder} has no classes in it but the parts {', '.join(parts)} of a data "
+            f"set; give one of these, such as --path {folder / parts[0]}."
+        )
     paths: list[Path] = []
     labels: list[int] = []
     for label, inside in enumerate(classes):
-        images = sorted(x for x in inside.rglob("*") if x.suffix.lower() in SUFFIXES)
+        images = sorted(
+            x
+            for x in inside.rglob("*")
+            if x.suffix.lower() in SUFFIXES
+            and not any(part[0] == "." for part in x.relative_to(inside).parts)
+        )
         if not images:
             raise InputError(
                 f"{inside} holds no image ({', '.join(SUFFIXES)}); add some, or move "
@@ -54,7 +69,7 @@ def read_folder(folder: Path, size: int) -> Dataset:
             )
         paths += images
         labels += [label] * len(images)
-    names = (f"{x.relative_to(folder).as_posix()} {x.stat().st_size}" for x in paths)
+    names = [f"{x.relative_to(folder).as_posix()} {_size(x)}" for x in paths]
     training, held_out = split(len(paths))
     return Dataset(
         training=_Files(paths, labels, training, size),
@@ -62,6 +77,15 @@ def read_folder(folder: Path, size: int) -> Dataset:
         num_classes=len(classes),
         contents=contents_name(*names),
     )
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError as error:  # such as a link to nothing
+        raise InputError(
+            f"{file} cannot be read ({error.strerror}); move it away."
+        ) from error
 
 
 @dataclass(frozen=True, eq=False)

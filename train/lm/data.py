@@ -53,8 +53,8 @@ def load(
     coding = _coding(config, goes_on=run is not None)
     contents = {"corpus": about.fingerprint, "tokenizer": contents_name(coding.file)}
     if run:
-        for what, name in contents.items():
-            check_contents(run, what, name, _RESTORE[what])
+        check_contents(run, contents, _RESTORE)
+    # The file's name keeps them apart from what other tasks make of the same text.
     tokens = (config.tokens or config.out / TOKENS_FOLDER) / contents_name(
         *contents.values(), str(config.seed), FILE
     )[:16]

@@ -263,6 +263,9 @@ def test_workers_that_processes_cannot_share_are_refused(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 3)
     with pytest.raises(InputError, match="8 workers cannot be shared equally by 3"):
         make_mesh()
+    # Though there are 8 devices: on CPUs they are made for a number of workers.
+    with pytest.raises(InputError, match="10 workers cannot be shared equally by 3"):
+        make_mesh(10)
 
 
 @pytest.mark.parametrize("name", EXCHANGES)

@@ -13,6 +13,7 @@ from train.core.errors import InputError
 from train.core.exchange import EXCHANGES
 from train.core.flags import (
     Changeable,
+    Factor,
     Seed,
     TrainingFlags,
     TransformerFlags,
@@ -41,6 +42,7 @@ class Flags(TransformerFlags, TrainingFlags):
     length: int = 3
     long_freeze_step: int | None = None
     tail: Seed | None = None
+    fall: Factor | None = None
 
 
 @pytest.mark.parametrize(
@@ -59,6 +61,7 @@ class Flags(TransformerFlags, TrainingFlags):
         ({"learning_rate": 0.0}, "--learning-rate must be positive, not 0.0."),
         ({"learning_rate": float("nan")}, "--learning-rate must be positive, not nan."),
         ({"dropout": 1.0}, "--dropout must be less than 1, not 1.0."),
+        ({"fall": 9.0}, "--fall must be at most 1, not 9.0."),
         (
             {"optimizer": "adam", "freeze_step": 3},
             "--freeze-step is not a flag of --optimizer adam; drop either.",
@@ -88,7 +91,7 @@ def test_what_cannot_be_trained_with_is_refused(changes, message):
     [
         {},
         {"freeze_step": "auto", "tail": 2**32 - 1, "seed": 2**32 - 1},
-        {"clip": 0.0, "dropout": 0.0, "warmup_steps": 0, "resume": True},
+        {"clip": 0.0, "fall": 1.0, "dropout": 0.0, "warmup_steps": 0, "resume": True},
         {"optimizer": "adam", "batch": 2**31 - 1},
     ],
 )

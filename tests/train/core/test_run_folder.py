@@ -120,9 +120,9 @@ def test_another_runs_folder_is_not_gone_on_with(run):
 
 
 def test_other_contents_are_refused_by_name(run):
-    check_contents(run, "corpus", "a")
+    check_contents(run, {"corpus": "a"})
     with pytest.raises(InputError, match=r"the corpus is not the one .*; find it, or"):
-        check_contents(run, "corpus", "b", "find it")
+        check_contents(run, {"corpus": "b"}, {"corpus": "find it"})
     assert contents_name("a", b"b") == contents_name(b"a", "b")
     assert contents_name("a", "b") != contents_name("ab")
 

@@ -59,13 +59,22 @@ def test_files_and_folders_are_read_in_order_without_hidden_ones(tmp_path):
         "first": "\ufeffFirst here.",
     }.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    documents = read_corpus([tmp_path / "first", tmp_path])
+    first = tmp_path / "first"
+    documents = read_corpus([first, tmp_path / "b", tmp_path / "a.txt"])
     assert [sentence for (sentence,) in documents] == [
         "First here.",
+        "Third here.",
+        "Second here.",
+    ]
+    documents = read_corpus([tmp_path])
+    assert [sentence for (sentence,) in documents] == [
         "Second here.",
         "Third here.",
         "First here.",
     ]
+    # It could be trained on and held out.
+    with pytest.raises(InputError, match="has .*first twice; leave one out"):
+        list(read_corpus([first, tmp_path]))
 
 
 def split(text):

@@ -89,6 +89,7 @@ def write_folder(folder):
             image.save(place / f"{i}.{'PNG' if i else 'bmp'}")
     (folder / "grey" / "notes.txt").write_text("no image")
     (folder / ".hidden").mkdir()
+    (folder / "grey" / "._0.png").write_text("of another system")
     return folder
 
 
@@ -110,6 +111,9 @@ def test_a_folder_of_images_is_read_with_a_class_a_folder(tmp_path):
     with pytest.raises(InputError, match=r"new\.png cannot be read as an image .*move"):
         list(map(list, (chosen.training, chosen.held_out)))
     assert read(config).contents != data.contents
+    (folder / "grey" / "link.png").symlink_to("nowhere")
+    with pytest.raises(InputError, match=r"link\.png cannot be read \(No such file"):
+        read(config)
 
 
 def test_a_folder_that_is_none_of_classes_is_refused(tmp_path):
@@ -119,6 +123,10 @@ def test_a_folder_that_is_none_of_classes_is_refused(tmp_path):
     (config.path / "one").mkdir(parents=True)
     with pytest.raises(InputError, match="has 1 folders in it; give one with"):
         read(config)
+    for part in "train", "val":
+        (tmp_path / "parts" / part / "cat").mkdir(parents=True)
+    with pytest.raises(InputError, match="the parts train, val of a data set; give"):
+        read(ImagesConfig(data="folder", path=tmp_path / "parts"))
     (config.path / "two").mkdir()
     with pytest.raises(InputError, match=r"one holds no image \(\.bmp"):
         read(config)

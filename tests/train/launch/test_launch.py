@@ -216,6 +216,7 @@ def test_a_line_comes_whole_however_long_it_is(script):
     assert file.read_bytes() == b"[0] \xff" + b"x" * 30_000_000 + b"|\n"
 
 
+REAL_TIME = "os.kill(os.getpid(), 40)"
 KILLED, ABORTED, LOST = "os.kill(os.getpid(), 9)", "os.abort()", "sys.exit(75)"
 # As jax.distributed ends a process that an exception has ended.
 RAISED = "import atexit; atexit.register(os.abort); raise OSError('x')"
@@ -232,6 +233,7 @@ CRASHED += "os.kill(os.getpid(), 11)"
         (LOST, ABORTED, 75, "process 0 failed first, with exit status 75"),
         (ABORTED, LOST, 134, "process 0 failed first, killed by SIGABRT"),
         (ABORTED, RAISED, 134, "process 1 failed first, killed by SIGABRT: OSError: x"),
+        (LOST, REAL_TIME, 168, "process 1 failed first, killed by signal 40"),
         # An exception that was logged does not say why another signal came.
         (ABORTED, CRASHED, 139, "process 1 failed first, killed by SIGSEGV."),
     ],

@@ -127,6 +127,11 @@ def train_run(
             found = [ended(name, x, run.flags.phases) for name, x in lines.items()]
             if len(both := [each for each in found if each]) == 2:
                 say(closing(*both))
+                if run.flags.optimizer != "onebit_adam":
+                    say(
+                        f"both at Adam's --learning-rate; {run.flags.optimizer} has a "
+                        "best one of its own (docs/choosing.md)"
+                    )
 
 
 def _begin(run: Run, last_file: str | None) -> None:
