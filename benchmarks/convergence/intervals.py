@@ -35,7 +35,7 @@ class Effect(NamedTuple):
         other factors and all seeds; negative where the level is better. Runs that
         diverge would decide a mean.
       better: Pairs in which it is better.
-      pairs: All pairs.
+      pairs: All pairs but those that both diverged.
     """
 
     factor: str
@@ -149,14 +149,14 @@ def effects(
         first, *others = levels
         for level in others:
             differences = [
-                run.loss - base.loss
+                run.loss - base.loss  # infinite where one of them diverged
                 for options in product.values()
                 if options[factor] == first
                 for run, base in pairs(
                     runs.get(by_options[_key({**options, factor: level})], ()),
                     runs.get(by_options[_key(options)], ()),
                 )
-                if math.isfinite(run.loss) and math.isfinite(base.loss)
+                if math.isfinite(run.loss) or math.isfinite(base.loss)
             ]
             if differences:
                 better = sum(d < 0 for d in differences)

@@ -234,11 +234,11 @@ def test_an_effect_is_the_median_over_all_other_settings():
         "send",
         "gradient",
         0,
-        3,
+        4,
     )
-    assert send.difference == pytest.approx(1.0)
-    assert (lead.level, lead.better, lead.pairs) == (1, 2, 3)
-    assert lead.difference == pytest.approx(-0.5)
+    assert send.difference == pytest.approx((1.0 + 1.8) / 2)
+    assert (lead.level, lead.better, lead.pairs) == (1, 2, 4)
+    assert lead.difference == pytest.approx((-0.5 + 0.3) / 2)
 
 
 def test_the_page_says_what_the_runs_are(plan):

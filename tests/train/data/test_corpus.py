@@ -73,7 +73,7 @@ def test_files_and_folders_are_read_in_order_without_hidden_ones(tmp_path):
         "First here.",
     ]
     # It could be trained on and held out.
-    with pytest.raises(InputError, match="has .*first twice; leave one out"):
+    with pytest.raises(InputError, match=r"has .*first twice; leave one out"):
         list(read_corpus([first, tmp_path]))
 
 
