@@ -308,7 +308,8 @@ def read_through(arrays: Path, prefix: bytes = b"") -> None:
       arrays: A checkpoint's folder of arrays.
       prefix: What the names of those that matter begin with.
     """
-    json.loads((arrays / "_METADATA").read_bytes())
+    for file in (arrays / "_METADATA", *arrays.glob("array_metadatas/*")):
+        json.loads(file.read_bytes())
     spec = {"driver": "ocdbt", "base": arrays.as_uri() + "/"}
     store = tensorstore.KvStore.open(spec).result()
     keys = store.list().result()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import itertools
 import json
 import shutil
 import time
@@ -149,8 +150,15 @@ def test_a_truncated_checkpoint_is_named_and_the_one_before_is_good(
     assert restore(folder, tx, workers)[0].progress.totals.steps == 2
 
 
-@pytest.mark.parametrize("files", ["**/d/*", "manifest.ocdbt", "_METADATA", "**/*"])
-@pytest.mark.parametrize("how", ["cut", "gone"])
+@pytest.mark.parametrize(
+    ("files", "how"),
+    [
+        ("array_metadatas/*", "cut"),
+        *itertools.product(
+            ["**/d/*", "manifest.ocdbt", "_METADATA", "**/*"], ["cut", "gone"]
+        ),
+    ],
+)
 def test_damage_is_said_in_one_sentence_and_no_traceback(folder, tx, capfd, files, how):
     arrays = folder / "checkpoints" / "3" / "arrays"
     for file in filter(Path.is_file, arrays.glob(files)):
