@@ -14,6 +14,7 @@ from onebit_jax.exchanges.count_mean import MAX_WORKERS
 from onebit_jax.workers.arithmetic import gather
 from onebit_jax.workers.axes import bound_workers, check_local
 from onebit_jax.workers.transfers import Transfer
+from onebit_jax.workers.worker_local import WorkerLocal
 from pallas_kernels import (
     digits_of_word,
     pack_digits,
@@ -31,6 +32,14 @@ if TYPE_CHECKING:
     from jaxtyping import Float32
 
 _ROWS = 32  # bits of a word
+
+
+def declared_voters(axes: tuple[str, ...]) -> WorkerLocal:
+    """The declaration of workers that vote, without arrays.
+
+    They vote on all leaves put together, which sharded leaves must not be.
+    """
+    return WorkerLocal((), axes, "concatenate")
 
 
 def exchange_votes(

@@ -10,7 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from onebit_jax.exchanges.ballots import exchange_votes, vote_transfers
+from onebit_jax.exchanges.ballots import (
+    declared_voters,
+    exchange_votes,
+    vote_transfers,
+)
 from onebit_jax.exchanges.exchange import Exchange
 from onebit_jax.workers.axes import (
     AxisNames,
@@ -145,9 +149,7 @@ class RandomVoteMean(Exchange):
         """No call so far."""
         del params
         kind = RandomSignState if self.back == "vote" else RandomVoteState
-        # No array, but leaves put together, which sharded ones must not be.
-        workers = WorkerLocal((), self.axes, "concatenate")
-        return kind(jnp.zeros([], jnp.int32), workers)
+        return kind(jnp.zeros([], jnp.int32), declared_voters(self.axes))
 
     def update(
         self,

@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from onebit_jax.exchanges.ballots import exchange_votes, vote_transfers
+from onebit_jax.exchanges.ballots import (
+    declared_voters,
+    exchange_votes,
+    vote_transfers,
+)
 from onebit_jax.exchanges.exchange import Exchange
 from onebit_jax.workers.axes import AxisNames, as_tuple
 from onebit_jax.workers.worker_local import WorkerLocal
@@ -104,8 +108,7 @@ class VoteMean(Exchange):
     def init(self, params: optax.Params) -> MajorityState | WorkerLocal:
         """The declaration of the workers."""
         del params
-        # No array, but leaves put together, which sharded ones must not be.
-        workers = WorkerLocal((), self.axes, "concatenate")
+        workers = declared_voters(self.axes)
         return MajorityState(workers) if self.back == "majority" else workers
 
     def update(

@@ -265,10 +265,9 @@ class ZeroOneAdam:
     ) -> ZeroOneAdamState:
         """The state with the variance frozen, if the rule fires now."""
         norm = optax.tree.sum(state.nu) / self.variance_weight(state)
-        asks, rule = asks_to_freeze(
+        now, rule = asks_to_freeze(
             self.freeze, state.freeze, state.count, norm, self.exchange
         )
-        now = asks & (state.frozen_at == 0)
         if self.freeze.by_norm:
             # Without a refresh the norm is unchanged, and the rule would fire.
             now &= has_refreshed

@@ -129,7 +129,7 @@ def train_run(
                 say(closing(*both))
                 if run.flags.optimizer != "onebit_adam":
                     say(
-                        f"both at Adam's --learning-rate; {run.flags.optimizer} has a "
+                        f"both at one --learning-rate; {run.flags.optimizer} has a "
                         "best one of its own (docs/choosing.md)"
                     )
 
