@@ -26,7 +26,7 @@ from models import SIZES
 from train.bert.objective import abstract_params
 from train.core.exchange import EXCHANGES
 from train.plan.cluster import GpuCluster
-from train.plan.transfers import Transfer, exchange_transfers, growth_transfers
+from train.plan.transfers import Transfer, exchange_transfers, loss_transfer
 
 PAYLOAD = 1448 / 1514
 """Share of an Ethernet frame on the wire that is TCP's payload."""
@@ -114,8 +114,7 @@ def transfers_of(
     if row["stage"] is None:
         return transfers
     # The steps that are measured are not those that measure the growth.
-    loss = growth_transfers(leaves, cluster.axis_sizes, compressed=False)
-    return (*transfers, *loss)
+    return (*transfers, loss_transfer(cluster.axis_sizes))
 
 
 def compare(measured: dict[str, Any]) -> list[Compared]:

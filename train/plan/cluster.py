@@ -38,7 +38,11 @@ class LinkLoad(NamedTuple):
     gpu_bytes: float
     host_bytes: float
     inside_bytes: float
-    rounds: int
+    rounds: float
+
+    def each_step(self, period: int) -> LinkLoad:
+        """The load of an average step, of a collective in one step of a period."""
+        return LinkLoad(self.transfer, *(part / period for part in self[1:]))
 
 
 class GpuCluster(NamedTuple):

@@ -17,6 +17,7 @@ from train.core.optimizer import OPTIMIZERS, make_optimizer
 from train.core.totals import EVERY
 from train.plan.model import update_seconds
 from train.plan.report import aligned
+from train.plan.transfers import loss_transfer
 
 if TYPE_CHECKING:
     from train.plan.cluster import GpuCluster
@@ -158,7 +159,7 @@ def _predicted_run(
     compressing = update_seconds(model, work, workers, shards)
     gpu_bytes = host_bytes = seconds = 0.0
     for stage, transfers in costs.items():
-        loads = cluster.loads(transfers)
+        loads = cluster.loads((*transfers, loss_transfer(cluster.axis_sizes)))
         number = taken[stage]
         gpu_bytes += number * sum(load.gpu_bytes for load in loads)
         host_bytes += number * sum(load.host_bytes for load in loads)

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from onebit_jax import GrowthByMeanSquares
 from train.core.exchange import EXCHANGES
-from train.plan.transfers import exchange_transfers, growth_transfers
+from train.plan.transfers import exchange_transfers, loss_transfer, mean_by_hosts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from train.plan.cluster import GpuCluster, LinkLoad
-    from train.plan.transfers import Transfer
 
 ADAM_BYTES = 28.0
 """Bytes a parameter that Adam moves in memory: the parameter, both moments and the
@@ -217,8 +215,14 @@ def update_seconds(model: Model, work: GpuWork, workers: int, shards: int = 1) -
     return work.adam + more * model.parameters / work.memory_rate
 
 
-BASELINES = {"Adam, float32 gradients": 4, "Adam, bfloat16 gradients": 2}
-"""Plain Adam's arms, with the bytes of a gradient's value."""
+FLAT = {"Adam, float32 gradients": 4, "Adam, bfloat16 gradients": 2}
+"""Plain Adam with a ring over all GPUs, and the bytes of a gradient's value."""
+
+BY_HOSTS = {f"{name}, hierarchical": itemsize for name, itemsize in FLAT.items()}
+"""The same with exact means inside each host first."""
+
+BASELINES = (*FLAT, *BY_HOSTS)
+"""The names of plain Adam's arms."""
 
 
 def arms(
@@ -233,16 +237,16 @@ def arms(
       warmup_itemsize: Bytes of a gradient's value that 1-bit Adam's warm-up exchanges.
 
     Returns:
-      Adam with gradients of 4 and 2 bytes, then 1-bit Adam, flat, and hierarchical
-      where there are several hosts of several GPUs; with `sign_mean` and `count_mean`.
+      Adam with gradients of 4 and 2 bytes, then 1-bit Adam with `sign_mean` and
+      `count_mean`; both flat, and hierarchical where there are several hosts of several
+      GPUs. The exact means of 1-bit Adam's warm-up are a ring over all GPUs.
     """
-    adams = []
-    for name, itemsize in BASELINES.items():
-        step = _exact_step(model, work, cluster, itemsize)
-        adams.append(Arm(name, step, step))
-    power = growth_transfers(model.leaves, cluster.axis_sizes, compressed=False)
-    warmup = _exact_step(model, work, cluster, warmup_itemsize, power)
     several = cluster.hosts > 1 and cluster.gpus > 1
+    adams = []
+    for name, itemsize in (FLAT | BY_HOSTS if several else FLAT).items():
+        step = _exact_step(model, work, cluster, itemsize, name in BY_HOSTS)
+        adams.append(Arm(name, step, step))
+    warmup = _exact_step(model, work, cluster, warmup_itemsize)
     onebit = [
         Arm(
             f"1-bit Adam, {'hierarchical' if hierarchical else 'flat'}, {exchange}",
@@ -260,11 +264,14 @@ def _exact_step(
     work: GpuWork,
     cluster: GpuCluster,
     itemsize: int,
-    others: Iterable[Transfer] = (),
+    hierarchical: bool = False,
 ) -> Step:
-    gradients = model.gradients(itemsize)
-    mean = exchange_transfers("exact_mean", gradients, cluster.axis_sizes)
-    return _step(work, work.adam, (*mean, *others), cluster, work.hidden)
+    gradients, sizes = model.gradients(itemsize), cluster.axis_sizes
+    if hierarchical:
+        mean = mean_by_hosts(gradients, cluster.gpus)
+    else:
+        mean = exchange_transfers("exact_mean", gradients, sizes)
+    return _step(work, work.adam, cluster.loads(mean), cluster, work.hidden)
 
 
 def _compressed_step(
@@ -274,24 +281,24 @@ def _compressed_step(
     exchange: str,
     hierarchical: bool,
 ) -> Step:
-    transfers = exchange_transfers(
-        exchange, model.leaves, cluster.axis_sizes, hierarchical=hierarchical
-    )
-    power = growth_transfers(model.leaves, cluster.axis_sizes, compressed=True)
+    sizes, growth = cluster.axis_sizes, GrowthByMeanSquares()
+    signs = exchange_transfers(exchange, model.leaves, sizes, hierarchical=hierarchical)
+    measuring = cluster.loads(growth.wire_cost(list(model.leaves), tuple(sizes)))
+    shares = (load.each_step(growth.period) for load in measuring)
     workers = cluster.hosts * (1 if hierarchical else cluster.gpus)
     shards = cluster.gpus if hierarchical else 1
     update = update_seconds(model, work, workers, shards)
-    return _step(work, update, (*transfers, *power), cluster)
+    return _step(work, update, (*cluster.loads(signs), *shares), cluster)
 
 
 def _step(
     work: GpuWork,
     update: float,
-    transfers: Iterable[Transfer],
+    exchange: tuple[LinkLoad, ...],
     cluster: GpuCluster,
     hidden: float = 0.0,
 ) -> Step:
-    loads = cluster.loads(transfers)
+    loads = *exchange, *cluster.loads([loss_transfer(cluster.axis_sizes)])
     return Step(
         work.accumulate * work.micro_batch,
         update,

@@ -46,7 +46,7 @@ class Prediction(NamedTuple):
 
     @property
     def baseline(self) -> Arm:
-        """The faster plain Adam, which compression has to beat."""
+        """The fastest plain Adam, which compression has to beat."""
         return min(self.baselines, key=lambda arm: arm.seconds(0))
 
     @property
@@ -62,12 +62,12 @@ class Prediction(NamedTuple):
 
     @property
     def advised(self) -> Arm:
-        """The best form where it pays, else the faster Adam."""
+        """The best form where it pays, else the fastest Adam."""
         return self.best if self.gain >= PAYS else self.baseline
 
     @property
     def gain(self) -> float:
-        """The speed-up of the best form over the faster Adam over a whole run."""
+        """The speed-up of the best form over the fastest Adam over a whole run."""
         return self.speed_up(self.best, self.baseline, whole_run=True)
 
 
@@ -147,7 +147,7 @@ def table(prediction: Prediction) -> str:
         "whole run",
     )
     rows = [head, under]
-    full, half = prediction.baselines
+    full, half, *_ = prediction.baselines
     for arm in prediction.arms:
         after = arm.compressed
         warmup = "" if arm in prediction.baselines else milliseconds(arm.warmup.seconds)
@@ -233,10 +233,10 @@ def verdict(prediction: Prediction) -> str:
 
 def _ceiling(prediction: Prediction) -> float:
     """The speed-up over a run with an exchange after the freeze that takes no time."""
-    adam, share = prediction.baseline, prediction.warmup_share
-    rest = adam.compressed.seconds - adam.compressed.exchange
-    least = share * prediction.best.warmup.seconds + (1 - share) * rest
-    return adam.seconds(share) / least
+    best, share = prediction.best, prediction.warmup_share
+    rest = best.compressed.seconds - best.compressed.exchange
+    least = share * best.warmup.seconds + (1 - share) * rest
+    return prediction.baseline.seconds(share) / least
 
 
 def _why(prediction: Prediction) -> str:
@@ -275,7 +275,7 @@ def to_json(prediction: Prediction) -> dict[str, Any]:
     Returns:
       Model, cluster, work, optimizers' steps and verdict, in seconds and bytes.
     """
-    full, half = prediction.baselines
+    full, half, *_ = prediction.baselines
 
     def of_load(load: LinkLoad) -> dict[str, Any]:
         numbers = load._asdict()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
-
-import jax.numpy as jnp
 
 import onebit_jax
 from onebit_jax import Transfer as Transfer
@@ -43,30 +42,27 @@ def exchange_transfers(
     return whole.wire_cost(list(leaves), axis_sizes)
 
 
-def growth_transfers(
-    leaves: Sequence[jax.ShapeDtypeStruct],
-    axis_sizes: Mapping[str, int],
-    *,
-    compressed: bool,
+def mean_by_hosts(
+    leaves: Sequence[jax.ShapeDtypeStruct], gpus: int
 ) -> tuple[Transfer, ...]:
-    """The collectives of 1-bit Adam's growth of the variance, and of the loss.
+    """The collectives of an exact mean inside each host, and then between hosts.
 
     Args:
       leaves: The gradients.
-      axis_sizes: As for `exchange_transfers`.
-      compressed: True of a step after the freeze, with its share of what one step in a
-        period sends; the growth sends nothing before.
+      gpus: GPUs of each host.
 
     Returns:
-      All-reduces over all GPUs.
+      A reduce-scatter inside, an all-reduce of each GPU's share between hosts, and an
+      all-gather inside.
     """
-    axes = tuple(axis_sizes)
-    growth = onebit_jax.GrowthByMeanSquares()
-    loss = Transfer("all-reduce", jnp.dtype(jnp.float32).itemsize, axes)
-    if not compressed:
-        return (loss,)
-    shares = [
-        transfer._replace(bytes=-(-transfer.bytes // growth.period))
-        for transfer in growth.wire_cost(list(leaves), axes)
-    ]
-    return *shares, loss
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    return (
+        Transfer("reduce-scatter", size, (DEVICE,)),
+        Transfer("all-reduce", math.ceil(size / gpus), (HOST,)),
+        Transfer("all-gather", size, (DEVICE,)),
+    )
+
+
+def loss_transfer(axis_sizes: Mapping[str, int]) -> Transfer:
+    """The mean of the loss over all GPUs, float32, which every step has."""
+    return Transfer("all-reduce", 4, tuple(axis_sizes))

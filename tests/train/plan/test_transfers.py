@@ -16,7 +16,12 @@ import onebit_jax
 from models import SIZES
 from train.bert.objective import abstract_params
 from train.plan.cluster import link_load
-from train.plan.transfers import Transfer, exchange_transfers, growth_transfers
+from train.plan.transfers import (
+    Transfer,
+    exchange_transfers,
+    loss_transfer,
+    mean_by_hosts,
+)
 
 # Whole blocks, parts of one, many; the last is just too small for a block.
 SHAPES = {"a": (96, 1024), "b": (3000,), "c": (34,), "d": (40, 41), "e": (33,)}
@@ -63,7 +68,7 @@ def test_an_exchange_is_that_of_a_compiled_step(name, hierarchical):
     (growth,) = onebit_jax.GrowthByMeanSquares().wire_cost(LEAVES, BOTH)
     predicted = (
         *exchange_transfers(name, LEAVES, AXES, hierarchical=hierarchical),
-        *growth_transfers(LEAVES, AXES, compressed=False),
+        loss_transfer(AXES),
         growth,
     )
     assert payloads(compiled) == payloads(predicted)
@@ -72,22 +77,23 @@ def test_an_exchange_is_that_of_a_compiled_step(name, hierarchical):
     assert set(words.values()) == {1}
 
 
-def test_of_eight_compressed_steps_one_measures_the_growth():
-    share, _ = growth_transfers(LEAVES, AXES, compressed=True)
-    sums = (96 + 1024) + (40 + 41) + 3 * 8
-    assert (share.op, share.axes) == ("all-reduce", BOTH)
-    assert 0 <= share.bytes - 4 * sums / 8 < 1
-
-
 def test_the_exact_mean_is_that_of_a_compiled_step():
     with jax.numpy_dtype_promotion("standard"):
         exact = onebit_jax.exact_mean(BOTH)
         traffic = compiled_traffic(optax.chain(exact, optax.adam(1e-3)))
     (mean,) = exchange_transfers("exact_mean", LEAVES, AXES)
-    loss = 4
-    assert payloads(traffic.collectives) == {("all-reduce", BOTH): mean.bytes + loss}
+    assert payloads(traffic.collectives) == payloads([mean, loss_transfer(AXES)])
     half = [jax.ShapeDtypeStruct(x.shape, jnp.bfloat16) for x in LEAVES]
     assert exchange_transfers("exact_mean", half, AXES)[0].bytes == mean.bytes / 2
+
+
+def test_an_exact_mean_by_hosts_is_that_of_a_compiled_step():
+    with jax.numpy_dtype_promotion("standard"):
+        exact = onebit_jax.hierarchical(onebit_jax.exact_mean("host"), "device")
+        traffic = compiled_traffic(optax.chain(exact, optax.adam(1e-3)))
+    predicted = payloads([*mean_by_hosts(LEAVES, gpus=2), loss_transfer(AXES)])
+    # Each leaf is filled up to a multiple of the GPUs.
+    assert payloads(traffic.collectives) == pytest.approx(predicted, rel=1e-4)
 
 
 @pytest.mark.parametrize("hosts", [2, 4, 64])
