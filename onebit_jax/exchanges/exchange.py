@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from onebit_jax.workers.arithmetic import mean
+from onebit_jax.workers.arithmetic import mean, mean_bytes
 from onebit_jax.workers.axes import AxisNames, as_tuple, bound_workers, check_local
 from onebit_jax.workers.transfers import Transfer, workers_of
 from onebit_jax.workers.worker_local import WorkerLocal
@@ -181,12 +181,14 @@ class ExactMean(Exchange):
     ) -> tuple[Transfer, ...]:
         """One all-reduce, of all leaves together."""
         del axis_sizes
-        size = sum(p.size * p.dtype.itemsize for p in jax.tree.leaves(params))
+        size = sum(p.size * mean_bytes(p.dtype) for p in jax.tree.leaves(params))
         return (Transfer("all-reduce", size, self.axes),)
 
 
 def exact_mean(axis: AxisNames) -> Exchange:
     r"""Averages over the workers exactly: one all-reduce in the leaves' dtype.
+
+    But float16 goes as float32, as it cannot hold the sums.
 
     .. math:: \bar g = \frac{1}{n} \sum_i g^{(i)}
 

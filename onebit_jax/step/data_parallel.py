@@ -114,13 +114,12 @@ def data_parallel(
         raise ValueError(
             f"the mesh has no axis {missing[0]!r}: its axes are {mesh.axis_names}."
         )
-    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    explicit = {name for name in types if types[name] == AxisType.Explicit}
-    if specs is not None and explicit - set(axes):
+    types = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    explicit = tuple(name for name, kind in types if kind == AxisType.Explicit)
+    if specs is not None and explicit:
         raise ValueError(
-            f"parameters can be sharded over automatic axes alone, and the mesh's "
-            f"{tuple(sorted(explicit - set(axes)))} is explicit, where jax.shard_map "
-            "over the other axes would gather them: make the mesh with AxisType.Auto."
+            f"specs need a mesh of automatic axes, and this one's {explicit} are "
+            "explicit: make the mesh with AxisType.Auto."
         )
     run = _Run(loss_fn, optax.with_extra_args_support(tx), mesh, axes, specs, has_aux)
     processes = len({device.process_index for device in mesh.devices.flat})
@@ -267,13 +266,14 @@ def _check_axes(state: Any, axes: tuple[str, ...]) -> None:
 
 def _check_sharded(state: Any, specs: Any) -> None:
     """Refuses specs that were given to the step or to the exchange alone."""
-    has_shards, has_servers = False, False
+    has_shards = has_whole = False
     for node in worker_local_nodes(state):
         named = {name for spec in node.specs or () for name in names_of(spec)}
         has_shards |= bool(named - set(node.axes))
-        has_servers |= node.resizing == "concatenate"
+        per_shard = node.shard_axes and node.leading_axes() == node.axes
+        has_whole |= node.resizing == "concatenate" and not per_shard
     sharded = any(names_of(spec) for spec in jax.tree.leaves(specs, is_leaf=is_spec))
-    if (sharded and has_servers and not has_shards) or (has_shards and specs is None):
+    if (sharded and has_whole) or (has_shards and specs is None):
         raise ValueError(
             "parameters that are sharded inside each worker need the same specs in "
             "data_parallel(specs=specs) and in the exchange, "

@@ -130,11 +130,11 @@ class _Accumulate:
             return no_update(take), (state.inner, gradient)
 
         micro_step = state.micro_step + 1
-        new_updates, (inner_state, gradient) = lax.cond(
-            micro_step == self.steps, take, wait
-        )
+        # A state of an accumulation of more steps may have more behind it.
+        due = micro_step >= self.steps
+        new_updates, (inner_state, gradient) = lax.cond(due, take, wait)
         return new_updates, AccumulateState(
-            micro_step=micro_step % self.steps,
+            micro_step=jnp.where(due, 0, micro_step),
             gradient=WorkerLocal(gradient, self.axes, "average"),
             inner=inner_state,
         )

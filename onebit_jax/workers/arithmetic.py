@@ -11,26 +11,30 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from onebit_jax.workers.axes import bound_workers, is_recorded
+from onebit_jax.workers.axes import is_recorded
 
 if TYPE_CHECKING:
     from jax import Array
+    from jax.typing import DTypeLike
     from jaxtyping import Float32, Int32
 
 
 def mean(x: Any, axes: tuple[str, ...]) -> Any:
-    """The exact mean over the workers, in one all-reduce of the value's dtype.
+    """The exact mean over the workers, in one all-reduce.
 
-    In float32 for 16-bit values where other mesh axes are automatic: XLA's CPU backend
-    (jax 0.10 to 0.12) ends the process otherwise.
+    Of the value's dtype, but in float32 for float16, which cannot hold the sum of large
+    values nor a worker's part of small ones, and for any 16 bits where other mesh axes
+    are automatic: XLA's CPU backend (jax 0.10 to 0.12) ends the process otherwise.
     """
     types = jax.sharding.get_abstract_mesh().axis_types
-    if x.dtype.itemsize == 2 and AxisType.Auto in types:
+    if x.dtype == jnp.float16 or (x.dtype.itemsize == 2 and AxisType.Auto in types):
         return lax.pmean(x.astype(jnp.float32), axes).astype(x.dtype)
-    if x.dtype == jnp.float16:
-        # The sum of values that fit would be more than float16 holds.
-        return lax.psum(x / bound_workers(axes), axes)
     return lax.pmean(x, axes)
+
+
+def mean_bytes(dtype: DTypeLike) -> int:
+    """Bytes of a value in the all-reduce of `mean`."""
+    return 4 if dtype == jnp.float16 else jnp.dtype(dtype).itemsize
 
 
 def means(tree: Any, axes: tuple[str, ...]) -> Any:

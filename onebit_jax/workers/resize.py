@@ -166,7 +166,7 @@ def _convert_leaf(
     if node.resizing == "drop":
         return jnp.zeros(new.shape, new.dtype, device=new.sharding)
     # A row for each shard: what its workers hold, one after another.
-    number = math.prod(old.shape[1 : 1 + node.shard_axes])
+    number, old = math.prod(old.shape[1 : 1 + node.shard_axes]), _automatic(old)
     rows = jnp.moveaxis(old.reshape(old.shape[0], number, -1), 1, 0)
     if node.resizing == "average":
         if old.shape[0] != new.shape[0]:
@@ -178,6 +178,14 @@ def _convert_leaf(
         rows = _fit(rows.reshape(number, 1, -1), new.size // number)
     rows = jnp.moveaxis(rows.reshape(number, new.shape[0], -1), 1, 0)
     return jax.device_put(rows.reshape(new.shape), new.sharding)
+
+
+def _automatic(x: jax.Array) -> jax.Array:
+    """The array where it is, of any mesh: explicit axes allow few reshapes."""
+    if not isinstance(x, jax.Array) or not isinstance(x.sharding, NamedSharding):
+        return x
+    mesh, spec = x.sharding.mesh, x.sharding.spec
+    return jax.device_put(x, NamedSharding(Mesh(mesh.devices, mesh.axis_names), spec))
 
 
 def _fit(rows: jax.Array, size: int) -> jax.Array:

@@ -405,7 +405,12 @@ def test_counted_bytes_are_its_wire_cost(name):
     assert sums(counted(name)) == sums(told)
 
 
-def test_a_mean_that_float16_holds_is_found_where_the_sum_is_too_large():
-    mesh = mesh_over({"data": 4})
-    run = Workers(onebit_jax.exact_mean("data"), jnp.zeros(40, "f2"), mesh)
-    np.testing.assert_array_equal(run.update(jnp.full((4, 40), 4e4, "f2")), 4e4)
+def test_a_mean_that_float16_holds_is_found():
+    """Where it cannot hold the sum, and where it cannot hold a worker's part."""
+    mesh, exchange = mesh_over({"data": 4}), onebit_jax.exact_mean("data")
+    run = Workers(exchange, jnp.zeros(40, "f2"), mesh)
+    for value in (4e4, np.float16(2.5e-7)):
+        each = jnp.full((4, 40), value, "f2")
+        np.testing.assert_array_equal(run.update(each), np.asarray(each[0]))
+    (told,) = exchange.wire_cost(jnp.zeros(40, "f2"), {"data": 4})
+    assert told.bytes == run.traffic(each).collectives[0].bytes

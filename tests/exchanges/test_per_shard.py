@@ -36,11 +36,11 @@ def exchange_of(wire=onebit_jax.sign_mean, specs=SPECS):
     return onebit_jax.per_shard(wire("data", block_size=BLOCK), specs)
 
 
-def onebit(exchange):
+def onebit(exchange, **options):
     """All steps after the freeze measure the growth."""
     growth = onebit_jax.GrowthByMeanSquares(period=1)
     rule = onebit_jax.freeze_at(FREEZE)
-    return onebit_jax.onebit_adam(1e-2, exchange, rule, growth=growth)
+    return onebit_jax.onebit_adam(1e-2, exchange, rule, growth=growth, **options)
 
 
 def stage_of(step):
@@ -195,8 +195,10 @@ def test_hyperparameters_in_the_state_reach_each_shard():
 def test_specs_of_one_half_alone_are_refused():
     mesh = mesh_over(MESH)
     votes = onebit_jax.random_vote_mean("data")
+    fewer = onebit_jax.quantized_mean("data", 4)
     for tx, specs in (
         (onebit(onebit_jax.sign_mean("data")), SPECS),
+        (onebit(exchange_of(), warmup_exchange=fewer), SPECS),
         (onebit(exchange_of()), None),
         (onebit_jax.binsgdm(0.1, votes), SPECS),
         (onebit_jax.binsgdm(0.1, onebit_jax.per_shard(votes, SPECS)), None),
@@ -206,8 +208,11 @@ def test_specs_of_one_half_alone_are_refused():
             run.init(params_of())
 
 
-def test_explicit_axes_are_refused():
-    mesh = jax.make_mesh((2, 2), tuple(MESH), (AxisType.Auto, AxisType.Explicit))
+@pytest.mark.parametrize("explicit", [0, 1])
+def test_explicit_axes_are_refused(explicit):
+    types = [AxisType.Auto, AxisType.Auto]
+    types[explicit] = AxisType.Explicit
+    mesh = jax.make_mesh((2, 2), tuple(MESH), tuple(types))
     with pytest.raises(ValueError, match=r"AxisType\.Auto"):
         onebit_jax.data_parallel(
             loss_fn, onebit(exchange_of()), mesh, axis="data", specs=SPECS

@@ -72,6 +72,21 @@ def test_accumulating_is_one_step_on_the_mean(make):
     assert int(run.state.micro_step) == 0
 
 
+def test_an_accumulation_goes_on_in_fewer_steps():
+    """It ends at once where more are behind it, and begins anew."""
+    params = start()
+    before, after = (
+        Workers(accumulate(adam(), every, "data"), params, mesh_of(WORKERS))
+        for every in (8, 2)
+    )
+    for step in range(5):
+        before.update(gradients(step), params)
+    after.state = before.state
+    assert np.asarray(after.update(gradients(5), params)).any()
+    assert int(after.state.micro_step) == 0
+    assert not jax.tree.leaves(after.state.gradient)[0].any()
+
+
 def test_low_precision_gradients_are_accumulated_in_float32():
     every = 64
     tx = accumulate(optax.chain(exact_mean("data"), optax.sgd(1.0)), every, "data")

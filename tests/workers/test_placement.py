@@ -178,6 +178,33 @@ def test_a_saved_state_is_divided_over_the_devices_that_are_there():
     )
 
 
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=str)
+@pytest.mark.parametrize(("workers", "others"), [(4, 2), (2, 4)])
+def test_a_state_of_any_mesh_is_resized(workers, others, axis_type):
+    """From where a step left it, and from where a checkpoint is restored to."""
+    params = {"w": jnp.ones((64, 16)), "b": jnp.ones(70)}
+    tx = onebit_adam(0.1, sign_mean("data", block_size=64), freeze_at(2))
+    old_mesh, mesh = mesh_of(workers, axis_type), mesh_of(others, axis_type)
+    rng = np.random.default_rng(0)
+    state = jax.tree.map(
+        lambda x: jax.device_put(
+            np.asarray(rng.normal(size=x.shape), x.dtype), x.sharding
+        ),
+        onebit_jax.init(tx, params, old_mesh),
+    )
+    on_host = jax.device_get(state)
+    saved = onebit_jax.saved_state(tx, params, old_mesh, mesh)
+    restored = jax.tree.map(
+        lambda x, shape: jax.device_put(x, shape.sharding), on_host, saved
+    )
+    expected = onebit_jax.resize(on_host, tx, params, old_mesh, mesh)
+    for each in (state, restored):
+        new = onebit_jax.resize(each, tx, params, old_mesh, mesh)
+        chex.assert_trees_all_close(new, expected, rtol=1e-6)
+        for x, y in zip(*map(jax.tree.leaves, (new, expected)), strict=True):
+            assert x.sharding.is_equivalent_to(y.sharding, x.ndim)
+
+
 def compilations(run, params, state, steps=3):
     """The number of times that a compiler runs in some steps."""
     events = []
