@@ -45,6 +45,7 @@ class Workers:
         self.placed = jax.tree.map(
             lambda _, spec: NamedSharding(mesh, P(*self.split, *spec)), params, specs
         )
+        self.whole = NamedSharding(mesh, P())
 
         def local_update(updates, state, params):
             one = jax.tree.map(lambda u: u[0], updates)
@@ -62,6 +63,8 @@ class Workers:
         )
 
     def update(self, updates, params=None):
+        # Parameters of no mesh would be another program than those after a step.
+        params = jax.device_put(params, self.whole)
         updates = jax.device_put(updates, self.placed)
         result = self.compiled(updates, self.state, params)
         # With more virtual devices than threads, two steps in flight can wait for
@@ -79,5 +82,6 @@ class Workers:
             updates,
             self.placed,
         )
+        params = jax.device_put(params, self.whole)
         self.compiled = self.compiled.lower(updates, self.state, params).compile()
         return onebit_jax.traffic(self.compiled, self.mesh)
