@@ -197,7 +197,15 @@ class MomentumOf(NamedTuple):
         return self.exchange.exchange_momentum(updates, params, DECAY, state)
 
 
-@each_kind
+# Those of both ways to exchange it: the codecs', and that of all other exchanges.
+QUICK_MOMENTA = ("exact", "sign-2", "count-3", "quantized-2-3", "hierarchical-sign-3x2")
+MOMENTA = [
+    pytest.param(name, marks=() if name in QUICK_MOMENTA else pytest.mark.slow)
+    for name in KINDS
+]
+
+
+@pytest.mark.parametrize("name", MOMENTA)
 def test_a_momentum_is_exchanged_as_its_sum(name):
     case, step = CASES[name], history(name)[0][-1]
     run = workers_of(case, MomentumOf(case.make()))
@@ -212,6 +220,12 @@ def test_a_momentum_is_exchanged_as_its_sum(name):
         for k, g in gradients.items()
     }
     check_step(case, Step(sums, before, agreed, errors_of(case, run.state), []))
+
+
+@each_kind
+def test_a_momentum_is_exchanged_in_a_way_that_is_tested(name):
+    ways = {type(CASES[x].make()).exchange_momentum for x in QUICK_MOMENTA}
+    assert type(CASES[name].make()).exchange_momentum in ways
 
 
 @each_case
