@@ -80,7 +80,7 @@ def leaves_by_kind(
     """
     params = abstract_params(SIZES[settings["model"]])
     sizes = {
-        # Flat, as docs/network.json is from before the power of rows and columns.
+        # Flat: which leaves have rows and columns matters to the growth alone.
         "step": [leaf.size for leaf in jax.tree.leaves(params)],
         "exchange": [int(settings["size"])],
     }
