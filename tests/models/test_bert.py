@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from scipy import special
 
 from models import (
     SIZES,
@@ -41,27 +42,23 @@ def test_padding_is_not_looked_at():
 
 def test_unused_places_weigh_nothing():
     batch = PreTrainingBatch(
-        token_ids=jnp.ones((2, 8), jnp.int32),
-        token_types=jnp.zeros((2, 8), jnp.int32),
-        lengths=jnp.array([8, 8]),
-        masked_positions=jnp.array([[1, 0], [2, 3]]),
-        masked_labels=jnp.array([[4, 0], [5, 6]]),
-        masked_weights=jnp.array([[1.0, 0.0], [1.0, 1.0]]),
-        next_sentence_labels=jnp.array([0, 1]),
+        token_ids=np.ones((2, 8), np.int32),
+        token_types=np.zeros((2, 8), np.int32),
+        lengths=np.array([8, 8], np.int32),
+        masked_positions=np.array([[1, 0], [2, 3]], np.int32),
+        masked_labels=np.array([[4, 0], [5, 6]], np.int32),
+        masked_weights=np.array([[1, 0], [1, 1]], np.float32),
+        next_sentence_labels=np.array([0, 1], np.int32),
     )
-    logits = jax.random.normal(jax.random.key(0), (2, 2, 9))
-    expected = np.mean(
-        [
-            -jax.nn.log_softmax(logits[0, 0])[4],
-            -jax.nn.log_softmax(logits[1, 0])[5],
-            -jax.nn.log_softmax(logits[1, 1])[6],
-        ]
-    )
-    masked, next_sentence = pretraining_losses(logits, jnp.zeros((2, 2)), batch)
+    losses, unsure = jax.jit(pretraining_losses), np.zeros((2, 2), np.float32)
+    logits = np.random.default_rng(0).normal(size=(2, 2, 9)).astype(np.float32)
+    surprise = -special.log_softmax(logits, axis=-1)
+    expected = np.mean([surprise[0, 0, 4], surprise[1, 0, 5], surprise[1, 1, 6]])
+    masked, next_sentence = losses(logits, unsure, batch)
     np.testing.assert_allclose(masked, expected, rtol=1e-6)
     np.testing.assert_allclose(next_sentence, np.log(2), rtol=1e-6)
-    nothing = batch._replace(masked_weights=jnp.zeros((2, 2)))
-    assert pretraining_losses(logits, jnp.zeros((2, 2)), nothing)[0] == 0
+    nothing = batch._replace(masked_weights=np.zeros((2, 2), np.float32))
+    assert losses(logits, unsure, nothing)[0] == 0
 
 
 @pytest.mark.parametrize(
