@@ -124,11 +124,12 @@ def test_with_sharded_parameters_it_is_the_same_model():
 
 
 def test_stacking_can_be_undone():
-    params = plain("tree")[0]
+    params = parameters(CONFIG)
     chex.assert_trees_all_equal(unstack_layers(stack_layers(params)), params)
     assert len(jax.tree.leaves(stack_layers(params)["bert"]["layers"])) == 12
 
 
+@pytest.mark.slow
 def test_recomputing_holds_less():
     deep = dataclasses.replace(CONFIG, num_layers=6, scan=True)
     kept, recomputed = (
