@@ -1,6 +1,6 @@
 """The flags of pre-training: what contradicts what, phases, presets."""
 
-import subprocess
+import runpy
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -131,12 +131,14 @@ def test_what_a_preset_has_can_be_left_out():
         check(parse([*linear, "--corpus", "text"]).training)
 
 
-def test_a_mistake_on_the_command_line_ends_in_one_sentence(tmp_path):
-    command = [sys.executable, "-m", "train.pretrain", "--out", str(tmp_path / "run")]
-    done = subprocess.run(
-        [*command, "--seq", "4"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert done.stderr == (
+def test_a_mistake_on_the_command_line_ends_in_one_sentence(
+    tmp_path, monkeypatch, capsys
+):
+    flags = ["--out", str(tmp_path / "run"), "--seq", "4"]
+    monkeypatch.setattr(sys, "argv", ["train.pretrain", *flags])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "train" / "pretrain.py"), None, "__main__")
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == (
         "error: --seq must be from 8 to 512, the positions of BERT tiny, not 4.\n"
     )

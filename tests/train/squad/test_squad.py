@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import chex
 import numpy as np
 import pytest
 from fine_tuning import CONTEXTS, run
-from launching import Launched
+from launching import ROOT, Launched
 from runs import steps_of, without_speed
 
 from models import huggingface
@@ -239,17 +239,17 @@ def test_flags_that_cannot_be_trained_with_are_refused(files, changes, message):
         check(dataclasses.replace(files, **changes))
 
 
-def test_a_mistake_ends_in_one_sentence(tmp_path):
+def test_a_mistake_ends_in_one_sentence(tmp_path, monkeypatch, capsys):
     file = tmp_path / "train.json"
     file.write_text("{}")
     vocab = tmp_path / "vocab.txt"
     write_vocabulary(vocab, SPECIAL)
-    command = [sys.executable, "-m", "train.squad", "--train", str(file)]
-    done = subprocess.run(
-        [*command, "--vocab", str(vocab)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
+    flags = ["--train", str(file), "--vocab", str(vocab)]
+    monkeypatch.setattr(sys, "argv", ["train.squad", *flags])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "train" / "squad" / "__main__.py"), None, "__main__")
+    assert ended.value.code == 1
+    (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {file}: not a SQuAD file: the file has no 'data'")
 
 
