@@ -4,6 +4,7 @@
 """
 
 import functools
+import itertools
 import secrets
 
 import jax
@@ -34,9 +35,18 @@ def slow(*arguments):
     return pytest.param(*arguments, marks=pytest.mark.slow)
 
 
-shapes = pytest.mark.parametrize(
-    ("size", "block_size"), [*SHAPES, *(slow(*shape) for shape in (*MORE, *LARGE))]
-)
+def compressions():
+    """All shapes with all options, each shape quickly with one of two in turn."""
+    quick = [
+        (*shape, *options)
+        for shape, options in zip(
+            SHAPES, itertools.cycle([("mean_abs", False), ("rms", True)]), strict=False
+        )
+    ]
+    for shape in (*SHAPES, *MORE, *LARGE):
+        for options in itertools.product(("mean_abs", "rms"), (False, True)):
+            case = *shape, *options
+            yield case if case in quick else slow(*case)
 
 
 def pytest_generate_tests(metafunc):
@@ -117,15 +127,8 @@ def check(result, x, counted, scale, tolerance):
     assert kept.size == expected.size
 
 
-@shapes
 @pytest.mark.parametrize(
-    ("scale", "with_momentum"),
-    [
-        ("mean_abs", False),
-        ("rms", True),
-        slow("mean_abs", True),
-        slow("rms", False),
-    ],
+    ("size", "block_size", "scale", "with_momentum"), list(compressions())
 )
 def test_compress(rng, implementation, size, block_size, scale, with_momentum):
     value, error, momentum = rng.normal(size=(3, size)).astype(np.float32)
@@ -151,8 +154,15 @@ def test_compress(rng, implementation, size, block_size, scale, with_momentum):
         *(slow(40_000, block_size) for block_size in (32, 1024, 4096, 32768)),
     ],
 )
-@pytest.mark.parametrize("error_dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("value_dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(
+    ("value_dtype", "error_dtype"),
+    [
+        slow(jnp.float32, jnp.float32),  # test_compress has them
+        (jnp.float32, jnp.bfloat16),
+        (jnp.bfloat16, jnp.float32),
+        (jnp.bfloat16, jnp.bfloat16),
+    ],
+)
 def test_low_precision(rng, implementation, value_dtype, error_dtype, size, block_size):
     value = jnp.asarray(rng.normal(size=size), value_dtype)
     error = jnp.asarray(rng.normal(size=size), error_dtype)
@@ -232,7 +242,8 @@ def test_average_and_recompress(rng, implementation, scale, workers, size, block
     )
 
 
-@pytest.mark.parametrize("scale", ["rms", "mean_abs"])
+# Whole exchanges have the other's numbers that are hard.
+@pytest.mark.parametrize("scale", ["rms", slow("mean_abs")])
 def test_what_workers_sent_may_be_hard(implementation, scale):
     """NaN, infinity and zero in a block of their own; the others do not notice."""
     words = jnp.full((3, 16, 8), 2**32 - 1, jnp.uint32)
