@@ -335,6 +335,8 @@ def trained(implementation):
 
 def test_the_optimizer_computes_the_same(implementation):
     """Compression is these operations alone, inside shard_map with checked types."""
+    if implementation == "xla":
+        pytest.skip("it is what the others are held to")
     both = jax.tree.leaves(trained("xla")), jax.tree.leaves(trained(implementation))
     for a, b in zip(*both, strict=True):
         apart = np.abs(np.asarray(a) - np.asarray(b))
