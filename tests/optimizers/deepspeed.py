@@ -14,12 +14,13 @@ of float32 that neither side can be blamed for:
 A file has for parameter tensor i and call t the arrays NAME_t_i, and its `config`.
 """
 
+import functools
 import json
 
 import jax
 import numpy as np
 import optax
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import onebit_jax
 
@@ -28,6 +29,7 @@ ULP = np.finfo(np.float32).eps
 ERRORS = ("worker_error", "server_error")
 
 
+@functools.cache
 def read(file):
     """The arrays of a file, and its configuration."""
     golden = dict(np.load(file))
@@ -104,8 +106,12 @@ class Trajectory:
             updates, state = tx.update(own, state, params, stage=stage)
             return optax.apply_updates(params, updates), state
 
+        # What stands where a step leaves it is given to the program of all steps.
+        self.whole = NamedSharding(mesh, PartitionSpec())
         self.params = [golden[f"param0_{i}"] for i in self.leaves]
         self.state = onebit_jax.init(tx, self.params, mesh)
+        self.first = self.params, self.state
+        self.shardings = jax.tree.map(lambda x: x.sharding, self.state)
         specs = onebit_jax.state_specs(self.state)
         self.local_step = jax.jit(
             jax.shard_map(
@@ -116,9 +122,18 @@ class Trajectory:
             )
         )
 
+    def begin(self):
+        """Stands before the first call, whatever has been run."""
+        self.params, self.state = self.first
+
+    def gradient(self, t, i):
+        return self.golden[f"grad_{t}_{i}"]
+
     def step(self, t):
-        gradients = [self.golden[f"grad_{t}_{i}"] for i in self.leaves]
-        self.params, self.state = self.local_step(self.params, self.state, gradients)
+        gradients = [self.gradient(t, i) for i in self.leaves]
+        params = jax.device_put(self.params, self.whole)
+        state = jax.device_put(self.state, self.shardings)
+        self.params, self.state = self.local_step(params, state, gradients)
 
 
 def replaced(leaves, i, value):

@@ -6,6 +6,7 @@ from the momenta that are.
 """
 
 import dataclasses
+import functools
 
 import from_deepspeed
 import numpy as np
@@ -97,6 +98,13 @@ class Calls:
         return np.array(found)
 
 
+@functools.cache
+def trajectory(file):
+    golden, config = deepspeed.read(file)
+    tx = from_deepspeed.onebit_lamb(DEFAULTS | config["options"])
+    return deepspeed.Trajectory(tx, golden, config)
+
+
 def float64(x):
     return np.asarray(x, float)
 
@@ -131,7 +139,8 @@ def with_fresh(lamb, calls):
 def test_every_trajectory_is_deepspeeds(deepspeed_file, free):
     golden, config = deepspeed.read(deepspeed_file)
     options = DEFAULTS | config["options"]
-    run = deepspeed.Trajectory(from_deepspeed.onebit_lamb(options), golden, config)
+    run = trajectory(deepspeed_file)
+    run.begin()
     calls, roundings, error = Calls(golden, config, options), 0, 0.0
     for t in range(1, config["steps"]):
         run.step(t)

@@ -1,6 +1,7 @@
 """1-bit Adam in DeepSpeed's layout, against trajectories of DeepSpeed's own."""
 
 import dataclasses
+import functools
 import math
 
 import from_deepspeed
@@ -28,7 +29,9 @@ def signed_values(golden, config, t, i):
     return deepspeed.signed_values(b1 * mu + (1 - b1) * gradient, *before)
 
 
-def trajectory(golden, config):
+@functools.cache
+def trajectory(file):
+    golden, config = deepspeed.read(file)
     tx = from_deepspeed.onebit_adam(config)
     # With a freeze step of 1 it compresses from its first update on.
     stage = "compressed" if config["freeze_step"] < 2 else None
@@ -62,7 +65,8 @@ def go_on_from_deepspeed(run, t, i):
 @pytest.mark.parametrize("free", [False, True], ids=["call by call", "in one go"])
 def test_every_trajectory_is_deepspeeds(deepspeed_file, free):
     golden, config = deepspeed.read(deepspeed_file)
-    run = trajectory(golden, config)
+    run = trajectory(deepspeed_file)
+    run.begin()
     roundings = dict.fromkeys(run.leaves, 0)
     for t in range(1, config["steps"]):
         run.step(t)
