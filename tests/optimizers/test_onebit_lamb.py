@@ -40,22 +40,29 @@ def uneven_gradients(step, freeze):
 
 
 PUBLISHED = {"bias_correction": False, **onebit_jax.LAMB_AS_PUBLISHED}
+PARTS = {
+    "default": ({}, {}),
+    "as published": (PUBLISHED, {"parts": frozenset(), "bias_correction": False}),
+    "bounded alone": (
+        PUBLISHED | {"bound": 3.0},
+        {"parts": {"bound"}, "bias_correction": False},
+    ),
+}
+NARROW = {"ratio_limits": (0.2, 0.3), "ratio_decay": 0.5, "factor_change": 0.02}
+# Each part and each limit quickly, and not each with each.
+FORMULAS = [
+    pytest.param(
+        *PARTS[name],
+        NARROW if limits == "narrow" else {},
+        id=f"{limits}-{name}",
+        marks=pytest.mark.slow if limits == "narrow" and name != "default" else (),
+    )
+    for limits in ("wide", "narrow")
+    for name in PARTS
+]
 
 
-@pytest.mark.parametrize(
-    ("options", "own"),
-    [
-        ({}, {}),
-        (PUBLISHED, {"parts": frozenset(), "bias_correction": False}),
-        (PUBLISHED | {"bound": 3.0}, {"parts": {"bound"}, "bias_correction": False}),
-    ],
-    ids=["default", "as published", "bounded alone"],
-)
-@pytest.mark.parametrize(
-    "limits",
-    [{}, {"ratio_limits": (0.2, 0.3), "ratio_decay": 0.5, "factor_change": 0.02}],
-    ids=["wide", "narrow"],
-)
+@pytest.mark.parametrize(("options", "own", "limits"), FORMULAS)
 def test_is_its_formula(options, own, limits):
     """In float64 NumPy, with an exact exchange so that no sign is undecided."""
     freeze, lr, decay = 12, 0.05, 0.5
