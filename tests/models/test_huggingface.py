@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import functools
 import json
 import os
 import re
@@ -33,11 +34,20 @@ ARCHITECTURES = (
 )
 
 
+shapes_once = functools.cache(shapes_of)
+
+
+@pytest.fixture(autouse=True)
+def _shapes_once(monkeypatch):
+    """To find a model's shapes takes longer than all else of most tests."""
+    monkeypatch.setattr(huggingface, "shapes_of", shapes_once)
+
+
 def random_params(architecture, num_classes=3):
     random = np.random.default_rng(5)
     return jax.tree.map(
         lambda x: random.normal(size=x.shape).astype(np.float32),
-        shapes_of(CONFIG, architecture, num_classes),
+        shapes_once(CONFIG, architecture, num_classes),
     )
 
 
