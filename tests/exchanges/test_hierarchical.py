@@ -78,15 +78,17 @@ def test_any_exchange_is_given_a_share_of_the_means_of_hosts():
     hosts, devices, size = 3, 2, 70
     tx = onebit_jax.hierarchical(onebit_jax.deepspeed_sign_mean("host"), "device")
     run = Workers(tx, jnp.zeros((7, 10)), mesh_over({"host": hosts, "device": devices}))
-    alone = [
-        Workers(onebit_jax.deepspeed_sign_mean("data"), jnp.zeros(35), mesh_of(hosts))
-        for _ in range(devices)
-    ]
+    alone = Workers(
+        onebit_jax.deepspeed_sign_mean("data"), jnp.zeros(35), mesh_of(hosts)
+    )
+    states, expected = [alone.state] * devices, [None] * devices
     for step in range(3):
         x = np.random.default_rng(step).normal(size=(hosts, devices, size))
         agreed = run.update(jnp.asarray(x.reshape(-1, 7, 10), jnp.float32))
         shares = jnp.split(jnp.asarray(x.mean(axis=1), jnp.float32), devices, axis=1)
-        expected = [w.update(s) for w, s in zip(alone, shares, strict=True)]
+        for i, share in enumerate(shares):
+            alone.state = states[i]
+            expected[i], states[i] = alone.update(share), alone.state
         np.testing.assert_allclose(
             agreed.reshape(-1), np.concatenate(expected), rtol=1e-5
         )

@@ -243,14 +243,16 @@ def test_any_exchange_is_given_the_shards():
     run = Workers(
         tx, jnp.zeros((3, 20)), mesh_over(MESH), axes=("data",), specs=P(None, "model")
     )
-    alone = [
-        Workers(onebit_jax.deepspeed_sign_mean("data"), jnp.zeros((3, 10)), mesh_of(2))
-        for _ in range(2)
-    ]
+    alone = Workers(
+        onebit_jax.deepspeed_sign_mean("data"), jnp.zeros((3, 10)), mesh_of(2)
+    )
+    states, expected = [alone.state] * 2, [None] * 2
     for step in range(3):
         x = np.random.default_rng(step).normal(size=(2, 3, 20)).astype(np.float32)
         halves = np.split(x, 2, axis=2)
-        expected = [w.update(h) for w, h in zip(alone, halves, strict=True)]
+        for i, half in enumerate(halves):
+            alone.state = states[i]
+            expected[i], states[i] = alone.update(half), alone.state
         np.testing.assert_allclose(
             run.update(x), np.concatenate(expected, axis=1), rtol=1e-6
         )

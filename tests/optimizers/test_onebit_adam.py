@@ -50,21 +50,22 @@ def test_it_goes_on_from_adams_state():
     """Moments and count are all that the warm-up knows."""
     freeze, steps, params = 10, 16, params_of()
     tx = onebit_adam(schedule, sign_mean("data"), freeze_at(freeze))
-    expected = trained(tx, steps)
-    adam, growth = optax.scale_by_adam(), expected.state[0].growth
-    state, run = adam.init(params), Workers(tx, params, mesh_of(4))
+    first, run = onebit_jax.init(tx, params, mesh_of(4)), trained(tx, steps)
+    expected, placed = run.state[0], jax.tree.map(lambda x: x.sharding, run.state)
+    adam, growth = optax.scale_by_adam(), expected.growth
+    state = adam.init(params)
     for step in range(freeze - 2):
         mean = jax.tree.map(lambda g: jnp.mean(g, axis=0), gradients_of(step))
         with jax.numpy_dtype_promotion("standard"):
             _, state = adam.update(mean, state)
-    run.state = optax.tree.set(run.state, **state._asdict())
+    run.state = jax.device_put(optax.tree.set(first, **state._asdict()), placed)
     for step in range(freeze - 2, steps):
         run.update(gradients_of(step), params)
     assert growth.measured == 1
     found = run.state[0]
     chex.assert_trees_all_close(found.growth.frozen, growth.frozen, rtol=1e-5)
     chex.assert_trees_all_close(found.growth.now, growth.now, rtol=1e-5)
-    chex.assert_trees_all_close(found.nu, expected.state[0].nu, rtol=1e-5)
+    chex.assert_trees_all_close(found.nu, expected.nu, rtol=1e-5)
 
 
 @pytest.mark.parametrize("refresh", [None, onebit_jax.growing_intervals(16)])
@@ -119,7 +120,10 @@ def test_it_freezes_when_its_own_variance_is_stable():
 
 def test_a_static_stage_in_the_wrong_place_still_makes_sense():
     tx = onebit_adam(0.1, sign_mean("data", block_size=32), freeze_at(5))
-    run = trained(tx, 7)
+    run = trained(tx, 2)
+    short = run.state
+    for step in range(2, 7):
+        run.update(gradients_of(step), params_of())
     # A program of the warm-up that runs on: exact, with the variance left frozen.
     late = Workers(tx, params_of(), mesh_of(4), stage="warmup")
     late.state = run.state
@@ -130,12 +134,11 @@ def test_a_static_stage_in_the_wrong_place_still_makes_sense():
     before, after = (r.state[0].growth.frozen for r in (run, late))
     chex.assert_trees_all_equal(after, before)
     # A program of the compression that starts early: it freezes first.
-    short = trained(tx, 2)
     early = Workers(tx, params_of(), mesh_of(4), stage="compressed")
-    early.state = short.state
+    early.state = short
     early.update(gradients_of(2), params_of())
-    chex.assert_trees_all_equal(early.state[0].nu, short.state[0].nu)
-    for k, nu in short.state[0].nu.items():
+    chex.assert_trees_all_equal(early.state[0].nu, short[0].nu)
+    for k, nu in short[0].nu.items():
         whole = early.state[0].growth.frozen[k].whole
         np.testing.assert_allclose(whole.squeeze(), np.mean(nu), rtol=1e-6)
     assert int(early.state[0].frozen_at) == 2
