@@ -164,8 +164,7 @@ def test_any_workers_and_micro_batches_have_the_gradient_of_the_whole():
         return jax.tree.map(lambda x: jnp.mean(x, axis=0), each)
 
     whole = gradient(1, 1)
-    for others in (2, 3), (3, 1):
-        chex.assert_trees_all_close(gradient(*others), whole, atol=1e-6)
+    chex.assert_trees_all_close(gradient(2, 3), whole, atol=1e-6)
     without = jax.jit(evaluation_loss(config))(params, windows)
     assert 1e-4 < abs(whole[0] - without) < 0.1
 
