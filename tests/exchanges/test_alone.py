@@ -51,7 +51,14 @@ def test_nothing_is_lost_and_nothing_sent(name):
     assert between == onebit_jax.sent_bytes(first, {**sizes, "device": 1}) == 0
 
 
-@pytest.mark.parametrize("name", ALONE)
+# The others are alone by the same program as signs are.
+QUICK = ("sign_mean", "hierarchical", "of shares")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=() if x in QUICK else pytest.mark.slow) for x in ALONE],
+)
 def test_an_optimizer_is_plain_adam(name):
     make, sizes = ALONE[name]
     mesh = mesh_over(sizes)
