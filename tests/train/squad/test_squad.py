@@ -211,7 +211,7 @@ def test_a_model_that_diverges_gives_no_answers(files, monkeypatch, capsys):
 
     monkeypatch.setattr(answer_module, "logits", not_finite)
     with pytest.raises(InputError, match="the model's scores are not finite"):
-        run(files, optimizer="adam", steps=1, freeze_step=None, learning_rate=1e-3)
+        run(files, optimizer="adam", steps=1, freeze_step=None)
     assert not (files.out / "predictions.json").exists()
 
 
