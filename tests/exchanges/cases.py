@@ -75,6 +75,7 @@ class Case:
       beyond: how far from zero are the values that it is asked about.
       decided: the least share of a leaf's values that neither rounding nor chance
         decides.
+      together: whether that is of all leaves' values together, as chance decides many.
       resized: the axis that a state is moved to other sizes of, and these.
     """
 
@@ -92,6 +93,7 @@ class Case:
     error_dtype: Any = jnp.float32
     beyond: float = 0.0
     decided: float = 0.9
+    together: bool = False
     resized: tuple[tuple[tuple[str, int], ...], ...] = ()
 
     @property
@@ -363,7 +365,8 @@ CASES = {
         lambda: random_vote_mean("data", back="vote"),
         data(2),
         votes_twice,
-        decided=0.0,
+        decided=0.4,
+        together=True,
         **RANDOM_VOTES,
     ),
     "random-vote-two-axes": Case(
@@ -377,7 +380,8 @@ CASES = {
         2,
         4,
         simulation=by_random_votes,
-        decided=0.0,
+        decided=0.4,
+        together=True,
         **RANDOM_VOTES,
     ),
     "per-shard-random-vote-2": in_shards(
