@@ -20,7 +20,7 @@ import onebit_jax
 
 FILE = pathlib.Path(__file__).parent / "golden" / "trajectories.npz"
 STEPS, FREEZE, WORKERS = 30, 10, 4
-# A matrix; matrices of one leaf; a block cut short; a leaf that is exchanged exactly.
+# A matrix; matrices of one leaf; a block cut short; a leaf of few values.
 SHAPES = {"kernel": (18, 20), "heads": (2, 16, 18), "long": (150,), "bias": (4,)}
 SPECS = {
     "kernel": P(None, "model"),
