@@ -226,7 +226,8 @@ def test_parameters_of_local_steps_are_evaluated_and_handed_on(tmp_path):
     assert np.mean(run.finished[-1]["kernel"]) == pytest.approx(losses[-1], rel=1e-5)
 
 
-@pytest.mark.parametrize("workers", [WORKERS, 2])
+# Of other workers its steps are converted first.
+@pytest.mark.parametrize("workers", [pytest.param(WORKERS, marks=pytest.mark.slow), 2])
 def test_a_phase_begins_where_local_steps_have_ended(tmp_path, workers):
     run = with_local_steps(tmp_path / "run")
     run.train()
