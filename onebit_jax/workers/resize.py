@@ -182,10 +182,15 @@ def _convert_leaf(
 
 def _automatic(x: jax.Array) -> jax.Array:
     """The array where it is, of any mesh: explicit axes allow few reshapes."""
-    if not isinstance(x, jax.Array) or not isinstance(x.sharding, NamedSharding):
+    # In a program that is traced the values have no place yet.
+    if isinstance(x, jax.core.Tracer):
         return x
-    mesh, spec = x.sharding.mesh, x.sharding.spec
-    return jax.device_put(x, NamedSharding(Mesh(mesh.devices, mesh.axis_names), spec))
+    sharding = getattr(x, "sharding", None)
+    if not isinstance(sharding, NamedSharding):
+        return x
+    mesh: Any = sharding.mesh  # of devices, as the array is placed
+    automatic = Mesh(mesh.devices, mesh.axis_names)
+    return jax.device_put(x, NamedSharding(automatic, sharding.spec))
 
 
 def _fit(rows: jax.Array, size: int) -> jax.Array:
