@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from onebit_jax.workers.placement import abstract_state
@@ -183,7 +184,7 @@ def _convert_leaf(
 def _automatic(x: jax.Array) -> jax.Array:
     """The array where it is, of any mesh: explicit axes allow few reshapes."""
     # In a program that is traced the values have no place yet.
-    if isinstance(x, jax.core.Tracer):
+    if isinstance(x, Tracer):
         return x
     sharding = getattr(x, "sharding", None)
     if not isinstance(sharding, NamedSharding):
