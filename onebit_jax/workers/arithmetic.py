@@ -71,10 +71,13 @@ def zero_after(tree: Any) -> Int32[Array, ""]:
     if AxisType.Auto in jax.sharding.get_abstract_mesh().axis_types:
         return jnp.zeros([], jnp.int32)
     firsts = [
-        x.reshape(-1)[0].astype(jnp.float32) for x in jax.tree.leaves(tree) if x.size
+        lax.bitcast_convert_type(x.reshape(-1)[0].astype(jnp.float32), jnp.int32)
+        for x in jax.tree.leaves(tree)
+        if x.size
     ]
-    # Also of infinities and NaN; and XLA does not see that it is a constant.
-    return jnp.fmin(jnp.abs(sum(firsts)), 0).astype(jnp.int32)
+    odd = sum(firsts, start=jnp.int32(0)) & 1
+    # XLA does not see that it is a constant.
+    return odd * (1 - odd)
 
 
 def gather(x: Array, axes: tuple[str, ...], **options: Any) -> Array:

@@ -151,6 +151,12 @@ BUGS = {
         "return lax.psum(x, axes)\n",
         dense("exact"),
     ),
+    "XLA folds what orders collectives": Bug(
+        "onebit_jax/workers/arithmetic.py",
+        "return odd * (1 - odd)",
+        "return odd * 0",
+        ("tests/workers/test_arithmetic.py::test_xla_computes_it_from_the_values",),
+    ),
     "what is gathered is not known to be the same": Bug(
         "onebit_jax/workers/arithmetic.py",
         'options["to"] = "invarying"',
