@@ -188,17 +188,14 @@ class ZeroOneAdam:
         self, gradients: optax.Updates, state: ZeroOneAdamState, params: Any
     ) -> tuple[optax.Updates, ZeroOneAdamState]:
         """A step of each worker's own, which the agreed parameters do not take."""
-        state = self.step_own(gradients, state, params, self.bound)
+        state = self.step_own(gradients, state, params)
         return optax.tree.zeros_like(state.nu), state
 
     def synchronise(
         self, gradients: optax.Updates, state: ZeroOneAdamState, params: Any
     ) -> tuple[optax.Updates, ZeroOneAdamState]:
         """A step of each worker's own, and an exchange of all since the last one."""
-        # A worker's own momentum is large beside the root of the mean's variance where
-        # few workers have a gradient: cut, it would hardly be heard in the mean. No
-        # worker takes this step by itself.
-        state = self.step_own(gradients, state, params, None)
+        state = self.step_own(gradients, state, params)
         roots = self.roots(state)
         sums = jax.tree.map(lambda d, root: d[0] * root, state.moved.value, roots)
         agreed, exchange = self.exchange.update(sums, state.exchange)
@@ -206,8 +203,7 @@ class ZeroOneAdam:
         # none where all of these are zero.
         some = state.rates > 0
         mu = _scaled(-1 / jnp.where(some, state.rates, 1), agreed)
-        direction = _direction(mu, roots, self.bound)
-        return _scaled(-state.rates, direction), state._replace(
+        return _scaled(-state.rates, self.direction(mu, roots)), state._replace(
             own_mu=optax.tree.where(some, self.own(mu), state.own_mu),
             moved=self.own(optax.tree.zeros_like(mu)),
             rates=jnp.zeros([], jnp.float32),
@@ -217,19 +213,15 @@ class ZeroOneAdam:
         )
 
     def step_own(
-        self,
-        gradients: optax.Updates,
-        state: ZeroOneAdamState,
-        params: Any,
-        bound: ArrayLike | None,
+        self, gradients: optax.Updates, state: ZeroOneAdamState, params: Any
     ) -> ZeroOneAdamState:
-        """The state after a step of each worker's own, cut to a bound."""
+        """The state after a step of each worker's own."""
         before, moved = (
             own_moments(node, gradients, self.exchange.axes, _NAME)
             for node in (state.own_mu, state.moved)
         )
         mu = optax.tree.update_moment(gradients, before, self.b1, 1)
-        direction = _direction(mu, self.roots(state), bound)
+        direction = self.direction(mu, self.roots(state))
         if self.decay == "accumulated":
             own_params = state.local_params(params)
             direction, state = self.decayed(direction, state, own_params)
@@ -244,7 +236,7 @@ class ZeroOneAdam:
     ) -> tuple[optax.Updates, ZeroOneAdamState]:
         """A step that all workers take, with an agreed gradient."""
         mu = optax.tree.update_moment(mean, state.mu, self.b1, 1)
-        direction = _direction(mu, self.roots(state), self.bound)
+        direction = self.direction(mu, self.roots(state))
         if self.decay == "accumulated":
             direction, state = self.decayed(direction, state, params)
         rate = self.corrected_rate(state.count)
@@ -296,6 +288,10 @@ class ZeroOneAdam:
             exchange=exchange,
         )
 
+    def direction(self, mu: optax.Params, roots: optax.Params) -> optax.Updates:
+        """Momenta over the roots of the variance, cut to the bound."""
+        return cut(jax.tree.map(jnp.divide, mu, roots), self.bound)
+
     def decayed(
         self, direction: optax.Updates, state: ZeroOneAdamState, params: Any
     ) -> tuple[optax.Updates, ZeroOneAdamState]:
@@ -328,13 +324,6 @@ class ZeroOneAdam:
     def own(self, tree: Any) -> WorkerLocal:
         """A tree as worker-local state, whether or not workers agree on it."""
         return as_own(to_varying(tree, self.exchange.axes), self.exchange.axes)
-
-
-def _direction(
-    mu: optax.Params, roots: optax.Params, bound: ArrayLike | None
-) -> optax.Updates:
-    """Momenta over the roots of the variance, cut to a bound."""
-    return cut(jax.tree.map(jnp.divide, mu, roots), bound)
 
 
 def _scaled(factor: Array, tree: Any) -> Any:

@@ -53,12 +53,10 @@ class Leaf:
         root = np.sqrt(self.v / (1 - self.b2**self.refreshed)) + self.eps
         self.own_m = self.b1 * self.own_m + (1 - self.b1) * gradients
         rate = 1 / (1 - self.b1**self.step)
-        agrees = self.step <= self.freeze or self.step - self.freeze in self.syncs
-        own = self.own_m / root
-        self.moved = self.moved - rate * (own if agrees else self.cut(own))
+        self.moved = self.moved - rate * self.cut(self.own_m / root)
         self.rates += rate
         update = np.zeros_like(self.v)
-        if agrees:
+        if self.step <= self.freeze or self.step - self.freeze in self.syncs:
             mean = (self.moved * root).mean(axis=0) / -self.rates
             update = self.rates * self.cut(mean / root)
             self.own_m, self.moved = (

@@ -67,12 +67,6 @@ BUGS = {
         "            variance_exchange=new.variance_exchange)",
         (f"{FORMULA}[0/1 Adam]",),
     ),
-    "what is exchanged is cut": Bug(
-        ADAM,
-        "self.step_own(gradients, state, params, None)",
-        "self.step_own(gradients, state, params, self.bound)",
-        (f"{FORMULA}[0/1 Adam]",),
-    ),
     "intervals of synchronisation grow before the freeze": Bug(
         ADAM,
         "optax.tree.where(frozen, sync, state.sync)",
