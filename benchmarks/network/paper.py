@@ -155,10 +155,12 @@ ANNOUNCED_ADAM, ANNOUNCED_ONEBIT = 130.0, 870.0
 def speed_up(predicted_arms: list[Arm], warmup_share: float) -> float:
     """The flat exchange of signs, DeepSpeed's, beside Adam in half precision."""
     adam = predicted_arms[1]
-    return adam.seconds(warmup_share) / deepspeeds(predicted_arms).seconds(warmup_share)
+    return adam.seconds(warmup_share) / deepspeed_arm(predicted_arms).seconds(
+        warmup_share
+    )
 
 
-def deepspeeds(predicted_arms: list[Arm]) -> Arm:
+def deepspeed_arm(predicted_arms: list[Arm]) -> Arm:
     """The form of 1-bit Adam that DeepSpeed has."""
     name = "1-bit Adam, flat, sign_mean"
     return next(arm for arm in predicted_arms if arm.name == name)
@@ -197,7 +199,7 @@ def headlines(model: Model) -> list[Headline]:
         Headline(
             "the same, sequences a second",
             ANNOUNCED_ONEBIT,
-            32 * 16 / deepspeeds(announced).compressed.seconds,
+            32 * 16 / deepspeed_arm(announced).compressed.seconds,
             "the same",
         ),
         Headline(

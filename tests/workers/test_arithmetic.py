@@ -1,4 +1,4 @@
-"""What orders collectives is not taken for a constant."""
+"""The zero that orders collectives is no constant to XLA."""
 
 import jax
 import jax.numpy as jnp
