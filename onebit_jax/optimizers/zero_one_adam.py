@@ -195,7 +195,11 @@ class ZeroOneAdam:
         self, gradients: optax.Updates, state: ZeroOneAdamState, params: Any
     ) -> tuple[optax.Updates, ZeroOneAdamState]:
         """A step of each worker's own, and an exchange of all since the last one."""
-        state = self.step_own(gradients, state, params)
+        # Where few workers have a gradient, their momenta are large beside the root of
+        # the mean's variance. With n times the bound no worker alone moves the mean by
+        # more than the bound, and what the few agree on is kept.
+        workers = bound_workers(self.exchange.axes)
+        state = self.step_own(gradients, state, params, times_bound=workers)
         roots = self.roots(state)
         sums = jax.tree.map(lambda d, root: d[0] * root, state.moved.value, roots)
         agreed, exchange = self.exchange.update(sums, state.exchange)
@@ -213,15 +217,19 @@ class ZeroOneAdam:
         )
 
     def step_own(
-        self, gradients: optax.Updates, state: ZeroOneAdamState, params: Any
+        self,
+        gradients: optax.Updates,
+        state: ZeroOneAdamState,
+        params: Any,
+        times_bound: int = 1,
     ) -> ZeroOneAdamState:
-        """The state after a step of each worker's own."""
+        """The state after each worker's own step, cut to a multiple of the bound."""
         before, moved = (
             own_moments(node, gradients, self.exchange.axes, _NAME)
             for node in (state.own_mu, state.moved)
         )
         mu = optax.tree.update_moment(gradients, before, self.b1, 1)
-        direction = self.direction(mu, self.roots(state))
+        direction = self.direction(mu, self.roots(state), times_bound)
         if self.decay == "accumulated":
             own_params = state.local_params(params)
             direction, state = self.decayed(direction, state, own_params)
@@ -288,9 +296,12 @@ class ZeroOneAdam:
             exchange=exchange,
         )
 
-    def direction(self, mu: optax.Params, roots: optax.Params) -> optax.Updates:
-        """Momenta over the roots of the variance, cut to the bound."""
-        return cut(jax.tree.map(jnp.divide, mu, roots), self.bound)
+    def direction(
+        self, mu: optax.Params, roots: optax.Params, times_bound: int = 1
+    ) -> optax.Updates:
+        """Momenta over the roots of the variance, cut to a multiple of the bound."""
+        bound = None if self.bound is None else times_bound * self.bound
+        return cut(jax.tree.map(jnp.divide, mu, roots), bound)
 
     def decayed(
         self, direction: optax.Updates, state: ZeroOneAdamState, params: Any

@@ -72,11 +72,13 @@ def zero_one_adam(
     .. math::
       m^{(i)} &\leftarrow \beta_1 m^{(i)} + (1 - \beta_1) g_t^{(i)} \\
       d^{(i)} &\leftarrow d^{(i)} - \gamma_t \,\mathrm{clip}\left(
-      \frac{m^{(i)}}{\sqrt{\hat v} + \epsilon}, \pm B\right), \quad
+      \frac{m^{(i)}}{\sqrt{\hat v} + \epsilon}, \pm B_t\right), \quad
       \Gamma \leftarrow \Gamma + \gamma_t
 
-    and computes its gradients at :math:`p + d^{(i)}` (`onebit_jax.local_params`). In
-    a step that synchronises, with :math:`E` the exchange,
+    and computes its gradients at :math:`p + d^{(i)}` (`onebit_jax.local_params`).
+    :math:`B_t` is B in a step that the worker takes alone, and n B, by which none of
+    the n workers moves the mean by more than B, in one that synchronises. There,
+    with :math:`E` the exchange,
 
     .. math::
       \bar m &= -\tfrac1\Gamma E[d^{(i)} (\sqrt{\hat v} + \epsilon)], \quad

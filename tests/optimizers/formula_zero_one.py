@@ -40,8 +40,9 @@ class Leaf:
         self.v, self.step, self.refreshed, self.rates = np.zeros(shape), 0, 0, 0.0
         self.raised = self.bounded = 0
 
-    def cut(self, steps):
-        return steps if self.published else np.clip(steps, -BOUND, BOUND)
+    def cut(self, steps, times=1):
+        bound = times * BOUND
+        return steps if self.published else np.clip(steps, -bound, bound)
 
     def update(self, gradients):
         """The update of the agreed parameters from all workers' gradients."""
@@ -53,10 +54,12 @@ class Leaf:
         root = np.sqrt(self.v / (1 - self.b2**self.refreshed)) + self.eps
         self.own_m = self.b1 * self.own_m + (1 - self.b1) * gradients
         rate = 1 / (1 - self.b1**self.step)
-        self.moved = self.moved - rate * self.cut(self.own_m / root)
+        agrees = self.step <= self.freeze or self.step - self.freeze in self.syncs
+        times = len(gradients) if agrees else 1
+        self.moved = self.moved - rate * self.cut(self.own_m / root, times)
         self.rates += rate
         update = np.zeros_like(self.v)
-        if self.step <= self.freeze or self.step - self.freeze in self.syncs:
+        if agrees:
             mean = (self.moved * root).mean(axis=0) / -self.rates
             update = self.rates * self.cut(mean / root)
             self.own_m, self.moved = (

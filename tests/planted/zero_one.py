@@ -67,6 +67,12 @@ BUGS = {
         "            variance_exchange=new.variance_exchange)",
         (f"{FORMULA}[0/1 Adam]",),
     ),
+    "a worker's part of the mean is cut as the mean is": Bug(
+        ADAM,
+        "state, params, times_bound=workers)",
+        "state, params)",
+        (f"{FORMULA}[0/1 Adam]",),
+    ),
     "intervals of synchronisation grow before the freeze": Bug(
         ADAM,
         "optax.tree.where(frozen, sync, state.sync)",
