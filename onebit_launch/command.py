@@ -3,8 +3,8 @@
 Starts the command several times on this host, and on others where it is called there
 too, each process told its place by its environment, so that
 `jax.distributed.initialize()` needs no argument. When one fails, the others of this
-host are ended and the first failure is named. None of them outlives the launcher,
-however that ends. It needs Python alone, and does not import JAX.
+host are ended and the first failure is named. None of them outlives the launcher, on
+Linux not even one that is killed. It needs Python alone, and does not import JAX.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Launch:
     """The flags.
 
     Attributes:
-      processes: Processes to start on this host.
-      devices_per_process: Devices of each.
-      hosts: Hosts on which the launcher is called.
-      host: The number of this one.
+      processes: processes to start on this host.
+      devices_per_process: devices of each.
+      hosts: hosts on which the launcher is called.
+      host: the number of this one.
       coordinator: HOST:PORT of process 0; None for a free port of the only host.
-      log_dir: Folder for a file of output for each process; None to print it.
-      grace: Seconds between asking processes to end and ending them.
+      log_dir: folder for a file of output for each process; None to print it.
+      grace: seconds between asking processes to end and ending them.
     """
 
     processes: int
@@ -59,7 +59,7 @@ def make_parser(program: str) -> argparse.ArgumentParser:
     """The parser of the flags of `Launch`.
 
     Args:
-      program: The name of the command.
+      program: the name of the command.
     """
     parser = argparse.ArgumentParser(
         prog=program,
@@ -113,8 +113,8 @@ def parse(
     """The values of the launcher's own flags, and the command after `--`.
 
     Args:
-      parser: The parser of the flags.
-      arguments: All arguments.
+      parser: the parser of the flags.
+      arguments: all arguments.
 
     Raises:
       UsageError: There is something else before `--`, as where it is forgotten, or
@@ -191,8 +191,8 @@ def run(flags: Launch, command: Sequence[str]) -> Failure | None:
     """Runs a command in several processes.
 
     Args:
-      flags: The flags.
-      command: Arguments of Python: a script or `-m module`, and its flags.
+      flags: the flags.
+      command: arguments of Python: a script or `-m module`, and its flags.
 
     Returns:
       The first failure; None if all processes succeeded.

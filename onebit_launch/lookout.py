@@ -18,8 +18,8 @@ class Lookout(threading.Thread):
     JAX waits for it in silence, for five minutes.
 
     Args:
-      coordinator: Its HOST:PORT.
-      patience: Seconds before it is said.
+      coordinator: its HOST:PORT.
+      patience: seconds before it is said.
     """
 
     def __init__(self, coordinator: str, patience: float = _PATIENCE):

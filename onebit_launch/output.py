@@ -32,8 +32,8 @@ def open_sinks(
     """Files that take the output of processes.
 
     Args:
-      numbers: Their numbers.
-      log_dir: Folder for a file for each, `0.log` and so on, which goes on where it is
+      numbers: their numbers.
+      log_dir: folder for a file for each, `0.log` and so on, which goes on where it is
         there; None for this process's own standard output and error.
 
     Yields:
@@ -62,15 +62,15 @@ class Relay(threading.Thread):
     """A thread that passes on one stream of a process, line by line.
 
     Args:
-      pipe: The stream.
-      sink: The file that takes it.
-      prefix: Text before each line.
+      pipe: the stream.
+      sink: the file that takes it.
+      prefix: text before each line.
 
     Attributes:
-      last_line: The last line with a letter, cut to a length that can be read; after
+      last_line: the last line with a letter, cut to a length that can be read; after
         a traceback the line of its exception, unless a line of an error follows.
-      is_exception: Whether that is the line of an exception.
-      silent_since: When the last line came, by `time.monotonic`.
+      is_exception: whether that is the line of an exception.
+      silent_since: when the last line came, by `time.monotonic`.
     """
 
     def __init__(self, pipe: IO[bytes], sink: IO[bytes], prefix: str):
@@ -124,8 +124,8 @@ def _write_or_drop(sink: IO[bytes], line: bytes) -> OSError | None:
     A full disk, or a reader who has gone, must not end the training.
 
     Args:
-      sink: The file.
-      line: The line.
+      sink: the file.
+      line: the line.
 
     Returns:
       Why it failed; None if it did not, or had failed before.

@@ -41,7 +41,7 @@ class Failure:
 
     Attributes:
       reason: A sentence without its full stop.
-      status: The exit status that a shell would tell.
+      status: the exit status that a shell would tell.
       is_final: True where another attempt would end the same: after a signal to end,
         a command line that cannot be used, or a mistake that a sentence was said about.
     """
@@ -67,11 +67,11 @@ def run_together(
     kernel kills the processes, though not those that they have started (on Linux).
 
     Args:
-      command: The command.
-      environments: Variables of each process, beside this one's.
-      grace: Seconds between SIGTERM and SIGKILL.
-      first: The number of the first among those of all hosts.
-      log_dir: Folder for the output, `0.log` and so on; None to print it.
+      command: the command.
+      environments: variables of each process, beside this one's.
+      grace: seconds between SIGTERM and SIGKILL.
+      first: the number of the first among those of all hosts.
+      log_dir: folder for the output, `0.log` and so on; None to print it.
       lookout: A thread to start once they run; it may outlive them.
 
     Returns:
@@ -152,7 +152,7 @@ def _wait(
     Tells of each process that goes on in silence after an exception.
 
     Returns:
-      Numbers of the processes that failed, in the order in which they were seen.
+      Places in `processes` of those that failed, in the order in which they were seen.
     """
     failed: list[int] = []
     told: set[int] = set()
@@ -187,11 +187,11 @@ def _failure(first: int, status: int, said: str, running: Sequence[int]) -> Fail
     """The failure of a process.
 
     Args:
-      first: Its number.
-      status: Its exit status; if a signal killed it, minus the signal's number.
-      said: The last line with a letter of its standard error; '' if it does not tell
+      first: its number.
+      status: its exit status; if a signal killed it, minus the signal's number.
+      said: the last line with a letter of its standard error; '' if it does not tell
         why.
-      running: Numbers of the processes that ran on.
+      running: numbers of the processes that ran on.
     """
     is_victim = status in _VICTIM and running
     what = "ended, as another was lost or hangs" if is_victim else "failed first"

@@ -1,4 +1,4 @@
-"""The differences between the JAX versions that are allowed."""
+"""What differs between the supported versions of JAX."""
 
 from __future__ import annotations
 

@@ -16,6 +16,12 @@ WORD = 2**32
 def digits_of_word(terms: int) -> int:
     """The number of digits of base `terms` + 1 that a word of 32 bits holds.
 
+    Args:
+      terms: n, one less than the base.
+
+    Returns:
+      A number of digits, at least 1.
+
     Example:
       >>> [digits_of_word(n) for n in (1, 2, 3, 4, 8, 64)]
       [32, 20, 16, 13, 10, 5]
@@ -60,15 +66,15 @@ def pack_digits(
 def unpack_digits(
     words: UInt32[Array, "b w"], terms: int, block_size: int
 ) -> Float32[Array, "b block_size"]:
-    """Restores the digits of the sum of words that `pack_digits` made.
+    """Restores digits from words, or from a sum of words, that `pack_digits` made.
 
     Args:
-      words: the sum.
-      terms: how many words were added.
+      words: the words, or their sum.
+      terms: n, one less than the base.
       block_size: digits a block.
 
     Returns:
-      How many of the terms had a 1, exact in float32.
+      The digits, exact in float32; of a sum of words of 0 and 1, how many had a 1.
 
     Example:
       >>> import jax.numpy as jnp

@@ -49,7 +49,7 @@ def compress(
 
     A block of zeros has scale zero. A value that is not finite makes its block's scale
     not finite, and so does a block whose sum of squares ('mean_abs': of magnitudes)
-    overflows float32, as 1,024 values of 5.8e17 do (of 3.3e35). Squares below
+    overflows float32, as 1,024 values of 5.8e17 do (of 3.4e35). Squares below
     float32's smallest normal number may be taken for zero.
 
     Args:

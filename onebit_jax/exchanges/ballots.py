@@ -37,7 +37,8 @@ _ROWS = 32  # bits of a word
 def declared_voters(axes: tuple[str, ...]) -> WorkerLocal:
     """The declaration of workers that vote, without arrays.
 
-    They vote on all leaves put together, which sharded leaves must not be.
+    They vote on all leaves put together, so that sharded parameters are refused: their
+    parts would have to be sent around.
     """
     return WorkerLocal((), axes, "concatenate")
 
@@ -59,7 +60,7 @@ def exchange_votes(
     Args:
       updates: each worker's own tree.
       axes: the worker axes.
-      who: the exchange's name, for messages.
+      who: the exchange's name, for error messages.
       ballot: from a worker's values, a row for each server, to the values whose signs
         it votes; zero votes 1, NaN -1.
       verdict: from the means of the votes that are counted here to the values whose
@@ -72,7 +73,7 @@ def exchange_votes(
     if verdict is None and workers > MAX_WORKERS:
         raise ValueError(
             f"{who} sends back counts of no more than {MAX_WORKERS} workers, and there "
-            f"are {workers}: have it send back a vote."
+            f"are {workers}: use back='majority'."
         )
     check_local(updates, axes, who)
     leaves, treedef = jax.tree.flatten(updates)

@@ -53,9 +53,9 @@ class ErrorFeedbackState(NamedTuple):
 
 
 class SignErrorFeedbackState(ErrorFeedbackState):
-    """The same, of an exchange of signs: a block's values have one magnitude.
+    """The same, of an exchange of signs.
 
-    Or a few, where the mean of signs is of counts.
+    What is agreed has one magnitude a block, or a few where signs are counted.
     """
 
     __slots__ = ()
@@ -85,7 +85,7 @@ class BlockExchange(Exchange):
     then the next update adds them in full.
 
     Attributes:
-      name: the exchange's name, for messages.
+      name: the exchange's name, for error messages.
       axes: the worker axes.
       codec: encodes a worker's own blocks.
       has_server: True where workers serve blocks, and have errors as servers.
@@ -159,7 +159,17 @@ class BlockExchange(Exchange):
         dtype: DTypeLike,
         into: Float32[Array, " size"] | None = None,
     ) -> Float[Array, " size"]:
-        """The mean that rows of an agreed message stand for, in a free buffer."""
+        """The mean that rows of an agreed message stand for.
+
+        Args:
+          message: the words.
+          size: values without padding.
+          dtype: of the result.
+          into: as of `Codec.decode_flat`.
+
+        Returns:
+          The values.
+        """
 
     @abc.abstractmethod
     def block_transfers(

@@ -31,7 +31,8 @@ class Codec(abc.ABC):
       has_one_magnitude: True where all values of a block are decoded to one magnitude.
 
     Example:
-      >>> import dataclasses
+      >>> import dataclasses, jax, jax.numpy as jnp
+      >>> from onebit_jax import Codec
       >>> @dataclasses.dataclass(frozen=True)
       ... class Bytes(Codec):
       ...     step: float
@@ -149,8 +150,8 @@ class Codec(abc.ABC):
           words: of its blocks.
           size: values without padding.
           dtype: of the result.
-          into: an array of that size and dtype that is needed no more, whose memory
-            the result may take.
+          into: an array of that size and dtype whose memory the result may take; XLA
+            copies it first where it is still needed.
 
         Returns:
           The values.

@@ -1,4 +1,4 @@
-"""The error-compensated 1-bit exchange, in one all-reduce of counts."""
+"""A 1-bit exchange with error feedback, in one all-reduce of counts."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def count_mean(
 ) -> Exchange:
     r"""Averages over the workers in one all-reduce that counts positive signs.
 
-    All workers' signs of a block have one scale, the mean of their own in the
-    logarithm, so that the average is known from how many of them are positive:
+    All workers' signs of a block have one scale, the geometric mean of their own, so
+    that the average is known from how many of them are positive:
 
     .. math::
       s_b &= \exp_2 \tfrac1n \textstyle\sum_i \log_2 s_b^{(i)}, \quad
@@ -63,11 +63,11 @@ def count_mean(
     no server error.
 
     For each bucket one all-reduce of :math:`\log_2(n + 1)` bits a value and more,
-    1.6 with 2 workers, 2.5 with 4, 6.4 with 64. A ring sends these as often as
-    `sign_mean`'s single bits, which are fewer; this is for where an all-reduce is
-    what the network does best, inside its switches or with few messages.
+    1.6 with 2 workers, 2.5 with 4, 6.4 with 64. A ring sends each of these bits as
+    often as `sign_mean`'s one bit a value, so that it sends more. It is for networks
+    whose switches add up, or where few messages matter more than few bytes.
 
-    A mean in the logarithm is below the mean. Where some workers' values are far
+    A geometric mean is at most the mean. Where some workers' values are far
     larger than others', their errors are larger than `sign_mean`'s and take more
     steps to be sent.
 
@@ -79,7 +79,7 @@ def count_mean(
         2**24.
       scale: a worker's own: 'rms' for the root mean square, or 'mean_abs' for the mean
         magnitude.
-      error_dtype: dtype of the stored errors.
+      error_dtype: dtype of the stored errors, float32 or bfloat16.
       exact_below: leaves of fewer values are averaged exactly, all in one all-reduce.
         None for block_size / 32 + 2, as in `sign_mean`.
       bucket_size: the most values that one all-reduce sums, but at least a block.

@@ -69,6 +69,7 @@ def deepspeed_sign_mean(axis: AxisNames, *, fused: bool = False) -> Exchange:
       An exchange. Its state is a `DeepSpeedSignMeanState`.
 
     Raises:
+      TypeError: from `init` and `update`, for leaves that are not real floating-point.
       ValueError: from `update`, if an axis is not bound, leaves are averaged already,
         or the state is one of another number of workers.
 

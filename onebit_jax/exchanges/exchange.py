@@ -41,11 +41,13 @@ class Exchange(_Transformation):
 
     Attributes:
       axes: names of the mesh axes whose members are the workers.
-      keeps_scale: False where what is agreed has one size whatever was given, as votes
-        have.
+      keeps_scale: False where what is agreed lies in [-1, 1] whatever was given, as
+        votes do.
 
     Example:
-      >>> import jax, jax.numpy as jnp, onebit_jax
+      >>> import dataclasses, jax, jax.numpy as jnp
+      >>> import onebit_jax
+      >>> from onebit_jax import Exchange
       >>> @dataclasses.dataclass(frozen=True)
       ... class ClippedMean(Exchange):
       ...     axes: tuple[str, ...]
@@ -74,7 +76,7 @@ class Exchange(_Transformation):
     def init(  # pyright: ignore[reportIncompatibleVariableOverride]
         self, params: optax.Params
     ) -> Any:
-        """Makes the state: here none, declared so that the workers are known.
+        """Makes the state: here one without arrays, which declares the workers.
 
         Args:
           params: parameters, or their shapes and dtypes; real floating-point.
@@ -154,7 +156,17 @@ class Exchange(_Transformation):
         return bound_workers(self.axes) == 1
 
     def workers(self, axis_sizes: Mapping[str, int]) -> int:
-        """The number of workers on a mesh of these axis sizes."""
+        """The number of workers on a mesh.
+
+        Args:
+          axis_sizes: sizes of the mesh axes, such as `mesh.shape`.
+
+        Returns:
+          The product of the worker axes' sizes.
+
+        Raises:
+          ValueError: if the sizes lack a worker axis.
+        """
         return workers_of(self.axes, axis_sizes)
 
 
@@ -188,7 +200,8 @@ class ExactMean(Exchange):
 def exact_mean(axis: AxisNames) -> Exchange:
     r"""Averages over the workers exactly: one all-reduce in the leaves' dtype.
 
-    But float16 goes as float32, as it cannot hold the sums.
+    But float16 goes as float32, as it cannot hold the sums, and so does bfloat16 where
+    other mesh axes are automatic, which `wire_cost` does not count.
 
     .. math:: \bar g = \frac{1}{n} \sum_i g^{(i)}
 
@@ -199,6 +212,7 @@ def exact_mean(axis: AxisNames) -> Exchange:
       An exchange without a state.
 
     Raises:
+      TypeError: from `update`, for leaves that are not real floating-point.
       ValueError: from `update`, if an axis is not bound or leaves are averaged already.
 
     Example:

@@ -48,7 +48,7 @@ def hierarchical(exchange: Exchange, within: AxisNames) -> Exchange:
     With H hosts of D devices, each device d of a host h gets one of D shares of the
     host's exact mean (a reduce-scatter), exchanges that share with the same device of
     the other hosts, and gives the other devices of its host what was agreed (an
-    all-gather; of an exchange of blocks still compressed):
+    all-gather, of the compressed message where the exchange is one of blocks):
 
     .. math::
       x^{(h)} = \tfrac1D \textstyle\sum_d x^{(h, d)}, \quad
@@ -70,8 +70,8 @@ def hierarchical(exchange: Exchange, within: AxisNames) -> Exchange:
       of the leaves, with an axis of D devices after that of the hosts.
 
     Raises:
-      TypeError: if `exchange` is not an exchange, or, from `init`, is hierarchical
-        itself.
+      TypeError: if `exchange` is not an exchange, or, from `init`, is `hierarchical` or
+        `per_shard` itself.
       ValueError: if both name the same axis.
 
     Example:

@@ -50,10 +50,12 @@ def per_shard(exchange: Exchange, specs: Any) -> Exchange:
       parameters, with an axis of shards after that of the workers.
 
     Raises:
-      TypeError: if `exchange` is no exchange, or, from `init`, works in two levels.
-      ValueError: if a spec names a worker axis, or, from `init` and `update`, if the
-        specs are not of the parameters' structure, a dimension cannot be divided
-        equally, or a further axis is not automatic.
+      TypeError: if `exchange` is no exchange, or, from `init`, is `hierarchical` or
+        `per_shard` itself.
+      ValueError: if a spec is no `PartitionSpec` or names a worker axis; from `init`,
+        if the mesh lacks an axis of a spec or a dimension cannot be divided equally;
+        from `update`, if a further axis is not automatic; from both, if the specs are
+        not of the parameters' structure.
 
     Example:
       >>> import onebit_jax

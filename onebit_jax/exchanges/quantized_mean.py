@@ -1,4 +1,4 @@
-"""An error-compensated exchange of 2, 4 or 8 bits a value."""
+"""An exchange of 2, 4 or 8 bits a value with error feedback."""
 
 from __future__ import annotations
 

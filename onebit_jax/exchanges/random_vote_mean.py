@@ -67,7 +67,7 @@ def random_vote_mean(
 
     A random number has 16 bits: a vote's expectation is within 2⁻¹⁶ of the value, and
     at -1, 0 and 1 exact. Values outside [-1, 1] count as the nearest end, NaN as -1:
-    chain `skip_nonfinite` around it.
+    wrap the optimizer in `skip_nonfinite`.
 
     Args:
       axis: name, or names, of the mesh axes whose members are the workers.
@@ -201,11 +201,11 @@ class RandomVoteMean(Exchange):
 def _thresholds(
     key: Key[Array, ""], shape: tuple[int, ...], shift: UInt32[Array, ""]
 ) -> Float32[Array, "*n 32 words"]:
-    """Random numbers in (-1, 1), above which a value is voted for.
+    """Random thresholds in (-1, 1): a value below its threshold is voted against.
 
     Args:
       key: of the numbers.
-      shape: theirs.
+      shape: of the thresholds.
       shift: levels to add to each number, modulo 2**16.
     """
     pairs = jax.random.bits(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def add_shard_axis(
     state: Any, shards: int, names: tuple[str, ...], *, inside: bool
 ) -> Any:
-    """A state whose worker-local arrays number shards after the workers.
+    """Adds an axis of shards after the worker axis of a state's worker-local arrays.
 
     Args:
       state: of an exchange, made for one shard.

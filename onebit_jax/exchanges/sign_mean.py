@@ -1,4 +1,4 @@
-"""The error-compensated 1-bit exchange: signs there and back."""
+"""A 1-bit exchange with error feedback: signs there and back."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def sign_mean(
     A value that is not finite, on any worker, makes its block not finite on all.
 
     What is returned has one magnitude a block, from which an adaptive optimizer learns
-    no coordinate's second moment. `onebit_jax.init` warns of one of Optax's behind it
-    in `optax.chain` or `optax.named_chain`; elsewhere it cannot be seen.
+    no coordinate's second moment. `onebit_jax.init` warns if one of Optax's follows it
+    in `optax.chain` or `optax.named_chain`; it cannot see others.
 
     Args:
       axis: name, or names, of the mesh axes whose members are the workers.
@@ -73,13 +73,14 @@ def sign_mean(
         2**24.
       scale: 'rms' for the root mean square, as in the paper, or 'mean_abs' for the mean
         magnitude, whose error is the smallest: :math:`\|x - C[x]\|^2 = \|x\|^2 -
-        \|x\|_1^2 / |b|`, less than :math:`\|x\|^2` whatever x is. That of 'rms' is
-        larger where few values of a block are not small, and it is not finite where
-        the sum of a block's squares overflows: 1,024 values of 5.8e17. 1-bit Adam
+        \|x\|_1^2 / |b|`, less than :math:`\|x\|^2` whatever x is. With 'rms' the error
+        is larger than that, even than :math:`\|x\|^2` where a few values of a block are
+        far larger than the others; scale and error are not finite where the sum of a
+        block's squares overflows, as of 1,024 values of 5.8e17. 1-bit Adam
         learnt no worse by 'rms' in any study of docs/convergence.md; gradients of your
         own that are sparse are safer with 'mean_abs'.
-      error_dtype: dtype of the stored errors. bfloat16 halves their memory and
-        loses what rounding drops.
+      error_dtype: dtype of the stored errors, float32 or bfloat16, which halves their
+        memory and loses what rounding drops.
       exact_below: leaves of fewer values are averaged exactly, all in one all-reduce.
         None for block_size / 32 + 2: a leaf of fewer values takes no more bytes exactly
         than as one block.
@@ -88,8 +89,8 @@ def sign_mean(
         a block from every worker to every server. The collectives of one bucket can
         overlap with the computation of another.
       implementation: what compresses: 'xla', 'mosaic' (kernels for NVIDIA GPUs from
-        Hopper on) or 'mosaic_interpreted' (the same, slow, on a CPU); None for what
-        was measured to be faster on the device, which today is 'xla' on all.
+        Hopper on) or 'mosaic_interpreted' (the same, slow, on a CPU); None for
+        'xla', and for 'mosaic' on GPUs where that was measured to be faster: none yet.
 
     Returns:
       An exchange. Its state is an `ErrorFeedbackState`; `update` computes in float32

@@ -130,9 +130,9 @@ def two_phase(
     Args:
       axis: name, or names, of the mesh axes whose members are the workers.
       codec: what blocks are encoded by.
-      name: the exchange's name, for messages; None for that of the codec's class.
-      error_dtype: dtype of the stored errors. bfloat16 halves their memory and
-        loses what rounding drops.
+      name: the exchange's name, for error messages; None for that of the codec's class.
+      error_dtype: dtype of the stored errors, float32 or bfloat16, which halves their
+        memory and loses what rounding drops.
       exact_below: leaves of fewer values are averaged exactly, all in one all-reduce.
         None for `codec.words` + 1: a leaf of fewer values takes no more bytes exactly
         than as one block.
@@ -146,8 +146,9 @@ def two_phase(
       and returns the dtype that it is given.
 
     Raises:
-      ValueError: if `error_dtype` or `bucket_size` is not one of these, or the codec's
-        words or values do not have the shapes and dtypes that it must give.
+      ValueError: if `error_dtype` is neither, `bucket_size` or a size of the codec is
+        less than 1, or the codec's words or values do not have the shapes and dtypes
+        that it must give.
       TypeError: if `codec` is not a codec.
 
     Example:

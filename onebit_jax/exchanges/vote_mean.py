@@ -45,7 +45,7 @@ def vote_mean(axis: AxisNames, *, back: Back = "majority") -> Exchange:
     and so is one on zeros alone with either: mask parameters that have no gradients, or
     change the signs of what is sent and of what is agreed in every other step, as
     `scale_by_distributed_lion` does. A value that is not finite votes by its sign, NaN
-    for -1: chain `skip_nonfinite` around it.
+    for -1: wrap the optimizer in `skip_nonfinite`.
 
     Args:
       axis: name, or names, of the mesh axes whose members are the workers.

@@ -96,7 +96,7 @@ def collectives(
         if opcode in _UNCOUNTED and "is_host_transfer=true" not in instruction.rest:
             raise NotImplementedError(
                 f"the program contains a {opcode}, whose bytes its text does not tell: "
-                "count them by hand, or use jax.lax.all_to_all or ppermute"
+                "count them by hand, or use jax.lax.all_to_all or ppermute."
             )
         if opcode == "conditional":
             return _run_by_branches(
@@ -140,7 +140,7 @@ def _run_by_loop(
         raise ValueError(
             "XLA does not know how often a loop with collectives runs "
             f"({loop.op_name or 'unnamed'}): give it a static number of steps, as "
-            "jax.lax.scan has"
+            "jax.lax.scan has."
         )
     times = times or 0
     return (

@@ -23,7 +23,7 @@ _CALLED = re.compile(
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([^\]]*)\](\{[^}]*\})?")
 _UNKNOWN = (
     "this jax prints a form that onebit_jax cannot read; use one of the versions that "
-    "it is tested with, or report this line"
+    "it is tested with, or report this line."
 )
 
 
@@ -79,11 +79,11 @@ class Module(NamedTuple):
 
 
 def parse(text: str) -> Module:
-    """Read the text of a module compiled for one replica on `size` partitions."""
+    """Reads the text of a module that was compiled for one replica."""
     header, _, body = text.partition("\n")
     counts = dict(re.findall(r"\b(num_partitions|replica_count)=(\d+)", header))
     if int(counts.get("replica_count", 1)) > 1:
-        raise ValueError("compile with jax.jit or jax.shard_map instead of jax.pmap")
+        raise ValueError("compile with jax.jit or jax.shard_map instead of jax.pmap.")
     computations: dict[str, dict[str, Instruction]] = {}
     entry = ""
     instructions: dict[str, Instruction] | None = None
@@ -97,7 +97,7 @@ def parse(text: str) -> Module:
         elif match := _INSTRUCTION.match(line):
             instructions[match[1]] = Instruction(match[2], match[3], match[4])
     if not entry:
-        raise ValueError("this is not the text of a compiled HLO module")
+        raise ValueError("this is not the text of a compiled HLO module.")
     return Module(int(counts.get("num_partitions", 1)), entry, computations)
 
 

@@ -50,7 +50,8 @@ def replica_mismatches(
       ValueError: if an axis is not in the mesh, or a leaf is not placed on the mesh.
 
     Example:
-      >>> from jax.sharding import AxisType
+      >>> import jax, jax.numpy as jnp
+      >>> from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
       >>> mesh = jax.make_mesh(
       ...     (jax.device_count(),), ('data',), axis_types=(AxisType.Auto,))
       >>> params = jax.device_put({'w': jnp.ones(3)}, NamedSharding(mesh, P()))
@@ -61,7 +62,7 @@ def replica_mismatches(
     for name in axes:
         if name not in mesh.axis_names:
             raise ValueError(
-                f"the mesh has axes {mesh.axis_names}, not {name!r}: name one of these"
+                f"the mesh has axes {mesh.axis_names}, not {name!r}: name one of these."
             )
     paths, leaves, specs = [], [], []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -69,7 +70,7 @@ def replica_mismatches(
         if not isinstance(sharding, NamedSharding) or sharding.mesh != mesh:
             raise ValueError(
                 f"{jax.tree_util.keystr(path)} is not placed on this mesh: use "
-                "jax.device_put(tree, NamedSharding(mesh, spec)) first"
+                "jax.device_put(tree, NamedSharding(mesh, spec)) first."
             )
         paths.append(jax.tree_util.keystr(path))
         leaves.append(leaf)
@@ -99,7 +100,7 @@ def assert_replicas_identical(
     mesh: jax.sharding.Mesh,
     axis: AxisNames | None = None,
 ) -> None:
-    """Raise unless all replicas of all arrays of a tree are bit-identical.
+    """Raises an error unless all replicas of all arrays of a tree are bit-identical.
 
     Args:
       tree: as of `replica_mismatches`.

@@ -43,12 +43,11 @@ def stage_costs(
 
     They are found by tracing `update`, which takes seconds for a thousand leaves and
     compiles nothing; of the branches of a condition the one that sends most counts, and
-    what nothing reads, such as the mean of a frozen layer, does not.
-    All all-reduces of a stage over the same axes are one, as the
-    compiler puts them together. Inside `accumulate` a step is one that updates, and not
-    each call. The means that `data_parallel` takes, of the loss and
-    of auxiliary values, are no part of `update` and not counted: `onebit_jax.traffic`
-    counts all of a compiled step.
+    what nothing reads, such as the mean of a frozen layer, does not. All all-reduces of
+    a stage over the same axes are one, as the compiler puts them together. Inside
+    `accumulate` a step is one that updates, and not each call. The means that
+    `data_parallel` takes, of the loss and of auxiliary values, are no part of `update`
+    and not counted: `onebit_jax.traffic` counts all of a compiled step.
 
     Args:
       tx: an optimizer, wrappers such as `skip_nonfinite` included.
@@ -188,6 +187,7 @@ def _needed(jaxpr: Any, read: list[bool]) -> list[tuple[Any, list[bool]]]:
 
 def _is_observed(effect: Any) -> bool:
     """True of printing and the like; the use of a mesh axis is an effect, too."""
+    # JAX has no public name for this effect.
     return type(effect).__name__ != "NamedAxisEffect"
 
 

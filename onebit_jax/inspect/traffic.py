@@ -54,18 +54,18 @@ class Traffic:
         """
         if axis is not None and axis not in self.mesh_axes:
             raise ValueError(
-                f"the mesh has axes {self.mesh_axes}, not {axis!r}: name one of these"
+                f"the mesh has axes {self.mesh_axes}, not {axis!r}: name one of these."
             )
         differs = any(collective.stage != "every" for collective in self.collectives)
         if stage is None and len(self.stages) > 1 and differs:
             raise ValueError(
                 f"this program has the stages {', '.join(self.stages)}: ask for "
-                f"sent_bytes({self.stages[0]!r}) or another"
+                f"sent_bytes({self.stages[0]!r}) or another."
             )
         if stage is not None and self.stages and stage not in self.stages:
             raise ValueError(
                 f"this program has no stage {stage!r}, but {', '.join(self.stages)}: "
-                "name one of these, or compile one for that stage"
+                "name one of these, or compile one for that stage."
             )
         total = 0
         for collective in self.collectives:
@@ -74,7 +74,7 @@ class Traffic:
             if axis is not None and collective.axes is None:
                 raise ValueError(
                     f"the groups of the program's {collective.op} are not those of "
-                    "any mesh axes: ask for sent_bytes without an axis"
+                    "any mesh axes: ask for sent_bytes without an axis."
                 )
             if axis is None or axis in (collective.axes or ()):
                 total += collective.sent_bytes
@@ -135,8 +135,9 @@ def traffic(compiled: jax.stages.Compiled, mesh: jax.sharding.Mesh) -> Traffic:
       The collectives, with their sums by stage and axis.
 
     Raises:
-      ValueError: if the program was compiled for another number of devices, or a loop
-        with collectives has no trip count known to XLA.
+      ValueError: if the program was compiled for another number of devices, the backend
+        gives no text of its programs, or a loop with collectives has no trip count
+        known to XLA.
       NotImplementedError: if what it sends is decided when it runs, or is not
         expressed by collectives.
 
@@ -161,13 +162,13 @@ def traffic(compiled: jax.stages.Compiled, mesh: jax.sharding.Mesh) -> Traffic:
     if text is None:
         raise ValueError(
             "this backend does not give the text of its programs: count an optimizer's "
-            "bytes with onebit_jax.stage_costs"
+            "bytes with onebit_jax.stage_costs."
         )
     module = hlo.parse(text)
     if module.size != mesh.size:
         raise ValueError(
             f"the program was compiled for {module.size} devices and the mesh has "
-            f"{mesh.size}: give the mesh that it was compiled for"
+            f"{mesh.size}: give the mesh that it was compiled for."
         )
     all_collectives, stages = collectives(module, mesh)
     return Traffic(all_collectives, stages, mesh.axis_names)

@@ -53,10 +53,9 @@ def scale_by_binsgdm(
 
     The paper, as far as it could be read, leaves open what becomes of a value whose
     gradients have stopped: both means fall alike, and without :math:`\epsilon` the
-    ratio would stay, and move it, until they underflow. It names no decay: of a small
-    network 0.95 and 0.9 have taught nearly the same, 0.8 and 0.99 less
-    (docs/notes/votes.md).
-    Both means begin at zero, which cancels in the ratio.
+    ratio would stay, and move it, until they underflow. It names no decay: a small
+    network learnt about as well with 0.9 as with 0.95, and less with 0.8 and with 0.99
+    (docs/notes/votes.md). Both means begin at zero, which cancels in the ratio.
 
     Args:
       exchange: what workers do with their ratios, such as `random_vote_mean('data')`.

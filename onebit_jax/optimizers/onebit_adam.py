@@ -29,7 +29,7 @@ GROWTH = GrowthByMeanSquares()
 
 
 class Parts(TypedDict):
-    """The parts of the compressed stage that can be left out."""
+    """What the compressed stage sends, and its parts that can be left out."""
 
     send: Send
     lead: ArrayLike | None
@@ -91,22 +91,23 @@ def scale_by_onebit_adam(
         zero. The variance's correction is frozen with it.
       warmup_exchange: what workers do with their gradients in the warm-up, such as
         `quantized_mean('data', 4)` for an eighth of the bytes; None for the exact
-        mean. Its errors are of no use after the freeze, and stay in the state.
+        mean. The errors of this exchange stay in the state after the freeze, where
+        steps of the stage 'warmup' alone use them.
       refresh: which steps of the warm-up are Adam's and refresh the variance, such as
         `growing_intervals(32, longest=8)`; the first always is one. The steps between
         them, of the stage 'between', exchange as those after the freeze do. A variance
         that was last refreshed k steps ago counts the new squares for k steps, with
         :math:`1 - \beta_2^k`: two thirds of it are the last gradient's where k is
-        1,000. Floor and bound act in the warm-up too. The freeze rule is asked in steps
-        that refresh alone, so that the freeze may come up to an interval later, and is
-        not `freeze_when_stable`, whose lag is in steps. None for all steps of the
-        warm-up.
+        1,000. Floor, bound and, in the steps between, lead act in the warm-up too.
+        Only steps that refresh ask the freeze rule, so that the freeze may come up to
+        an interval later; `freeze_when_stable`, which compares variances a number of
+        steps apart, is refused. None for all steps of the warm-up.
       send: 'momentum' to exchange momenta, as the paper does, 'gradient' to exchange
         gradients and take their momentum, :math:`m_t = \beta_1 m_{t-1} +
         (1 - \beta_1) E[g_t^{(i)}]`.
-      lead: d, the steps by which the momentum is extrapolated after the freeze, as
-        error feedback delays it. d = b1 is Nesterov's momentum. None for none. More
-        than the default without a bound has diverged.
+      lead: d, the steps by which the momentum is extrapolated where momenta are
+        exchanged, as error feedback delays them. d = b1 is Nesterov's momentum. None
+        for none. More than the default without a bound has diverged.
       growth: :math:`\rho_t`, of gradients that grow after the freeze and would
         otherwise raise the learning rate with them; None for 1.
       floor: what becomes of variances near zero at the freeze; None to leave them.

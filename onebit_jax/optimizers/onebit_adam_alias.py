@@ -64,10 +64,10 @@ def onebit_adam(
       bias_correction: whether both moments are corrected for their start from zero.
       warmup_exchange: what workers do with their gradients in the warm-up; None for
         the exact mean.
-      refresh: which steps of the warm-up are Adam's; None for all. With it, floor and
-        bound act in the warm-up too.
+      refresh: which steps of the warm-up are Adam's; None for all. With it, floor,
+        bound and, in the steps between, lead act in the warm-up too.
       send: what is exchanged after the freeze, 'gradient' or 'momentum'.
-      lead: steps by which the momentum is extrapolated after the freeze.
+      lead: steps by which the momentum is extrapolated where momenta are exchanged.
       growth: how the frozen variance grows with the gradients.
       floor: how variances near zero are raised at the freeze.
       bound: the largest update of a coordinate after the freeze.
@@ -101,23 +101,24 @@ def onebit_adam(
       Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
       Algorithm 1.
     """
+    rescale = scale_by_onebit_adam(
+        exchange,
+        freeze,
+        b1,
+        b2,
+        eps,
+        bias_correction=bias_correction,
+        warmup_exchange=warmup_exchange,
+        refresh=refresh,
+        send=send,
+        lead=lead,
+        growth=growth,
+        floor=floor,
+        bound=bound,
+    )
     warn_if_rising(learning_rate, freeze)
     return optax.chain(
-        scale_by_onebit_adam(
-            exchange,
-            freeze,
-            b1,
-            b2,
-            eps,
-            bias_correction=bias_correction,
-            warmup_exchange=warmup_exchange,
-            refresh=refresh,
-            send=send,
-            lead=lead,
-            growth=growth,
-            floor=floor,
-            bound=bound,
-        ),
+        rescale,
         optax.scale_by_learning_rate(learning_rate),
     )
 
@@ -163,10 +164,10 @@ def onebit_adamw(
       bias_correction: whether both moments are corrected for their start from zero.
       warmup_exchange: what workers do with their gradients in the warm-up; None for
         the exact mean.
-      refresh: which steps of the warm-up are Adam's; None for all. With it, floor and
-        bound act in the warm-up too.
+      refresh: which steps of the warm-up are Adam's; None for all. With it, floor,
+        bound and, in the steps between, lead act in the warm-up too.
       send: what is exchanged after the freeze, 'gradient' or 'momentum'.
-      lead: steps by which the momentum is extrapolated after the freeze.
+      lead: steps by which the momentum is extrapolated where momenta are exchanged.
       growth: how the frozen variance grows with the gradients.
       floor: how variances near zero are raised at the freeze.
       bound: the largest update of a coordinate after the freeze.
@@ -202,23 +203,24 @@ def onebit_adamw(
       Loshchilov and Hutter, Decoupled weight decay regularization, 2019,
       https://arxiv.org/abs/1711.05101.
     """
+    rescale = scale_by_onebit_adam(
+        exchange,
+        freeze,
+        b1,
+        b2,
+        eps,
+        bias_correction=bias_correction,
+        warmup_exchange=warmup_exchange,
+        refresh=refresh,
+        send=send,
+        lead=lead,
+        growth=growth,
+        floor=floor,
+        bound=bound,
+    )
     warn_if_rising(learning_rate, freeze)
     return optax.chain(
-        scale_by_onebit_adam(
-            exchange,
-            freeze,
-            b1,
-            b2,
-            eps,
-            bias_correction=bias_correction,
-            warmup_exchange=warmup_exchange,
-            refresh=refresh,
-            send=send,
-            lead=lead,
-            growth=growth,
-            floor=floor,
-            bound=bound,
-        ),
+        rescale,
         optax.add_decayed_weights(weight_decay, mask),
         optax.scale_by_learning_rate(learning_rate),
     )

@@ -137,7 +137,7 @@ class OnebitAdam:
         """A step of Adam by the new momentum, and the freeze if the rule fires."""
         decay, refresh = self.b2, state.refresh
         if refresh is not None:
-            # The first one's state may come from Adam, which refreshed in every step.
+            # Before the first refresh it may be Adam's, which refreshed in every step.
             last = jnp.where(refresh.times == 0, count - 1, refresh.last)
             decay = self.b2 ** (count - last).astype(jnp.float32)
             times = jnp.where(refresh.times == 0, count, refresh.times + 1)
@@ -241,7 +241,7 @@ class OnebitAdam:
         return lax.cond(
             state.frozen_at > 0,
             lambda: growth,
-            # Again, as a variance of Adam's has come without mean squares.
+            # The state may be of plain Adam, which does not follow the growth.
             lambda: rule.freeze(state.nu, growth),
         )
 

@@ -43,9 +43,10 @@ def onebit_lamb(
 
     .. math:: p_t = p_{t-1} - \alpha_t c_t u_t
 
-    with the ratio :math:`c_t` of each layer and the update :math:`u_t`, weight decay
-    included, of `scale_by_onebit_lamb`. Before the freeze it is `optax.lamb` on the
-    exact mean of the workers' gradients, but for the limits of the ratio.
+    with the ratio :math:`c_t` of each layer, after the freeze :math:`\bar c\, r_t`,
+    and the update :math:`u_t`, weight decay included, of `scale_by_onebit_lamb`. Before
+    the freeze it is `optax.lamb` on the exact mean of the workers' gradients, but for
+    the limits of the ratio.
 
     Args:
       learning_rate: a number, or a schedule from the step.
@@ -102,23 +103,24 @@ def onebit_lamb(
       batch optimization for deep learning, 2020, https://arxiv.org/abs/1904.00962,
       Algorithm 2.
     """
+    rescale = scale_by_onebit_lamb(
+        exchange,
+        freeze,
+        b1,
+        b2,
+        eps,
+        weight_decay,
+        mask,
+        bias_correction=bias_correction,
+        ratio_limits=ratio_limits,
+        ratio_decay=ratio_decay,
+        factor_limits=factor_limits,
+        factor_change=factor_change,
+        floor=floor,
+        bound=bound,
+    )
     warn_if_rising(learning_rate, freeze)
     return optax.chain(
-        scale_by_onebit_lamb(
-            exchange,
-            freeze,
-            b1,
-            b2,
-            eps,
-            weight_decay,
-            mask,
-            bias_correction=bias_correction,
-            ratio_limits=ratio_limits,
-            ratio_decay=ratio_decay,
-            factor_limits=factor_limits,
-            factor_change=factor_change,
-            floor=floor,
-            bound=bound,
-        ),
+        rescale,
         optax.scale_by_learning_rate(learning_rate),
     )

@@ -76,8 +76,8 @@ def zero_one_adam(
       \Gamma \leftarrow \Gamma + \gamma_t
 
     and computes its gradients at :math:`p + d^{(i)}` (`onebit_jax.local_params`).
-    :math:`B_t` is B in a step that the worker takes alone, and n B, by which none of
-    the n workers moves the mean by more than B, in one that synchronises. There,
+    :math:`B_t` is B in a step that the worker takes alone. In one that synchronises
+    it is n B, so that none of the n workers alone moves the mean by more than B, and,
     with :math:`E` the exchange,
 
     .. math::
@@ -102,8 +102,8 @@ def zero_one_adam(
 
     Args:
       learning_rate: :math:`\alpha`, a number, or a schedule from the step that does not
-        fall sharply: errors of the exchange are in units of the rates that they were
-        made at, and beside far smaller ones they make the momentum explode.
+        fall sharply: errors of the exchange are as large as the learning rates of the
+        steps that made them; over far smaller ones they make the momentum explode.
       exchange: what workers do with what they have accumulated, such as `sign_mean`.
       freeze: when the variance is refreshed no more, such as `freeze_at(1000)`; not
         before the learning rate's warm-up ends. `freeze_when_stable` freezes in steps
@@ -113,8 +113,9 @@ def zero_one_adam(
       b1: decay of the momentum.
       b2: decay of the variance, each time that it is refreshed.
       eps: added to the root of the variance.
-      weight_decay: :math:`\lambda`, a number or a schedule from the step; times the
-        learning rate, as in `optax.adamw`.
+      weight_decay: :math:`\lambda`, a number or a schedule from the step. An 'agreed'
+        decay is multiplied by the learning rate, as in `optax.adamw`, an 'accumulated'
+        one by :math:`\gamma_t`, which bias correction makes larger in the first steps.
       mask: a tree of booleans like the parameters', or a function from parameters to
         one, that says which leaves decay; None for all.
       refresh: which steps before the freeze refresh the variance, beside the first.
@@ -133,8 +134,9 @@ def zero_one_adam(
       A transformation whose `update` must be called inside `jax.shard_map` with each
       worker's own gradients, at its own parameters, and with the agreed parameters.
       In a chain it must be the last: what scaled its updates would not scale the
-      workers' own steps. Its updates are of the agreed parameters, the learning rate in
-      them: zero, but for the decay, in a step that does not synchronise. It takes one
+      workers' own steps. Its updates are those of the agreed parameters and contain the
+      learning rate; but for the decay they are zero in a step that does not
+      synchronise. It takes one
       extra argument, `stage`: 'variance', 'gradient' (where gradients are exchanged),
       'compressed' or 'local', which has no collective; None for a program of all.
 

@@ -85,8 +85,8 @@ def check_stage(state: Any, stage: str | None) -> None:
     # A nested stage ('compressed/measuring') cannot be compiled alone.
     stages = [s for s in jax.eval_shape(steps_by_stage, state) if "/" not in s]
     if stage is not None and stage not in stages:
-        known = ", ".join(map(repr, stages)) or "none"
+        known = ", ".join(map(repr, stages)) or "it has none"
         raise ValueError(
-            f"the optimizer has no stage {stage!r}, but {known}: name one of its own, "
-            "or leave the stage out."
+            f"the optimizer has no stage {stage!r}: name one of its own ({known}), or "
+            "leave the stage out."
         )

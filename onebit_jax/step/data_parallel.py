@@ -202,7 +202,7 @@ class _Run:
         )
 
     def keep_placed(self, params: Any, state: Any) -> tuple[Any, Any]:
-        """Parameters and state where they were, where they are sharded."""
+        """Keeps parameters and state where they are, if specs were given."""
         if self.specs is None:
             return params, state
         # The compiler would choose shardings of its own for what a step returns.

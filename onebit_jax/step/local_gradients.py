@@ -35,8 +35,8 @@ def local_value_and_grad(
 
     Args:
       fun: this worker's own loss, not averaged over the workers; a function as for
-        `jax.value_and_grad`. A count that it divides by may be, `jax.lax.pmean(count,
-        axis)`, and must be where workers have different counts.
+        `jax.value_and_grad`. A count that it divides by may be averaged,
+        by `jax.lax.pmean(count, axis)`, and must be where workers' counts differ.
       axis: name, or names, of the mesh axes whose members are the workers.
       argnums: which arguments to differentiate with respect to.
       has_aux: whether `fun` returns a pair of the value and anything else.

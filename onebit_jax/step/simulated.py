@@ -52,6 +52,7 @@ def simulated(
       of `data_parallel`, whose state has the shapes of a mesh of so many devices.
 
     Raises:
+      TypeError, ValueError: from `init`, as `onebit_jax.init` for the parameters.
       ValueError: from `step`, if the batch cannot be shared equally, or as that of
         `data_parallel`.
 

@@ -16,6 +16,7 @@ from onebit_jax.workers.axes import (
     AxisNames,
     as_tuple,
     bound_workers,
+    check_all_axes,
     check_local,
     check_workers,
     worker_count,
@@ -68,9 +69,11 @@ def accumulate(
       A transformation.
 
     Raises:
-      ValueError: if `steps` is less than 1, or, from `update`, for gradients that are
-        averaged already or a state of another number of workers.
-      TypeError: if `steps` is not an integer.
+      ValueError: if `steps` is less than 1, or, from `update`, if an axis is not bound,
+        gradients are averaged already or differ over further axes than these, or the
+        state is one of another number of workers.
+      TypeError: if `steps` is not an integer, or, from `update`, for gradients that are
+        not real floating-point.
 
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax
@@ -130,7 +133,7 @@ class _Accumulate:
             return no_update(take), (state.inner, gradient)
 
         micro_step = state.micro_step + 1
-        # A state of an accumulation of more steps may have more behind it.
+        # A state saved with larger `steps` may already hold as many gradients, or more.
         due = micro_step >= self.steps
         new_updates, (inner_state, gradient) = lax.cond(due, take, wait)
         return new_updates, AccumulateState(
@@ -142,6 +145,7 @@ class _Accumulate:
     def _added(self, sums: WorkerLocal, updates: optax.Updates) -> Any:
         """The sums with one step's gradients added, as this worker's own."""
         workers = bound_workers(self.axes)
+        check_all_axes(updates, self.axes, "accumulate")
         check_local(updates, self.axes, "accumulate")
         fits = [x.shape[0] == 1 for x in jax.tree.leaves(sums)]
         check_workers(all(fits), "accumulate", workers, self.axes)

@@ -64,7 +64,8 @@ def skip_nonfinite(
       A transformation whose state counts the steps skipped.
 
     Raises:
-      ValueError: from `update`, if gradients differ over further axes than these.
+      ValueError: from `update`, if gradients differ over further axes than these, or an
+        axis is not bound.
 
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax

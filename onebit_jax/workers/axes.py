@@ -18,7 +18,9 @@ AxisNames = str | tuple[str, ...]
 
 def as_tuple(axis: AxisNames) -> tuple[str, ...]:
     """The axis names as a tuple."""
-    axes = (axis,) if isinstance(axis, str) else tuple(axis or ())
+    if isinstance(axis, str):
+        axis = (axis,)
+    axes = tuple(axis) if isinstance(axis, tuple | list) else ()
     names = all(isinstance(name, str) for name in axes)
     if not axes or not names or len(set(axes)) < len(axes):
         raise ValueError(
@@ -79,8 +81,8 @@ def not_bound(axes: tuple[str, ...]) -> ValueError:
         f"worker axis {axes} is not bound (axes in context: {known}): check its "
         "spelling, call update inside jax.shard_map over that axis, as "
         "onebit_jax.data_parallel does, or name it in onebit_jax.simulated(axis=...), "
-        "and make the state with onebit_jax.init(tx, params, mesh); nnx.Optimizer can "
-        "do neither."
+        "and make the state with onebit_jax.init(tx, params, mesh); nnx.Optimizer does "
+        "none of this, so use onebit_jax.data_parallel instead of it."
     )
 
 
@@ -118,7 +120,7 @@ def check_local(updates: Any, axes: tuple[str, ...], who: str) -> None:
     Args:
       updates: each worker's own tree.
       axes: the worker axes.
-      who: the exchange's name, for the message.
+      who: the exchange's name, for error messages.
 
     Raises:
       TypeError: if a leaf is not real floating-point.

@@ -48,8 +48,9 @@ def resize(
       share arrays with the old one, which is not to be used, or donated, again.
 
     Raises:
-      ValueError: if the state is not one of this optimizer's on the old mesh, or the
-        parameters are sharded differently inside the workers of the new one.
+      ValueError: if the state is not one of this optimizer's on the old mesh, a mesh
+        lacks a worker axis, or the parameters are sharded differently inside the
+        workers of the new one.
 
     Example:
       >>> import dataclasses, jax, jax.numpy as jnp, onebit_jax
@@ -136,7 +137,7 @@ def saved_state(
 
 
 def _divided(x: jax.ShapeDtypeStruct, mesh: Mesh) -> jax.ShapeDtypeStruct:
-    """Another axis than that of the workers over all devices, where one can be."""
+    """The shape, one axis divided over all devices where one can be."""
     axes = [i for i, n in enumerate(x.shape) if i and n and n % mesh.size == 0]
     spec = (
         PartitionSpec(*[None] * axes[0], mesh.axis_names) if axes else PartitionSpec()
@@ -182,7 +183,7 @@ def _convert_leaf(
 
 
 def _automatic(x: jax.Array) -> jax.Array:
-    """The array where it is, of any mesh: explicit axes allow few reshapes."""
+    """The array where it is, on automatic axes: explicit ones allow few reshapes."""
     # In a program that is traced the values have no place yet.
     if isinstance(x, Tracer):
         return x

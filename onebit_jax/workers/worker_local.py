@@ -37,7 +37,8 @@ class WorkerLocal:
         resized by itself.
 
     Example:
-      >>> import jax.numpy as jnp
+      >>> import jax, jax.numpy as jnp
+      >>> from onebit_jax import WorkerLocal
       >>> error = WorkerLocal(jnp.zeros((8, 3)), axes=('data',), resizing='average')
       >>> jax.tree.map(jnp.shape, error).value
       (8, 3)
@@ -135,7 +136,8 @@ def check_agreed(updates: Any, state: Any, axes: tuple[str, ...]) -> None:
                 raise ValueError(
                     f"the {what} {jax.tree_util.keystr(path)} differs from worker to "
                     "worker, because gradients pass through no exchange before it: put "
-                    "what makes it behind the exchange or, where there is none, behind "
-                    f"onebit_jax.exact_mean({axes}), optax.set_to_zero too; instead of "
-                    "optax.zero_nans take onebit_jax.skip_nonfinite."
+                    f"the exchange, or onebit_jax.exact_mean({axes}) if there is none, "
+                    "before the transformation that makes it, even before "
+                    "optax.set_to_zero, and use onebit_jax.skip_nonfinite instead of "
+                    "optax.zero_nans."
                 )

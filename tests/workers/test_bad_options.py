@@ -63,6 +63,7 @@ def test_a_codec_that_gives_other_words_or_values(wrong, match):
         (lambda: onebit_jax.quantized_mean("data", 4.0), "'float' object cannot be"),
         (lambda: sign_mean(("data", "data")), "tuple of different names, got"),
         (lambda: sign_mean(None), "tuple of different names, got None"),
+        (lambda: sign_mean(5), "tuple of different names, got 5"),
         (
             lambda: onebit_jax.two_phase("data", 7),
             "needs an onebit_jax.Codec, got 7",
@@ -141,8 +142,12 @@ def test_what_is_not_a_whole_number():
 def test_what_is_not_an_exchange_or_a_freeze_rule():
     with pytest.raises(TypeError, match=r"needs an exchange.*, got 'data'\.$"):
         onebit_adam(0.1, "data", freeze_at(1))
-    with pytest.raises(TypeError, match=r"needs a freeze rule.*, got 100\.$"):
-        onebit_adam(0.1, sign_mean("data"), 100)
+    # A schedule is compared with the freeze: only once that is known to be one.
+    falling = optax.linear_schedule(0.1, 0.0, 10)
+    for make in (onebit_adam, onebit_jax.onebit_adamw, onebit_jax.onebit_lamb):
+        for rate in (0.1, falling):
+            with pytest.raises(TypeError, match=r"needs a freeze rule.*, got 100\.$"):
+                make(rate, sign_mean("data"), 100)
 
 
 @pytest.mark.parametrize(

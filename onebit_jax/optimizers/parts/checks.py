@@ -13,7 +13,7 @@ def check_parts(who: str, exchange: Any, freeze: Any, floor: Any, bound: Any) ->
     """Refuses parts that an optimizer with a frozen variance cannot use.
 
     Args:
-      who: the optimizer's name, for messages.
+      who: the optimizer's name, for error messages.
       exchange: what is to be an exchange of values with their scale.
       freeze: what is to be a freeze rule.
       floor: what is to be a floor or None.
@@ -48,7 +48,7 @@ def gradient_mean(given: Exchange | None, exchange: Exchange, name: str) -> Exch
     Args:
       given: that of an argument, or None.
       exchange: that of the momenta.
-      name: the argument's, for messages.
+      name: the argument's, for error messages.
 
     Returns:
       An exchange over the same axes.

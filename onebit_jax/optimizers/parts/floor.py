@@ -28,6 +28,7 @@ class FloorAtMean:
       ValueError: if the share is not from 0 to below 1.
 
     Example:
+      >>> import jax.numpy as jnp
       >>> raised, share = FloorAtMean().apply(jnp.array([0.0, 2.0]))
       >>> print(raised, share)
       [1. 2.] 0.5
@@ -38,7 +39,7 @@ class FloorAtMean:
     def __post_init__(self) -> None:
         if not 0 <= self.negligible < 1:
             raise ValueError(
-                f"negligible must be a share from 0 up to 1, got {self.negligible}."
+                f"negligible must be a share from 0 to below 1, got {self.negligible}."
             )
 
     def apply(self, nu: optax.Params) -> tuple[optax.Params, Float32[Array, ""]]:

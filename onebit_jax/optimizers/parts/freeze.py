@@ -27,8 +27,8 @@ class FreezeRule(NamedTuple):
       init: makes the rule's state.
       update: from the state, the number of steps taken and the 1-norm of the
         variance that they led to, tells whether the variance is to be frozen now,
-        and the new state. Called in compiled code at the end of each step before the
-        freeze that refreshes the variance, of 0/1 Adam at the end of all of them.
+        and the new state. Called in compiled code until the freeze: at the end of each
+        step that refreshes the variance, in 0/1 Adam at the end of every step.
       earliest: the fewest steps after which it may freeze.
       by_norm: whether it decides by the norms, which say nothing new after a step that
         has not refreshed the variance.
@@ -138,8 +138,9 @@ def freeze_when_stable(
       \min\left(\frac{\|v_t\|_1}{\|v_{t-\Delta}\|_1},
       \frac{\|v_{t-\Delta}\|_1}{\|v_t\|_1}\right) \ge threshold
 
-    and not before `min_steps`, nor before `interval` steps. The paper's test looks
-    at the first ratio alone, which passes at once while the variance still grows.
+    and not before `min_steps` steps, nor before `interval` + 1, the first that have an
+    earlier norm to be compared with. The paper's test looks at the first ratio alone,
+    which passes at once while the variance still grows.
 
     Args:
       threshold: between 0 and 1.

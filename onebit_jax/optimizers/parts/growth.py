@@ -102,8 +102,9 @@ class GrowthByMeanSquares:
 
     Attributes:
       period: steps after the freeze of which one measures.
-      least: the fewest rows and columns that are followed. In a matrix of 16 by 16
-        their sums are an eighth of the signs' bytes in the mean of a period.
+      least: the fewest rows and columns that are followed. In the mean of a period of
+        8 steps their sums are a half of the signs' bytes in a matrix of 16 by 16, an
+        eighth in one of 64 by 64.
 
     Raises:
       ValueError: if one of the two is less than 1.
@@ -174,7 +175,7 @@ class GrowthByMeanSquares:
         return state._replace(now=now)
 
     def freeze(self, nu: optax.Params, state: GrowthState) -> GrowthState:
-        """The state with the means of a variance that freezes, of now and the freeze.
+        """Sets the mean squares, of now and the freeze, to those of a frozen variance.
 
         They are the running means that `follow_mean` would have reached, also where the
         variance was another optimizer's.
@@ -361,8 +362,9 @@ def _of_sums(sums: RandomSums, x: Array) -> MeanSquares:
         return MeanSquares(jnp.sum(jnp.square(sums.some)) / float(max(x.size, 1)))
     rows = jnp.square(sums.rows) / float(x.shape[-1])
     columns = jnp.square(sums.columns) / float(x.shape[-2])
-    means = [jnp.mean(y, axis=i, keepdims=True) for y, i in ((rows, -2), (columns, -1))]
-    return MeanSquares(sum(means) / 2.0, rows, columns)
+    of_rows = jnp.mean(rows, axis=-2, keepdims=True)
+    of_columns = jnp.mean(columns, axis=-1, keepdims=True)
+    return MeanSquares((of_rows + of_columns) / 2.0, rows, columns)
 
 
 def _growth(now: MeanSquares, frozen: MeanSquares) -> Float32[Array, ...]:

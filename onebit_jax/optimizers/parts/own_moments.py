@@ -1,4 +1,4 @@
-"""Running means that each worker keeps of its own gradients, never synchronised."""
+"""Float32 trees that each worker keeps for itself, as means of its own gradients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def zero_moments(params: optax.Params, axes: tuple[str, ...], who: str) -> Worke
     Args:
       params: parameters, or their shapes and dtypes.
       axes: the worker axes.
-      who: the optimizer's name, for messages.
+      who: the optimizer's name, for error messages.
 
     Returns:
       For each leaf zeros, (workers, *shape), float32.
@@ -50,7 +50,7 @@ def own_moments(
       moments: from `zero_moments`, or `as_own`.
       gradients: what they are running means of.
       axes: the worker axes.
-      who: the optimizer's name, for messages.
+      who: the optimizer's name, for error messages.
 
     Returns:
       A tree like the gradients, float32.
