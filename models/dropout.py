@@ -17,11 +17,11 @@ _LEVELS = 1 << 16
 def sequence_keys(
     key: Key[Array, ""], indices: Int[Array, " batch"]
 ) -> Key[Array, " batch"]:
-    """One key for each sequence of a global batch.
+    """One key for each sequence of a whole batch.
 
     Args:
       key: The step's key.
-      indices: Each sequence's place in the global batch, so that a sequence gets the
+      indices: Each sequence's place in the whole batch, so that a sequence gets the
         same key on whichever worker it is.
 
     Returns:
@@ -52,7 +52,7 @@ def dropout(
     Returns:
       An array like `x`.
     """
-    dropped = round(rate * _LEVELS)
+    dropped = min(round(rate * _LEVELS), _LEVELS - 1)
     if keys is None or dropped == 0:
         return x
     size = math.prod(x.shape[1:])

@@ -117,9 +117,15 @@ def complete(
             case, since = begun[future]
             if isinstance(error := future.exception(), BrokenProcessPool):
                 killed = "; ".join(str(each) for each, _ in begun.values())
-                raise RuntimeError(f"A process was killed, of: {killed}.") from error
+                raise SystemExit(
+                    f"a process was killed, of: {killed}; give fewer --jobs if memory "
+                    "was short, and start the study again: it goes on."
+                ) from error
             if error:
-                raise RuntimeError(f"{case} has failed: {error}") from error
+                raise SystemExit(
+                    f"{case} has failed ({error}); its log is in {runs / file.stem}: "
+                    "start the study again when it is mended, and it goes on."
+                ) from error
             del begun[future]
             store.add(future.result())
             write_page(file, study, store.runs)

@@ -42,7 +42,10 @@ class TaskPlan:
 
 @dataclass(frozen=True)
 class Best:
-    """The arms with the least mean loss in an earlier round, but for the baseline."""
+    """The arms whose loss, as a share of the baseline's, was least in an earlier round.
+
+    In the mean of its tasks; the baseline is none of them.
+    """
 
     of: str
     count: int
@@ -172,7 +175,7 @@ def _round(
                 )
     baseline = next(iter(arms))
     if baseline not in made.arms:
-        raise SystemExit(f"{where} must have the baseline, {baseline!r}, of its arms.")
+        raise SystemExit(f"{where} must name the baseline, {baseline!r}, as an arm.")
     if made.name in (each.name for each in earlier):
         raise SystemExit(f"{where} must have a name of its own.")
     return made
@@ -191,7 +194,10 @@ def _product(
         options = {"optimizer": "onebit_adam", **settings}
         check_options(name, options)
         if arms.get(name, options) != options:
-            raise SystemExit(f"{where} makes the arm {name!r}, which is another's.")
+            raise SystemExit(
+                f"{where} makes the arm {name!r}, a name that another arm has: rename "
+                "the other."
+            )
         made[name] = options
     return made
 
@@ -205,8 +211,8 @@ def _made(kind: type[T], where: str, table: Mapping[str, Any], **given: Any) -> 
                 f"{where} has the unknown key {name!r}: choose of {', '.join(known)}."
             )
         if str(known[name].type).startswith("tuple") != isinstance(value, list):
-            kinds = ("be a list", "be no list")[isinstance(value, list)]
-            raise SystemExit(f"{where} must have a {name} to {kinds}, not {value!r}.")
+            kind_of = "no list" if isinstance(value, list) else "a list"
+            raise SystemExit(f"{where} must have {kind_of} as {name}, not {value!r}.")
     for name, key in known.items():
         if name not in table and key.default is MISSING:
             raise SystemExit(f"{where} lacks the key {name!r}.")

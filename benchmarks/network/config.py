@@ -53,7 +53,8 @@ class Config:
     devices: int = 1
     """Virtual devices a host."""
     topology: Literal["auto", "flat", "hierarchical"] = "auto"
-    """Topology of 1-bit exchanges; auto: hierarchical where hosts have devices."""
+    """Topology of 1-bit exchanges; auto: hierarchical where hosts have several
+    devices."""
     repeats: int = 11
     """Measured times, of which the median counts."""
     longest: float = 30

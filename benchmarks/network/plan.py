@@ -111,7 +111,7 @@ def transfers_of(
     transfers = exchange_transfers(
         exchange, leaves, cluster.axis_sizes, hierarchical=hierarchical
     )
-    if row["stage"] is None:
+    if row["kind"] == "exchange":
         return transfers
     # The steps that are measured are not those that measure the growth.
     return (*transfers, loss_transfer(cluster.axis_sizes))

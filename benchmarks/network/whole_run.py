@@ -4,8 +4,8 @@
     python -m benchmarks.network.whole_run FILE STEPS --task NAME --page PAGE
 
 The study says what an arm has learnt after how many steps of which stages; the first
-command measures a step of each of its stages on real links. A run is the sum of its
-steps' seconds.
+command measures a step of each of these stages, of the BERT of its --model, on the
+testbed's limited links. A run is the sum of its steps' seconds.
 """
 
 from __future__ import annotations
@@ -138,16 +138,24 @@ def read(
       The task's runs by arm, and the steps.
 
     Raises:
-      SystemExit: The steps are of several rates, or the study has no such task.
+      SystemExit: The steps are of several rates, or the study has no such task or no
+        run of its baseline.
     """
-    study, rows = read_plan(plan), read_results(steps).rows
+    study = read_plan(plan)
+    rows = [row for row in read_results(steps).rows if row.kind == "step"]
     if len({row.where for row in rows}) > 1:
         raise SystemExit(f"{steps} must have steps of one rate and number of hosts.")
     if task not in study.tasks:
         known = ", ".join(study.tasks)
         raise SystemExit(f"--task must be one of {known}, not {task!r}.")
     done = Store(plan.with_suffix(".json"), study).runs
-    return runs_of(study, study.rounds[-1], task, done), rows
+    runs = runs_of(study, study.rounds[-1], task, done)
+    if study.baseline not in runs:
+        raise SystemExit(
+            f"{plan} has no run of {study.baseline!r} in {task!r} that has ended: run "
+            "the study first."
+        )
+    return runs, rows
 
 
 def main(

@@ -1,4 +1,9 @@
-"""The process of one part: `python -m benchmarks.on_gpu.part NAME FOLDER SECONDS`."""
+"""The process of one part.
+
+    python -m benchmarks.on_gpu.part NAME FOLDER SECONDS TINY
+
+TINY is empty for full sizes.
+"""
 
 from __future__ import annotations
 

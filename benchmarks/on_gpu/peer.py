@@ -38,9 +38,10 @@ def measure(sizes: Sizes, record: Record) -> None:
 
 
 def fastest(folder: Path) -> str:
-    """The attention of the fastest step that `model` has measured, XLA's without any.
+    """The attention of the most tokens a second that `model` has measured.
 
-    One alone, as PyTorch needs memory beside it.
+    All its lengths are added up; XLA's where it has measured none. One alone, as
+    PyTorch needs memory beside it.
     """
     found = read(folder, "model")
     rows = [row for step in found.get("steps", []) for row in step["rows"]]

@@ -76,5 +76,5 @@ def test_the_planner_stands_beside_what_the_testbed_writes(tmp_path, capsys):
     assert sign.host_bytes == pytest.approx(sent / 31, rel=0.01)
     assert adam.host_bytes == pytest.approx(1.5 * 4 * 4_433_468)
     assert adam.seconds_with_computation == adam.seconds
-    assert warmup.host_bytes > adam.host_bytes > 30 * compressed.host_bytes
+    assert warmup.host_bytes == adam.host_bytes > 30 * compressed.host_bytes
     assert 2 * compressed.host_bytes < counts.host_bytes < 3 * compressed.host_bytes

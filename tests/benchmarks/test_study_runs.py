@@ -232,9 +232,9 @@ class AllAtOnce(Executor):
     [
         (
             SystemExit("no text"),
-            "text, Adam, 0.001, b1 0.9, seed 0 has failed: no text",
+            r"text, Adam, 0.001, b1 0.9, seed 0 has failed \(no text\); its log is in",
         ),
-        (BrokenProcessPool(), "A process was killed, of: text, Adam, .*seed 0.$"),
+        (BrokenProcessPool(), "a process was killed, of: text, Adam, .*; give fewer"),
     ],
 )
 def test_a_run_that_fails_is_named_and_those_that_have_ended_are_kept(
@@ -242,6 +242,6 @@ def test_a_run_that_fails_is_named_and_those_that_have_ended_are_kept(
 ):
     plan = read_plan(small)
     store = Store(small.with_suffix(".json"), plan)
-    with pytest.raises(RuntimeError, match=message):
+    with pytest.raises(SystemExit, match=message):
         complete(plan, small, small.parent, store, AllAtOnce(error, None), 2)
     assert [case.arm for case in store.runs] == ["Nesterov"]

@@ -85,8 +85,8 @@ def assert_said_and_gone_on_from(drill, out, said, reason):
     assert BEFORE <= newest < len(steps_of(out))
     sentence = (
         f"error: the checkpoint of step {newest + 5} cannot be written to "
-        f"{out / 'checkpoints'} ({reason}); make room for 3 of them, and go on from "
-        f"that of step {newest} by --resume."
+        f"{out / 'checkpoints'} ({reason}); mend that (there must be room for 3 of "
+        f"them), and go on from that of step {newest} by --resume."
     )
     assert sentence in said
     assert "failed first, with exit status 1: error: the checkpoint of step" in said

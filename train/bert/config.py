@@ -76,11 +76,11 @@ class PretrainConfig(TransformerFlags, CorpusFlags, FromScratchFlags):
     long_learning_rate: Positive | None = None
     """Peak of the learning rate in the second phase; default: the first's."""
     long_warmup_steps: Natural | None = None
-    """Steps in which it rises there; default: a tenth of them."""
+    """Steps of the second phase in which its rate rises; default: a tenth of them."""
     long_decay_rate: Factor | None = None
-    """Factor by which it falls there; default: the first's."""
+    """--decay-rate of the second phase; default: the first's."""
     long_decay_every: Count | None = None
-    """Steps in which it falls by that; default: as in the first."""
+    """--decay-every of the second phase; default: the first's."""
     long_freeze_step: Freeze | None = None
     """Steps of the second phase before the variance is frozen; default: as in the
     first, a fifth or auto."""

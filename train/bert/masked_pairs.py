@@ -56,8 +56,8 @@ def pack_spans(corpus: TokenizedCorpus, length: int) -> Iterator[Span]:
       length: Tokens of a sequence, special tokens included.
 
     Yields:
-      Spans of at least two word pieces, in the corpus's order; together with the
-      single pieces left out, every sentence is in exactly one.
+      Spans of at least two word pieces, in the corpus's order. Every sentence is in one
+      of them, but for rests of a single piece, which are left out.
     """
     capacity = length - _NUM_SPECIAL
     for document in range(corpus.num_documents):

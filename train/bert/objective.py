@@ -46,7 +46,7 @@ def training_loss(
     Args:
       config: The model's sizes.
       seed: Decides the dropout, together with the step and the place of a sequence in
-        the global batch: the number of workers does not matter to it, nor that of
+        the whole batch: the number of workers does not matter to it, nor that of
         micro-batches.
       axes: The mesh axes whose members are the workers.
       accumulate: Micro-batches that a share is computed in, one after another.
@@ -90,7 +90,7 @@ def training_loss(
 def evaluation_loss(
     config: BertConfig,
 ) -> Callable[[Params, PreTrainingBatch], Float[Array, ""]]:
-    """The loss of a global batch, without dropout."""
+    """The loss of a whole batch, without dropout."""
     graph = objective.graph_of(partial(BertForPreTraining, config))
 
     def loss_fn(params: Params, batch: PreTrainingBatch) -> Float[Array, ""]:

@@ -36,7 +36,7 @@ _MEAN = "mean_params"
 _TENSORSTORE_CODE = re.compile(r"os_error_code='(\d+)'")
 _DAMAGED = "is damaged; move that folder away to go on from the one before"
 _OTHER = (
-    "is whole, and this version of the program has other contents; go on with the "
+    "is whole, but not of what this version of the program trains; go on with the "
     "version and the optimizer that wrote it, or start a new run in another --out"
 )
 
@@ -102,14 +102,14 @@ def saved_model(folder: Path, step: int) -> dict[str, Any]:
       The names and values that `Checkpoints` was made with.
 
     Raises:
-      InputError: The checkpoint is damaged.
+      InputError: The checkpoint is damaged, or cannot be read.
     """
     path = folder.resolve() / FOLDER / str(step)
-    try:
-        with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
-            return checkpointer.restore(path / "about")["model"]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise InputError(f"the checkpoint {path} {_DAMAGED}.") from error
+    with (
+        _reading(path),
+        ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer,
+    ):
+        return checkpointer.restore(path / "about")["model"]
 
 
 def arrays_with_params(folder: Path, step: int) -> Path:
@@ -188,8 +188,8 @@ class Checkpoints:
             newest = "the start" if before is None else f"that of step {before}"
             raise InputError(
                 f"the checkpoint of step {progress.totals.steps} cannot be written to "
-                f"{self._folder} ({os.strerror(code)}); make room for {_KEPT + 1} of "
-                f"them, and go on from {newest} by --resume."
+                f"{self._folder} ({os.strerror(code)}); mend that (there must be "
+                f"room for {_KEPT + 1} of them), and go on from {newest} by --resume."
             ) from error
         if not is_saved:
             raise InputError(
@@ -233,11 +233,11 @@ class Checkpoints:
           InputError: There is none, or it is damaged, or of another model or version.
         """
         step = self.latest()
-        with self._read(step):
+        with _reading(self._folder / str(step)):
             about = self._manager.restore(
                 step, args=ocp.args.Composite(about=ocp.args.JsonRestore())
             )["about"]
-        with self._read(step, _OTHER):
+        with _reading(self._folder / str(step), _OTHER):
             model, shape = about["model"], about["mesh"]
             progress = Progress(Totals(**about["totals"]), about["data"])
         self._check_model(step, model)
@@ -255,9 +255,9 @@ class Checkpoints:
             params,
         )
         wanted = ocp.args.StandardRestore({"params": placed, "state": state})
-        with self._read(step):
+        with _reading(self._folder / str(step)):
             read_through(self._folder / str(step) / "arrays")
-        with self._read(step, _OTHER):
+        with _reading(self._folder / str(step), _OTHER):
             arrays = self._manager.restore(
                 step, args=ocp.args.Composite(arrays=wanted)
             )["arrays"]
@@ -265,25 +265,6 @@ class Checkpoints:
         if is_resized:
             state = _resized(state, tx, params, old_mesh, mesh)
         return Checkpoint(arrays["params"], state, progress), old_mesh.size
-
-    @contextlib.contextmanager
-    def _read(self, step: int, otherwise: str = _DAMAGED) -> Iterator[None]:
-        # What Orbax raises at a file that is cut short or gone differs from file to
-        # file, and all of it means damage.
-        try:
-            yield
-        except Exception as error:
-            if _out_of_memory(error) or (jax.process_count() > 1 and loss_in(error)):
-                raise
-            folder = self._folder / str(step)
-            code = _system_error_in(error)
-            if code not in (None, errno.ENOENT, errno.ENOTDIR):
-                raise InputError(
-                    f"the checkpoint {folder} cannot be read ({os.strerror(code)}); "
-                    "mend that and start again with --resume."
-                ) from error
-            meaning = otherwise if code is None else _DAMAGED
-            raise InputError(f"the checkpoint {folder} {meaning}.") from error
 
     def _check_model(self, step: int, model: dict[str, Any]) -> None:
         differing = ", ".join(
@@ -356,3 +337,22 @@ def _resized(
 def _mesh_like(mesh: Mesh, shape: dict[str, int]) -> AbstractMesh:
     """A mesh like another, of devices that need not exist: for shapes alone."""
     return AbstractMesh(tuple(shape.values()), tuple(shape), mesh.axis_types)
+
+
+@contextlib.contextmanager
+def _reading(folder: Path, otherwise: str = _DAMAGED) -> Iterator[None]:
+    # What Orbax raises at a file that is cut short or gone differs from file to file,
+    # and all of it means damage.
+    try:
+        yield
+    except Exception as error:
+        if _out_of_memory(error) or (jax.process_count() > 1 and loss_in(error)):
+            raise
+        code = _system_error_in(error)
+        if code not in (None, errno.ENOENT, errno.ENOTDIR):
+            raise InputError(
+                f"the checkpoint {folder} cannot be read ({os.strerror(code)}); "
+                "mend that and start again with --resume."
+            ) from error
+        meaning = otherwise if code is None else _DAMAGED
+        raise InputError(f"the checkpoint {folder} {meaning}.") from error

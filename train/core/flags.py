@@ -110,8 +110,8 @@ class TrainingFlags:
     """Steps before 1-bit Adam, LAMB or 0/1 Adam freezes its variance; auto: once it is
     stable; default: a fifth of the steps, not before the warm-up ends."""
     warmup_bits: Literal[2, 4, 8] | None = None
-    """Bits a value that 1-bit Adam's gradients are exchanged by before the freeze, an
-    eighth of the bytes by 4; default: exactly."""
+    """Bits a value of the gradients that 1-bit Adam exchanges before the freeze (4: an
+    eighth of the bytes); default: float32."""
     batch: Count = 32
     """Examples a step, of all workers together."""
     workers: Changeable[Count | None] = None
@@ -126,9 +126,9 @@ class TrainingFlags:
     learning_rate: Positive = 1e-3
     """Peak of the learning rate; it falls to a tenth at the end."""
     warmup_steps: Natural | None = None
-    """Steps in which the learning rate rises to its peak; default: a tenth of them."""
+    """Steps in which the learning rate rises to its peak; default: a tenth of all."""
     weight_decay: NotNegative = 0.01
-    """Decoupled weight decay, of all parameters but biases and LayerNorms."""
+    """Decoupled weight decay, of all but biases and the scales of norms."""
     clip: NotNegative = 1.0
     """Norm to which gradients are clipped; 0 for no clipping."""
     checkpoint_every: Changeable[Count] = 100

@@ -189,19 +189,16 @@ class _Loop:
         if clipped > MUCH_CLIPPED:
             share = f"{clipped:.0%}".replace("%", " %")
             say(
-                f"{share} of the steps were clipped by --clip {self.flags.clip:g}, the "
-                f"last from a norm of {self._measures['worker_norm']:.3g}; give a new "
-                "run a larger one, until few are."
+                f"{share} of the steps were clipped by --clip {self.flags.clip:g} (the "
+                f"last step's norm was {self._measures['worker_norm']:.3g}); give a "
+                "new run a larger one, until few are."
             )
-        later = list(self.totals.by_stage.items())[1:]
         # Of the axes the first is that of the hosts, or the only one.
         compressing = self.mesh.devices.shape[0]
         advice = ALONE if compressing == 1 else phase.advice
-        if advice and later and not any(steps for _, steps in later):
-            say(
-                f"no step up to {self.totals.steps:,} ran in the stage {later[-1][0]}: "
-                f"{advice}."
-            )
+        if advice and not self._measures.get("compressed", 1):
+            steps = f"{self.totals.steps:,}"
+            say(f"the variance was not frozen up to step {steps}: {advice}.")
 
     def _begin(
         self,
@@ -290,7 +287,9 @@ class _Loop:
     def _due(self, phase: Phase, step: int, last: int) -> _Due:
         """The tasks that are due after a step; all of them after the last."""
         every = self.flags.log_every, phase.eval_every, self.flags.checkpoint_every
-        return _Due(*(step % steps == 0 or step == last for steps in every))
+        log, evaluate, save = (step % n == 0 or step == last for n in every)
+        # The device is waited for where something is evaluated.
+        return _Due(log, evaluate and phase.evaluation is not None, save)
 
     def _evaluate(self, program: _Program, step: int, params: Any, state: Any) -> None:
         if program.evaluate:

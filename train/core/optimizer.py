@@ -167,7 +167,7 @@ def freeze_rule(
 
 
 def decays(params: Any) -> Any:
-    """Which parameters decay: all but biases and the scales of LayerNorms."""
+    """Which parameters decay: all but biases and the scales of norms."""
 
     def decays_at(path: tuple[Any, ...], _: Any) -> bool:
         return path[-1].key not in ("bias", "scale")
@@ -322,6 +322,6 @@ def freeze_advice(
     if freeze < steps:
         return ""
     return (
-        f"{flag} is {freeze:,} of {steps:,} steps; start a run with fewer, or with "
-        "more steps"
+        f"{flag} is {freeze:,} and the phase has {steps:,} steps; start a run with a "
+        "smaller one, or with more steps"
     )

@@ -153,7 +153,7 @@ def check_same(run: Run, fixed: set[str]) -> None:
     there = read(folder, run.command, type(run.flags))
     if there.contents != run.contents or differing(there.flags, run.flags, fixed):
         raise InputError(
-            f"{folder} holds another run, of other flags or another text; move it "
+            f"{folder} holds another run, of other flags or other data; move it "
             "away to go on."
         )
 

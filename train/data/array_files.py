@@ -86,9 +86,8 @@ def mapped_array(path: Path) -> np.ndarray:
 def make_folder(path: Path, fill: Callable[[Path], None]) -> None:
     """Makes a folder all at once, unless it is there.
 
-    A folder that a killed process has left unfinished is made anew, and removed.
-    Processes that make the same one at the same time do not disturb each other: the
-    first that is ready wins.
+    A folder that a killed process has left unfinished is removed, and made anew. Of
+    processes that make the same one at the same time, the first that is ready wins.
 
     Args:
       path: The folder.

@@ -177,7 +177,8 @@ def _in_folder(path: Path) -> Iterator[Path]:
             if (link := Path(folder, name)).is_symlink():  # which could lead in a ring
                 raise InputError(
                     f"the corpus has {link}, a link to a folder, and such are not "
-                    "followed; give that folder as another --corpus, and remove it."
+                    "followed; give that folder as one more path after --corpus, and "
+                    "remove the link."
                 )
         files = (Path(folder, name) for name in names if not name.startswith("."))
         yield from (file for file in files if file.is_file() or not file.exists())

@@ -79,8 +79,8 @@ def held_out_documents(corpus: Survey, seed: int) -> frozenset[int]:
                 "characters: break its lines, or give more files"
             )
         raise InputError(
-            f"the corpus is {corpus.documents} of the 4 documents, of about "
-            f"{DOCUMENT_CHARACTERS:,} characters each, that training takes at least, "
+            f"the corpus makes {corpus.documents} documents, of about "
+            f"{DOCUMENT_CHARACTERS:,} characters each, and training needs at least 4, "
             f"two of them held out; {advice}."
         )
     count = max(2, round(HELD_OUT * corpus.documents))

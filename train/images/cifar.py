@@ -73,7 +73,7 @@ def _rows(file: Path) -> UInt8[np.ndarray, "N 3073"]:
             labels = np.array(batch[b"labels"], np.uint8)[:, None]
             rows = np.concatenate([labels, batch[b"data"]], axis=1, dtype=np.uint8)
         if rows.shape[1] != 1 + VALUES or rows[:, 0].max() >= CLASSES:
-            raise ValueError(f"labels below 10 and {VALUES} values an image")
+            raise ValueError(f"labels are below 10 and an image has {VALUES} values")
     # A damaged pickle can end in any error.
     except Exception as error:
         raise InputError(

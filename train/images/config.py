@@ -12,7 +12,6 @@ from train.core.errors import InputError
 from train.core.flags import (
     Changeable,
     Count,
-    NotNegative,
     Positive,
     Seed,
 )
@@ -25,7 +24,7 @@ SHIPPED = ("digits", "mnist-5k")
 
 @dataclass(frozen=True, kw_only=True)
 class ImagesConfig(FromScratchFlags):
-    """Trains a network to classify images, by workers that exchange one bit."""
+    """Trains an image classifier, by workers that exchange one bit a parameter."""
 
     data: DataName = "digits"
     """Images: digits, 1,797 of 8 x 8 pixels that scikit-learn ships; mnist-5k, 5,000 of
@@ -55,8 +54,6 @@ class ImagesConfig(FromScratchFlags):
     """Decides the new parameters, the order of the images and their augmentation."""
     learning_rate: Positive = 3e-3
     """Peak of the learning rate; it falls to a tenth at the end."""
-    weight_decay: NotNegative = 0.01
-    """Decoupled weight decay, of all parameters but biases and scales."""
     eval_every: Changeable[Count] = 50
     """Steps between evaluations on held-out images; there is one at the end."""
     eval_images: Count = 10_000

@@ -33,8 +33,8 @@ def read_folder(folder: Path, size: int) -> Dataset:
       size: Pixels of a side that images are scaled and cut to.
 
     Returns:
-      The images, one of six held out; their name is of paths and sizes of the files,
-      not of what is in them.
+      The images, one of six held out; their name is a hash of the files' paths and
+      sizes, not of the pixels.
 
     Raises:
       InputError: There are fewer than two classes, or a class without images.

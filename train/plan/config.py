@@ -69,7 +69,8 @@ class PlanConfig:
     """Compile the whole training step for these GPUs, without any, and say what it
     holds and sends."""
     topology: Literal["auto", "flat", "hierarchical"] = "auto"
-    """To be compiled: hierarchical where hosts have several GPUs, else flat."""
+    """To be compiled: compression by each GPU (flat), or by each host for its GPUs
+    together (hierarchical); auto: hierarchical where hosts have several GPUs."""
     exchange: ExchangeName = "sign_mean"
     """To be compiled: the exchange of signs or of counts."""
     fsdp: bool = False

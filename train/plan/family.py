@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 EXACT_STAGES = "warmup", "local", EVERY
 """Stages whose update counts as Adam's; others' count as 1-bit Adam's. `EVERY` is the
-stage of optimizers without stages, whose workers vote and keep no errors."""
+stage of optimizers without stages: Adam, and those whose workers vote."""
 
 
 class PredictedRun(NamedTuple):

@@ -316,7 +316,9 @@ def to_json(prediction: Prediction) -> dict[str, Any]:
         ],
         "best": prediction.best.name,
         "pays": prediction.gain >= PAYS,
-        "break_even_rate": break_even_rate(prediction),
+        "break_even_rate": (
+            break_even_rate(prediction) if prediction.cluster.hosts > 1 else None
+        ),
         "verdict": verdict(prediction),
     }
 

@@ -1,9 +1,9 @@
 """GPUs by name: how fast they are, how much they hold, and what XLA must know.
 
-The speeds are effective ones. For all but the V100 they are shares of the datasheet's:
-40 % of its dense bfloat16 FLOP/s, which well-tuned training of large transformers
-reaches, 80 % of its memory bandwidth, 80 % of NVLink's one direction. Where you have
-measured a step, `--compute-ms` and `--optimizer-ms` replace them.
+The speeds are effective ones, shares of the datasheet's: 40 % of its dense bfloat16
+FLOP/s, which well-tuned training of large transformers reaches (the V100's are
+measured), 80 % of its memory bandwidth, 80 % of one direction of NVLink or PCIe. Where
+you have measured a step, `--compute-ms` and `--optimizer-ms` replace them.
 """
 
 from __future__ import annotations

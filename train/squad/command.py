@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from train.core import run_folder
 from train.core.commands.line import Command, parse_flags, run_command
+from train.core.flags import places
 from train.core.loop import train
 from train.core.mesh import check_attention, check_divisible, kept_topology, make_mesh
 from train.core.optimizer import check_plan
@@ -38,9 +39,10 @@ if TYPE_CHECKING:
 
 
 def parse(arguments: Sequence[str]) -> Command[SquadConfig]:
-    """Reads the flags; a run has its own for those not given.
+    """Reads the flags.
 
-    All of them if it goes on. If it only answers, as `--start`, its windows.
+    A run that goes on has its own for those not given. `--predict` takes --seq and
+    --stride from the run in `--start`.
     """
     command = parse_flags(SquadConfig(), arguments, MODULE)
     start = command.training.start
@@ -74,6 +76,8 @@ def fine_tune(
     check_attention(config.attention, mesh)
     topology = kept_topology(mesh, config.out, goes_on=config.resume)
     config = replace(config, topology=topology)
+    if not config.resume:
+        run_folder.check_free(config.out)  # not only when all questions are cut
     weights = starting_weights(config)
     assert config.train, "checked"
     learnt, questions = read_questions(config, config.train, weights)
@@ -114,7 +118,9 @@ def fine_tune(
             f"{steps:,}"
         )
         task = make_task(config, model, weights, learnt, steps, mesh, finish)
-        train(task, config, steps, mesh, watchdog)
+        flags = replace(run.flags, **places(config))  # files may have moved
+        begin = partial(run_folder.write, replace(run, flags=flags))
+        train(task, config, steps, mesh, watchdog, begin)
     return scores
 
 

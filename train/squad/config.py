@@ -80,8 +80,8 @@ class SquadConfig(TransformerFlags, TrainingFlags):
     max_answer: Changeable[Count] = MAX_ANSWER
     """Word pieces of the longest answer."""
     null_threshold: Changeable[float] = 0.0
-    """In v2.0, no answer is given where its score is higher than that of the best
-    answer by more than this."""
+    """In v2.0, a question is left without an answer where the score of none is higher
+    than that of the best answer by more than this."""
     out: Changeable[Path] = Path("runs/squad")
     """Folder for checkpoints, metrics, predictions and the model."""
 

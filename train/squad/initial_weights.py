@@ -75,9 +75,9 @@ def read_weights(
       The weights.
 
     Raises:
-      InputError: The folder holds neither, or a file in it cannot be used, or cuts
-        text in another way, or the weights are of one type of tokens or of another
-        vocabulary's size.
+      InputError: The folder holds neither weights nor a run, a file in it cannot be
+        used, its tokenizer cuts text in another way, or its weights have one type of
+        tokens or do not fit the vocabulary.
     """
     if folder is not None and folder.is_file():
         raise InputError(f"--start {folder} is a file; give the folder that it is in.")

@@ -14,6 +14,7 @@ from models import BertForQuestionAnswering, span_loss
 from train.core import objective
 from train.core.batches import endless, place
 from train.core.mesh import AXIS
+from train.core.processes.distributed import meet
 from train.squad.windows import sequence
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def training_loss(
     Args:
       config: The model's sizes.
       seed: Decides the dropout, together with the step and the place of a window in
-        the global batch: the number of workers does not matter to it.
+        the whole batch: the number of workers does not matter to it.
       axes: The mesh axes whose members are the workers.
 
     Returns:
@@ -139,6 +140,7 @@ def logits(
 
     expect("")  # a compilation waits for nobody
     program = forward.lower(params, placed(windows[:batch])).compile()
+    meet()  # the answers have a time limit, compiling has none
     parts = []
     for first in range(0, len(windows), batch):
         part = windows[first : first + batch]

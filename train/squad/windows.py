@@ -110,7 +110,7 @@ def windows(
         if capacity < 1:
             raise InputError(
                 f"a sequence of {length} tokens has no room for text beside a question "
-                f"of {len(asked)} word pieces; give longer ones, 384 for SQuAD."
+                f"of {len(asked)} word pieces; give a longer --seq, 384 for SQuAD."
             )
         context, spans = contexts[question.context]
         step = max(1, min(stride, capacity // 2))

@@ -181,7 +181,7 @@ def test_a_text_that_is_too_small_is_refused(config, tmp_path):
     for letter in "abcdef":
         (corpus / f"{letter}.txt").write_text("1 2 3 4 " * 1250 + "\n\n7")
     (corpus / "g.txt").write_text("One is one. Two is two.")
-    with pytest.raises(InputError, match="the corpus is 2 of the 4 documents"):
+    with pytest.raises(InputError, match="the corpus makes 2 documents"):
         pretrain(replace(config, corpus=(corpus,)))
     assert not run_folder.exists(config.out)
     run_folder.check_free(config.out)

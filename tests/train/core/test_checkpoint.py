@@ -216,7 +216,7 @@ def test_a_checkpoint_of_another_version_is_not_called_damage(
     else:
         more = {"more": jnp.zeros(3)} if what == "state" else jnp.zeros(3)
         tx = optax.chain(tx, optax.GradientTransformation(lambda _: more, None))
-    with pytest.raises(InputError, match="3 is whole, and this version of the program"):
+    with pytest.raises(InputError, match="3 is whole, but not of what this version"):
         restore(folder, tx, workers)
 
 

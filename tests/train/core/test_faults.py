@@ -71,8 +71,8 @@ def test_a_checkpoint_without_room_is_said_and_the_one_before_is_whole(
             save(checkpoints, 2, mesh)
     assert str(caught.value) == (
         f"the checkpoint of step 2 cannot be written to {tmp_path / 'checkpoints'} "
-        "(File too large); make room for 3 of them, and go on from that of step 1 by "
-        "--resume."
+        "(File too large); mend that (there must be room for 3 of them), and go on "
+        "from that of step 1 by --resume."
     )
     assert latest_step(tmp_path) == 1
     resource.setrlimit(
@@ -143,7 +143,7 @@ def test_what_does_not_end_in_time_ends_the_process(waiting):
     assert done.returncode == LOST_EXIT
     assert done.stderr == (
         "\nerror: step 7 did not end within 0.5 s: another process hangs or a link is "
-        "down; start again with --resume, or give a longer --timeout.\n"
+        "down; start again, a training with --resume, or give a longer --timeout.\n"
     )
 
 

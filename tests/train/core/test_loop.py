@@ -357,8 +357,8 @@ def test_a_skipped_step_is_counted_and_changes_nothing(tmp_path, capsys):
 def test_a_compressed_stage_that_never_came_is_told_of(tmp_path, capsys, freeze):
     """That nothing was measured in so few steps is nothing to be told of."""
     Run(tmp_path / "run", freeze=freeze).train(until=FREEZE + 1)
-    sentence = "no step up to 5 ran in the stage compressed: freeze earlier."
-    told = [x for x in capsys.readouterr().out.splitlines() if "no step up" in x]
+    sentence = "the variance was not frozen up to step 5: freeze earlier."
+    told = [x for x in capsys.readouterr().out.splitlines() if "was not frozen" in x]
     assert told == ([sentence] if freeze == STEPS else [])
 
 
@@ -387,7 +387,7 @@ def test_clipping_that_never_rests_is_told_of(tmp_path, capsys, clip, told):
     )
     Run(tmp_path / "run", tx=tx).train(until=2, clip=clip)
     sentence = (
-        "100 % of the steps were clipped by --clip 0.001, the last from a norm of"
+        "100 % of the steps were clipped by --clip 0.001 (the last step's norm was"
     )
     assert (sentence in capsys.readouterr().out) == told
 
@@ -416,5 +416,5 @@ def test_one_worker_is_told_that_it_does_not_compress(
     """A worker is a device, or all devices of a host."""
     Run(tmp_path).train(workers=workers, topology=topology)
     said = capsys.readouterr().out
-    assert "ran in the stage compressed: one worker has nobody to send signs to" in said
+    assert "was not frozen up to step 9: one worker has nobody to send signs to" in said
     assert {line["stage"] for line in steps_of(tmp_path)} == {"warmup"}

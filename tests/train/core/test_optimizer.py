@@ -70,7 +70,7 @@ def test_a_freeze_that_comes_too_late_is_told_at_once(capsys):
     advice = freeze_advice(onebit, "auto", 8, "--long-freeze-step")
     assert advice.endswith("a number as --long-freeze-step")
     late = freeze_advice(onebit, 8, 8, "--long-freeze-step")
-    assert late.endswith("is 8 of 8 steps; start a run with fewer, or with more steps")
+    assert late.endswith("start a run with a smaller one, or with more steps")
     plan = Plan(
         steps=8,
         batch=8,

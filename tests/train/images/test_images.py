@@ -79,7 +79,8 @@ def test_each_part_of_a_share_is_normalised_by_itself(network, params):
     expected = [jax.value_and_grad(whole)(params, half, 0) for half in halves]
     mean = jax.tree.map(lambda one, other: (one + other) / 2, *expected)
     found = jax.value_and_grad(parted)(params, Labelled(images, labels), 0)
-    chex.assert_trees_all_close(found, mean, rtol=1e-4, atol=1e-6)
+    # Sums of gradients of up to 0.1 round at some 1e-6.
+    chex.assert_trees_all_close(found, mean, rtol=1e-4, atol=1e-5)
 
 
 def test_an_evaluation_is_of_each_image_by_itself(network, params):

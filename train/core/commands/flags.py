@@ -23,13 +23,13 @@ class FromScratchFlags(TrainingFlags):
     steps: Changeable[Count] = 500
     """Training steps."""
     accumulate: Count = 1
-    """Parts of a worker's share of the batch, computed one after another: memory for
-    one; the gradients and the exchange are the whole batch's."""
+    """Parts that a worker's share of the batch is divided into, computed one after
+    another in the memory of one; the step stays that of the whole batch."""
     eval_every: Changeable[Count] = 50
     """Steps between evaluations on held-out examples; there is one at the end."""
     resume: Changeable[bool] = False
-    """Go on with the run in --out, exactly, with its own settings; with one that has
-    ended to more --steps."""
+    """Go on with the run in --out, exactly, with its own settings. A run that has ended
+    goes on if --steps is more than it has."""
     compare: bool = False
     """Train plain Adam as well, on the same samples, and draw it beside."""
 

@@ -95,8 +95,8 @@ def train_run(
       about: What is trained, in some words.
       make_task: From the flags of one optimizer to what it trains.
       keep_files: Writes into the run's folder what it lacks, on one process.
-      last_file: What a task writes last into its folder, at its end, if anything. A
-        folder with all steps and without it, as a kill there leaves, is finished.
+      last_file: What a task writes last into its folder, at its end, if anything. If
+        all steps are done and it is missing, as after a kill there, the end runs anew.
 
     Raises:
       InputError: Another run uses the folder, processes differ in what they are asked
@@ -135,7 +135,7 @@ def train_run(
 
 
 def _begin(run: Run, last_file: str | None) -> None:
-    """Remembers a run that goes on, whose last file is of an earlier end."""
+    """Writes the run that goes on, and removes the last file of its earlier end."""
     if last_file and is_main_process():
         with writable(run.flags.out):
             (run.flags.out / last_file).unlink(missing_ok=True)

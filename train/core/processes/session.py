@@ -68,8 +68,8 @@ def watched(timeout: float) -> Iterator[Watchdog]:
                 raise
             raise LostError(
                 "another process was lost, or the link to it, in "
-                f"{watchdog.expected or 'the compilation'} ({reason}); start again "
-                "with --resume to go on from the newest checkpoint."
+                f"{watchdog.expected or 'the compilation'} ({reason}); start again, "
+                "a training with --resume to go on from the newest checkpoint."
             ) from error
 
 

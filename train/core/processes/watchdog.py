@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from typing import Self
 
 ADVICE = (
-    "another process hangs or a link is down; start again with --resume, or give a "
-    "longer --timeout"
+    "another process hangs or a link is down; start again, a training with --resume, "
+    "or give a longer --timeout"
 )
 
 
