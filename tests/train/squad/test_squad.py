@@ -139,8 +139,10 @@ def test_a_run_that_was_killed_goes_on_exactly(files, tmp_path, monkeypatch):
     files.train.write_text(files.train.read_text().rstrip())
     # The folder remembers everything else, the word pieces too.
     files.vocab.unlink()
-    flags = ["--resume", "--out", str(other.out), "--log-every", "1"]
-    run(parse(flags).training)
+    goes_on = ["--resume", "--out", str(other.out), "--log-every", "1"]
+    moved = files.train.rename(tmp_path / "moved.json")
+    run(parse([*goes_on, "--train", str(moved)]).training)
+    assert parse(goes_on).training.train == moved
     again = huggingface.read_tensors(other.out / "model" / "model.safetensors")
     assert again.keys() == expected.keys()
     for name, value in expected.items():
