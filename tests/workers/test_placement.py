@@ -253,7 +253,7 @@ def test_who_has_not_joined_the_other_processes_is_told_how(monkeypatch):
 
 def test_nnx_optimizers_are_told_that_they_cannot_hold_an_exchange():
     model = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
-    said = r"inside jax.shard_map .* as onebit_jax.data_parallel .* nnx.Optimizer can"
+    said = r"inside jax.shard_map .* as onebit_jax.data_parallel .* nnx.Optimizer does"
     with pytest.raises(ValueError, match=said):
         nnx.Optimizer(model, sign_mean("data"), wrt=nnx.Param)
     with jax.set_mesh(mesh_of(2)):
