@@ -29,7 +29,7 @@ GROWTH = GrowthByMeanSquares()
 
 
 class Parts(TypedDict):
-    """What the compressed stage sends, and its parts that can be left out."""
+    """The message of the compressed stage, and the parts that can be left out."""
 
     send: Send
     lead: ArrayLike | None
