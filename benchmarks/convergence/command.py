@@ -28,7 +28,7 @@ from benchmarks.convergence.report import write_page
 from benchmarks.convergence.runs import Store
 from benchmarks.convergence.study import wanted
 from benchmarks.convergence.tasks import read_flags
-from benchmarks.convergence.training import Training, train_case
+from benchmarks.convergence.training import LOG, Training, train_case
 from train.core.processes.session import one_sentence
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
     from benchmarks.convergence.plan import Study
-    from benchmarks.convergence.runs import Case, Run
+    from benchmarks.convergence.runs import Run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,32 +99,34 @@ def complete(
       jobs: Runs at a time.
 
     Raises:
-      RuntimeError: A run has failed; those that have ended are kept.
+      SystemExit: A run has failed; those that have ended are kept.
     """
-    begun: dict[Future[Run], tuple[Case, float]] = {}
+    begun: dict[Future[Run], tuple[Training, float]] = {}
     while True:
-        at_work = [case for case, _ in begun.values()]
+        at_work = [training.case for training, _ in begun.values()]
         cases = [case for case in wanted(study, store.runs) if case not in at_work]
         for case in cases[: jobs - len(begun)]:
             settings = study.tasks[case.task], study.arms[case.arm]
             training = Training(case, *settings, runs / file.stem, runs / "tokens")
-            begun[pool.submit(train_case, training)] = case, time.monotonic()
+            begun[pool.submit(train_case, training)] = training, time.monotonic()
         if not begun:
             return
         ended, _ = wait(begun, return_when=FIRST_COMPLETED)
         # One that has failed comes after those that are to be kept.
         for future in sorted(ended, key=lambda each: each.exception() is not None):
-            case, since = begun[future]
+            training, since = begun[future]
+            case = training.case
             if isinstance(error := future.exception(), BrokenProcessPool):
-                killed = "; ".join(str(each) for each, _ in begun.values())
+                killed = "; ".join(str(each.case) for each, _ in begun.values())
                 raise SystemExit(
                     f"a process was killed, of: {killed}; give fewer --jobs if memory "
                     "was short, and start the study again: it goes on."
                 ) from error
             if error:
                 raise SystemExit(
-                    f"{case} has failed ({error}); its log is in {runs / file.stem}: "
-                    "start the study again when it is mended, and it goes on."
+                    f"{case} has failed ({type(error).__name__}: {error}); its log is "
+                    f"{training.folder / LOG}: start the study again when it is "
+                    "mended, and it goes on."
                 ) from error
             del begun[future]
             store.add(future.result())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import gc
 import hashlib
 import json
 import shutil
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,10 +47,21 @@ class Training:
 
     @property
     def folder(self) -> Path:
-        """The run's own folder, which no run of other settings has."""
+        """The run's own folder, which no run of other settings or code has."""
         settings = [self.case, self.task.module, self.task.flags, dict(self.options)]
-        digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps([*settings, code()]).encode()).hexdigest()
         return self.runs / f"{self.case.task}-{digest[:16]}"
+
+
+@functools.cache
+def code() -> str:
+    """A digest of the code that trains: a run must not go on by another formula."""
+    root = Path(__file__).parents[2]
+    digest = hashlib.sha256()
+    for package in "onebit_jax", "pallas_kernels", "models", "train":
+        for file in sorted((root / package).rglob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def train_case(training: Training) -> Run:
@@ -69,7 +82,11 @@ def train_case(training: Training) -> Run:
     ):
         # Until what a killed study has left behind has ended, too.
         fcntl.flock(log, fcntl.LOCK_EX)
-        run = _train(training, folder)
+        try:
+            run = _train(training, folder)
+        except BaseException:
+            traceback.print_exc()  # in the log; the study names it in one sentence
+            raise
     shutil.rmtree(folder)
     # The process trains the next run, whose programs are others.
     jax.clear_caches()

@@ -19,7 +19,8 @@ from onebit_jax.exchanges.block_exchange import (
 )
 from onebit_jax.exchanges.blocks import exact_means
 from onebit_jax.exchanges.exchange import Exchange
-from onebit_jax.exchanges.shards import add_shard_axis, of_shard, put_shard
+from onebit_jax.exchanges.per_shard import PerShard
+from onebit_jax.exchanges.shards import NESTED, add_shard_axis, of_shard, put_shard
 from onebit_jax.workers.arithmetic import gather
 from onebit_jax.workers.axes import (
     AxisNames,
@@ -70,8 +71,8 @@ def hierarchical(exchange: Exchange, within: AxisNames) -> Exchange:
       of the leaves, with an axis of D devices after that of the hosts.
 
     Raises:
-      TypeError: if `exchange` is not an exchange, or, from `init`, is `hierarchical` or
-        `per_shard` itself.
+      TypeError: if `exchange` is not an exchange, or is `hierarchical` or `per_shard`
+        itself.
       ValueError: if both name the same axis.
 
     Example:
@@ -89,6 +90,8 @@ def hierarchical(exchange: Exchange, within: AxisNames) -> Exchange:
             "hierarchical needs an exchange between hosts, such as sign_mean('host'), "
             f"got {exchange!r}."
         )
+    if isinstance(exchange, (_Hierarchical, PerShard)):
+        raise TypeError(NESTED)
     inside = as_tuple(within)
     if set(exchange.axes) & set(inside):
         raise ValueError(

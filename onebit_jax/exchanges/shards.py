@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from jax import Array
 
 
+NESTED = (
+    "hierarchical and per_shard cannot be put inside one another: give either an "
+    "exchange between workers, such as sign_mean('host')."
+)
+
+
 def add_shard_axis(
     state: Any, shards: int, names: tuple[str, ...], *, inside: bool
 ) -> Any:
@@ -37,10 +43,7 @@ def add_shard_axis(
 
     def of_node(node: WorkerLocal) -> WorkerLocal:
         if node.specs:
-            raise TypeError(
-                "hierarchical and per_shard cannot be put inside one another: give "
-                "either an exchange between workers, such as sign_mean('host')."
-            )
+            raise TypeError(NESTED)
         first = node.axes[0] if len(node.axes) == 1 else node.axes
         value = jax.tree.map(
             lambda x: jnp.repeat(x[:, None], shards, axis=1), node.value

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def metrics(state: Any) -> dict[str, Array]:
     """Measures of the optimizer, from its state.
 
-    A node of the state that has a method `metrics` tells its own: a dictionary of
-    scalars. Of several processes all must call it, not process 0 alone: norms of
+    A named tuple in the state that has a method `metrics` tells its own: a dictionary
+    of scalars. Of several processes all must call it, not process 0 alone: norms of
     worker-local state are sums over the workers.
 
     Args:

@@ -103,7 +103,8 @@ def scale_by_distributed_lion(
     if exchange.keeps_scale:
         raise TypeError(
             f"{_NAME} needs an exchange of votes, such as vote_mean('data'), got "
-            f"{exchange!r}: with another, put optax.lion behind the exchange."
+            f"{exchange!r}: with another, put optax.lion behind the exchange; one of "
+            "your own that returns votes says so by keeps_scale = False."
         )
     axes = exchange.axes
     share, decay = as_float32(b1), as_float32(b2)

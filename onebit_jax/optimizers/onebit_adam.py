@@ -105,9 +105,9 @@ def scale_by_onebit_adam(
       send: 'momentum' to exchange momenta, as the paper does, 'gradient' to exchange
         gradients and take their momentum, :math:`m_t = \beta_1 m_{t-1} +
         (1 - \beta_1) E[g_t^{(i)}]`.
-      lead: d, the steps by which the momentum is extrapolated where momenta are
-        exchanged, as error feedback delays them. d = b1 is Nesterov's momentum. None
-        for none. More than the default without a bound has diverged.
+      lead: d, the steps by which the momentum is extrapolated in steps that exchange
+        by `exchange`, whose error feedback delays it. d = b1 is Nesterov's momentum.
+        None for none. More than the default without a bound has diverged.
       growth: :math:`\rho_t`, of gradients that grow after the freeze and would
         otherwise raise the learning rate with them; None for 1.
       floor: what becomes of variances near zero at the freeze; None to leave them.

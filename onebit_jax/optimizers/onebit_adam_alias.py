@@ -67,7 +67,7 @@ def onebit_adam(
       refresh: which steps of the warm-up are Adam's; None for all. With it, floor,
         bound and, in the steps between, lead act in the warm-up too.
       send: what is exchanged after the freeze, 'gradient' or 'momentum'.
-      lead: steps by which the momentum is extrapolated where momenta are exchanged.
+      lead: steps by which the momentum is extrapolated, as error feedback delays it.
       growth: how the frozen variance grows with the gradients.
       floor: how variances near zero are raised at the freeze.
       bound: the largest update of a coordinate after the freeze.
@@ -167,7 +167,7 @@ def onebit_adamw(
       refresh: which steps of the warm-up are Adam's; None for all. With it, floor,
         bound and, in the steps between, lead act in the warm-up too.
       send: what is exchanged after the freeze, 'gradient' or 'momentum'.
-      lead: steps by which the momentum is extrapolated where momenta are exchanged.
+      lead: steps by which the momentum is extrapolated, as error feedback delays it.
       growth: how the frozen variance grows with the gradients.
       floor: how variances near zero are raised at the freeze.
       bound: the largest update of a coordinate after the freeze.

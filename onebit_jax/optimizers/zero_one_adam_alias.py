@@ -91,6 +91,8 @@ def zero_one_adam(
     :math:`v \leftarrow \beta_2 v + (1 - \beta_2) \bar g_t^2` with the exact mean of
     the gradients. Until the freeze every step synchronises and those that `refresh`
     says refresh; after it the variance stays, and those that `sync` says synchronise.
+    One worker alone, and one host by `hierarchical`, refreshes in every step and
+    freezes nothing, as Adam does.
 
     Where the paper and DeepSpeed 0.19.6 differ, the paper's is the default, and
     `**AS_DEEPSPEED` is the other. DeepSpeed exchanges gradients until the freeze,
@@ -128,7 +130,8 @@ def zero_one_adam(
         for a decay of each worker's own that is exchanged with its steps.
       bias_correction: whether both moments are corrected for their start from zero.
       floor: what becomes of variances near zero at the freeze; None to leave them.
-      bound: B, the largest step of a coordinate in learning rates; None for none.
+      bound: B, the largest agreed step of a coordinate in units of :math:`\Gamma`;
+        None for none.
 
     Returns:
       A transformation whose `update` must be called inside `jax.shard_map` with each

@@ -87,8 +87,8 @@ def data_parallel(
       `tx.update`, such as the `value` of `optax.contrib.reduce_on_plateau`.
 
     Raises:
-      ValueError: if the mesh lacks an axis, or `specs` is given and one of the mesh's
-        other axes is explicit; from `init`, if the exchange works over other axes; from
+      ValueError: if the mesh lacks an axis, or `specs` is given and an axis of the
+        mesh is explicit; from `init`, if the exchange works over other axes; from
         `step`, if the batch cannot be shared equally or is one of several processes'
         own, the state is one of other parameters or of another number of workers,
         parameters or state were donated before, the stage comes before anything is
@@ -275,9 +275,9 @@ def _check_sharded(state: Any, specs: Any) -> None:
     sharded = any(names_of(spec) for spec in jax.tree.leaves(specs, is_leaf=is_spec))
     if (sharded and has_whole) or (has_shards and specs is None):
         raise ValueError(
-            "parameters that are sharded inside each worker need the same specs in "
-            "data_parallel(specs=specs) and in the exchange, "
-            "per_shard(exchange, specs)."
+            "where parameters are sharded inside each worker, every exchange must be "
+            "per_shard(exchange, specs), that of whole parameters too, with the specs "
+            "that data_parallel(specs=specs) is given."
         )
 
 

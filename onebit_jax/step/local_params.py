@@ -14,7 +14,7 @@ def local_params(params: Any, state: Any) -> Any:
 
     Parameters are the same on all workers. An optimizer whose workers take steps of
     their own between exchanges keeps what they add, :math:`d^{(i)}`, in its state: a
-    node that has a method `local_params`, from the parameters to the worker's own.
+    named tuple with a method `local_params`, from the parameters to the worker's own.
 
     Args:
       params: the agreed parameters.

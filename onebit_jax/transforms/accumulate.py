@@ -34,7 +34,7 @@ class AccumulateState(NamedTuple):
     Attributes:
       micro_step: number of gradients accumulated since the last update.
       gradient: for each leaf, `(workers, *shape)`, float32: each worker's own sum so
-        far, divided by the number of steps.
+        far.
       inner: state of the wrapped transformation.
     """
 
@@ -118,11 +118,17 @@ class _Accumulate:
         **extra_args: Any,
     ) -> tuple[optax.Updates, Any]:
         gradient = self._added(state.gradient, updates)
+        micro_step = state.micro_step + 1
 
         @jax.jit  # traced once, for `no_update` and for the branch
         def take() -> tuple[optax.Updates, Any]:
+            # Of as many as there are: a state may have been saved with other `steps`.
             mean = jax.tree.map(
-                lambda sums, g: sums[0].astype(g.dtype), gradient, updates
+                lambda sums, g: (sums[0] / micro_step.astype(jnp.float32)).astype(
+                    g.dtype
+                ),
+                gradient,
+                updates,
             )
             new_updates, inner_state = self.inner.update(
                 mean, state.inner, params, **extra_args
@@ -132,8 +138,6 @@ class _Accumulate:
         def wait() -> tuple[optax.Updates, Any]:
             return no_update(take), (state.inner, gradient)
 
-        micro_step = state.micro_step + 1
-        # A state saved with larger `steps` may already hold as many gradients, or more.
         due = micro_step >= self.steps
         new_updates, (inner_state, gradient) = lax.cond(due, take, wait)
         return new_updates, AccumulateState(
@@ -150,7 +154,5 @@ class _Accumulate:
         fits = [x.shape[0] == 1 for x in jax.tree.leaves(sums)]
         check_workers(all(fits), "accumulate", workers, self.axes)
         return jax.tree.map(
-            lambda x, g: x + g[None].astype(jnp.float32) / self.steps,
-            sums.value,
-            updates,
+            lambda x, g: x + g[None].astype(jnp.float32), sums.value, updates
         )

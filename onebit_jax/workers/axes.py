@@ -143,15 +143,16 @@ def check_local(updates: Any, axes: tuple[str, ...], who: str) -> None:
 def check_all_axes(updates: Any, axes: tuple[str, ...], who: str) -> None:
     """Refuses leaves that differ over other axes than the workers'.
 
-    A decision made from them would differ over these axes as well.
+    What is decided by them, or kept of them, would differ over these axes as well.
     """
     for path, leaf in jax.tree.leaves_with_path(updates):
         further = sorted(varying_axes(leaf) - set(axes))
         if further:
             raise ValueError(
-                f"{who} decides for the workers of {axes}, and "
+                f"{who} is given {axes} as the axes of the workers, and "
                 f"{jax.tree_util.keystr(path) or 'the update'} differs over {further} "
-                "too: give it the axes of all workers."
+                "too: give it the axes of all workers; those that shard parameters "
+                "inside a worker must be automatic."
             )
 
 

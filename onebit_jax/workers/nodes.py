@@ -20,8 +20,8 @@ def nodes_with(state: Any, attribute: str) -> list[Any]:
 def has_attribute(node: Any, attribute: str) -> bool:
     """True of a named tuple that has an attribute which is none of its fields.
 
-    Moments are of the classes of the user's parameters, whose attributes may be called
-    the same.
+    As the states of Optax are. Moments are of the classes of the user's parameters,
+    which are seldom named tuples, and whose fields and methods may be called the same.
     """
     kind = type(node)
     return hasattr(kind, "_fields") and (

@@ -43,7 +43,8 @@ def state_specs(state: Any) -> Any:
     Raises:
       ValueError: if an exchange stands inside a wrapper of Optax's that cannot hold
         one, or after `accumulate` or `skip_nonfinite`, which should hold it; or if
-        something follows an optimizer whose workers take steps of their own.
+        something follows an optimizer whose workers take steps of their own, or
+        `optax.contrib.schedule_free` is around it.
 
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax

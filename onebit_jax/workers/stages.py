@@ -105,8 +105,8 @@ def _scoped(name: str, function: Callable[[], Result]) -> Callable[[], Result]:
 def steps_by_stage(state: Any) -> dict[str, Int32[Array, ""]]:
     """The steps taken in each stage, told by the optimizer's state.
 
-    A node of the state that has a method `steps_by_stage` tells its own: a dictionary
-    from the names of its stages, in their order, to numbers of steps.
+    A named tuple in the state that has a method `steps_by_stage` tells its own: a
+    dictionary from the names of its stages, in their order, to numbers of steps.
 
     Args:
       state: an optimizer's state.

@@ -232,7 +232,8 @@ class AllAtOnce(Executor):
     [
         (
             SystemExit("no text"),
-            r"text, Adam, 0.001, b1 0.9, seed 0 has failed \(no text\); its log is in",
+            r"text, Adam, 0.001, b1 0.9, seed 0 has failed "
+            r"\(SystemExit: no text\); its log is .*/small/text-\w+/log.txt: start",
         ),
         (BrokenProcessPool(), "a process was killed, of: text, Adam, .*; give fewer"),
     ],
@@ -245,3 +246,28 @@ def test_a_run_that_fails_is_named_and_those_that_have_ended_are_kept(
     with pytest.raises(SystemExit, match=message):
         complete(plan, small, small.parent, store, AllAtOnce(error, None), 2)
     assert [case.arm for case in store.runs] == ["Nesterov"]
+
+
+def run_of_adam(file):
+    plan, case = read_plan(file), Case("text", "Adam", 1e-3, 0.9, 0)
+    settings = plan.tasks["text"], plan.arms["Adam"]
+    return Training(case, *settings, file.parent / "runs", file.parent / "tokens")
+
+
+def test_the_log_of_a_run_that_fails_says_where(small, monkeypatch):
+    def fail(*given):
+        raise KeyError("key")
+
+    run = run_of_adam(small)
+    monkeypatch.setattr(training, "_train", fail)
+    with pytest.raises(KeyError):
+        train_case(run)
+    assert "in fail" in (run.folder / training.LOG).read_text()
+
+
+def test_a_run_goes_on_by_the_code_that_began_it(small, monkeypatch):
+    run = run_of_adam(small)
+    began = run.folder
+    assert began == run.folder
+    monkeypatch.setattr(training, "code", lambda: "another")
+    assert run.folder != began

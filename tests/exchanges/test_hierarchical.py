@@ -64,14 +64,11 @@ def test_what_is_no_exchange_is_refused():
     with pytest.raises(TypeError, match="sign_mean\\('host'\\)"):
         onebit_jax.hierarchical(optax.identity(), within="device")
     twice = onebit_jax.hierarchical(onebit_jax.exact_mean("host"), within="device")
-    for exchange in onebit_jax.deepspeed_sign_mean("a"), onebit_jax.vote_mean("a"):
-        with pytest.raises(TypeError, match="cannot be put inside one another"):
-            onebit_jax.init(
-                onebit_jax.hierarchical(onebit_jax.hierarchical(exchange, "b"), "c"),
-                jnp.zeros(8),
-                mesh_over({"a": 2, "b": 2, "c": 2}),
-            )
     assert twice.axes == ("host", "device")
+    per_shard = onebit_jax.per_shard(onebit_jax.sign_mean("host"), jax.P("model"))
+    for exchange in twice, per_shard:
+        with pytest.raises(TypeError, match="cannot be put inside one another"):
+            onebit_jax.hierarchical(exchange, "core")
 
 
 def test_any_exchange_is_given_a_share_of_the_means_of_hosts():

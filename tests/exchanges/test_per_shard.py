@@ -204,7 +204,7 @@ def test_specs_of_one_half_alone_are_refused():
         (onebit_jax.binsgdm(0.1, onebit_jax.per_shard(votes, SPECS)), None),
     ):
         run = onebit_jax.data_parallel(loss_fn, tx, mesh, axis="data", specs=specs)
-        with pytest.raises(ValueError, match="the same specs"):
+        with pytest.raises(ValueError, match="every exchange must be"):
             run.init(params_of())
 
 

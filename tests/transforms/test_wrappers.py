@@ -72,17 +72,23 @@ def test_accumulating_is_one_step_on_the_mean(make):
     assert int(run.state.micro_step) == 0
 
 
-def test_an_accumulation_goes_on_in_fewer_steps():
-    """It ends at once where more are behind it, and begins anew."""
+@pytest.mark.parametrize(("every", "then", "taken"), [(8, 2, 6), (2, 8, 8)])
+def test_an_accumulation_goes_on_in_another_number_of_steps(every, then, taken):
+    """The mean is that of all gradients; fewer steps than are behind it end it."""
     params = start()
+    mean = optax.chain(exact_mean("data"), optax.sgd(1.0))
     before, after = (
-        Workers(accumulate(adam(), every, "data"), params, mesh_of(WORKERS))
-        for every in (8, 2)
+        Workers(accumulate(mean, steps, "data"), params, mesh_of(WORKERS))
+        for steps in (every, then)
     )
-    for step in range(5):
+    begun = min(every, taken) - 1
+    for step in range(begun):
         before.update(gradients(step), params)
     after.state = before.state
-    assert np.asarray(after.update(gradients(5), params)).any()
+    for step in range(begun, taken):
+        updates = after.update(gradients(step), params)
+    expected = np.mean([gradients(step) for step in range(taken)], axis=(0, 1))
+    np.testing.assert_allclose(updates, -expected, rtol=1e-5, atol=1e-6)
     assert int(after.state.micro_step) == 0
     assert not jax.tree.leaves(after.state.gradient)[0].any()
 

@@ -65,7 +65,7 @@ def test_a_decision_for_some_of_the_workers_alone(wrapper):
         "accumulate": accumulate(exchange, 2, "b"),
     }[wrapper]
     run = data_parallel(lambda p, x: jnp.sum(p) * jnp.mean(x), tx, mesh)
-    with pytest.raises(ValueError, match=rf"{wrapper} decides .* over \['a'\] too"):
+    with pytest.raises(ValueError, match=rf"{wrapper} is given .* over \['a'\] too"):
         run.step(*run.init(jnp.ones(3)), jnp.ones((4, 3)))
 
 

@@ -352,7 +352,7 @@ def _reading(folder: Path, otherwise: str = _DAMAGED) -> Iterator[None]:
         if code not in (None, errno.ENOENT, errno.ENOTDIR):
             raise InputError(
                 f"the checkpoint {folder} cannot be read ({os.strerror(code)}); "
-                "mend that and start again with --resume."
+                "mend that and start again, a training with --resume."
             ) from error
         meaning = otherwise if code is None else _DAMAGED
         raise InputError(f"the checkpoint {folder} {meaning}.") from error

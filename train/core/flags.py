@@ -101,14 +101,15 @@ class TrainingFlags:
     optimizer: OptimizerName = "onebit_adam"
     """The optimizer, by its name in the registry; binsgdm and distributed_lion have
     workers vote; adam is plain Adam on the exact mean of the gradients. Each has a
-    --learning-rate of its own: beside Adam's a twentieth to a third for
-    distributed_lion, 2 to 4 times for onebit_lamb (docs/choosing.md)."""
+    --learning-rate of its own: beside Adam's a thirtieth to a third for
+    distributed_lion; for onebit_lamb 4 times on texts, a third on images
+    (docs/choosing.md)."""
     exchange: ExchangeName = "sign_mean"
     """The exchange of an optimizer that compresses: sign_mean, signs there and back;
     count_mean, counts of them in one all-reduce."""
     freeze_step: Freeze | None = None
     """Steps before 1-bit Adam, LAMB or 0/1 Adam freezes its variance; auto: once it is
-    stable; default: a fifth of the steps, not before the warm-up ends."""
+    stable; default: a fifth of the steps, not before the learning rate has risen."""
     warmup_bits: Literal[2, 4, 8] | None = None
     """Bits a value of the gradients that 1-bit Adam exchanges before the freeze (4: an
     eighth of the bytes); default: float32."""

@@ -38,7 +38,7 @@ ALONE = (
     "one worker has nobody to send signs to; give more --workers, or more hosts where "
     "each host is a worker, to compress"
 )
-"""The reason why a run of one worker never leaves its first stage."""
+"""The reason why a run of one worker freezes no variance."""
 
 MUCH_CLIPPED = 0.5
 """Share of clipped steps above which it is told."""

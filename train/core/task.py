@@ -44,8 +44,8 @@ class Phase:
         function from parameters to means over held-out examples by name, the loss
         as 'loss'. None for a phase without.
       eval_every: Steps between evaluations; there is one at the end.
-      advice: Why the optimizer may never have left its first stage, and what to do;
-        nothing is said where it is empty.
+      advice: Why the variance may not be frozen at the end, and what to do; nothing
+        is said where it is empty.
       title: What is said at its beginning.
     """
 

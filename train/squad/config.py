@@ -57,7 +57,7 @@ class SquadConfig(TransformerFlags, TrainingFlags):
     """Size of a BERT that starts with random weights; default: tiny."""
     freeze_step: Freeze | None = None
     """Steps before 1-bit Adam, LAMB or 0/1 Adam freezes its variance; auto: once it is
-    stable; default: a quarter of the steps, not before the warm-up ends."""
+    stable; default: a quarter of the steps, not before the learning rate has risen."""
     epochs: Positive | None = None
     """Times that every window is learnt from; default: 2."""
     steps: Count | None = None

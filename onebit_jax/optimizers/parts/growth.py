@@ -65,8 +65,8 @@ class GrowthState(NamedTuple):
     """State of `GrowthByMeanSquares`.
 
     Attributes:
-      now: `MeanSquares` so far in the place of each leaf.
-      frozen: the same when the variance was frozen.
+      now: `MeanSquares` in the place of each leaf, zeros until the variance is frozen.
+      frozen: the same when it was frozen.
       measured: number of steps after the freeze that have measured.
     """
 
