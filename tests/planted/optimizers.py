@@ -273,9 +273,15 @@ BUGS = {
     ),
     "accumulated gradients are not divided": Bug(
         "onebit_jax/transforms/accumulate.py",
-        "g[None].astype(jnp.float32) / self.steps",
-        "g[None].astype(jnp.float32)",
+        "sums[0] / micro_step.astype(jnp.float32)",
+        "sums[0]",
         ACCUMULATED,
+    ),
+    "accumulated gradients are divided by the steps of another run": Bug(
+        "onebit_jax/transforms/accumulate.py",
+        "sums[0] / micro_step.astype(jnp.float32)",
+        "sums[0] / jnp.float32(self.steps)",
+        (f"{TRANSFORMS}an_accumulation_goes_on_in_another_number_of_steps",),
     ),
     "accumulated gradients are not forgotten": Bug(
         "onebit_jax/transforms/accumulate.py",
