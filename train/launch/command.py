@@ -2,7 +2,7 @@
 
 It is `onebit-launch`, for commands that can go on with a run. With `--restarts`, a
 command with `--out FOLDER` is started again after a failure, with `--resume` added
-where FOLDER holds a run, else as it was.
+where it has begun a run in FOLDER, else as it was.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ def launch(flags: Launch, restarts: int, command: Sequence[str]) -> int:
     launcher.check(flags, command)
     folder = run_folder_of(command)
     check_restarts(restarts, folder)
+    # A run that was there before is not this command's to go on with.
+    begins = folder is not None and not (folder / CONFIG_FILE).exists()
     arguments, attempt = list(command), 0
     while True:
         failure = launcher.run(flags, arguments)
@@ -55,8 +57,9 @@ def launch(flags: Launch, restarts: int, command: Sequence[str]) -> int:
         say(f"{failure.reason}.")
         if failure.is_final or attempt == restarts:
             return failure.status
-        if folder and (folder / CONFIG_FILE).exists() and "--resume" not in arguments:
+        if folder and begins and (folder / CONFIG_FILE).exists():
             arguments.append("--resume")
+            begins = False
         attempt += 1
         say(f"restart {attempt} of {restarts}: python {shlex.join(arguments)}")
 
@@ -96,8 +99,8 @@ def main() -> None:
         "--restarts",
         type=int,
         default=0,
-        help="times to start all again after a failure, with --resume where the "
-        "command's --out folder holds a run (default: %(default)s)",
+        help="times to start all again after a failure, with --resume where "
+        "the command has begun a run in its --out folder (default: %(default)s)",
     )
     try:
         given, command = launcher.parse(parser, sys.argv[1:])

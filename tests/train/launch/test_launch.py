@@ -305,7 +305,7 @@ def test_restarts_come_to_an_end(script, tmp_path):
     status, said = run("--restarts", "2", command=command, processes=1)
     assert status == 4
     assert said.count("failed first, with exit status 4") == 3
-    assert said.count("--resume") == 2  # once in each restart
+    assert "--resume" not in said  # the run was there before
 
 
 def test_a_mistake_that_was_named_is_not_tried_again(script, tmp_path):
