@@ -12,7 +12,7 @@ from train.core.errors import InputError, writable
 from train.core.output import say
 from train.core.run_folder import check_contents, contents_name
 from train.data.array_files import make_folder
-from train.data.corpus import read_corpus, survey
+from train.data.corpus import check_outside, read_corpus, survey
 from train.data.pieces import special_pieces
 from train.data.tokenized import (
     EVALUATION,
@@ -102,6 +102,9 @@ def load_phases(
       InputError: The corpus or the vocabulary cannot be used or has changed, or there
         is no room for its word pieces.
     """
+    check_outside(config.corpus, folder, "--out")
+    if config.tokens:
+        check_outside(config.corpus, config.tokens, "--tokens")
     about = survey(read_corpus(config.corpus))
     held_out = held_out_documents(about, config.seed)
     vocabulary = _vocabulary(config, folder, held_out, goes_on=run is not None)
@@ -187,7 +190,10 @@ def _tokens(
     make_folder(tokens, fill)
     unknown = tokens / UNKNOWN_FILE
     if unknown.exists():  # earlier versions have not written it
-        share = float(unknown.read_text(encoding="utf-8"))
+        try:
+            share = float(unknown.read_text(encoding="utf-8"))
+        except ValueError as error:  # as after a loss of power
+            raise InputError(f"{tokens} is damaged; delete that folder.") from error
         say_if_unknown(share, "give a --vocab of such texts, or none to train one")
     return tokens
 

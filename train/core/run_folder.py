@@ -151,7 +151,9 @@ def check_same(run: Run, fixed: set[str]) -> None:
     if not exists(folder):
         return
     there = read(folder, run.command, type(run.flags))
-    if there.contents != run.contents or differing(there.flags, run.flags, fixed):
+    # Adam's is auto until its run goes on by itself, which writes it out.
+    flags = replace(there.flags, topology=run.flags.topology)
+    if there.contents != run.contents or differing(flags, run.flags, fixed):
         raise InputError(
             f"{folder} holds another run, of other flags or other data; move it "
             "away to go on."
@@ -165,7 +167,7 @@ def begun(
     write_files: Callable[[Path], None],
     watchdog: Watchdog,
 ) -> Iterator[None]:
-    """Locks the folder of runs, and makes it once all processes have looked at it.
+    """Locks runs' folders, and makes the first once all processes have looked at it.
 
     Args:
       runs: The runs that are to begin or to go on; the first's folder is that of all.
@@ -178,7 +180,9 @@ def begun(
         processes differ in what they are asked for, or do not share the folder.
     """
     first, folder = runs[0], runs[0].flags.out
-    with lock.held(folder):
+    with contextlib.ExitStack() as locks:
+        for run in runs:
+            locks.enter_context(lock.held(run.flags.out))
         if not given.resume:
             # Reading the data can take so long that another run has come and gone.
             for run in runs:

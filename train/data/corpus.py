@@ -63,6 +63,28 @@ def read_corpus(paths: Sequence[Path]) -> Iterator[Document]:
         )
 
 
+def check_outside(paths: Sequence[Path], folder: Path, flag: str) -> None:
+    """Refuses to write into a folder whose files are all read as text.
+
+    Args:
+      paths: Those of `read_corpus`.
+      folder: What is written to.
+      flag: What names it on the command line.
+
+    Raises:
+      InputError: It lies in one of them.
+    """
+    for path in paths:
+        corpus, inside = path.resolve(), folder.resolve()
+        if inside.is_relative_to(corpus) and not any(
+            part.startswith(".") for part in inside.relative_to(corpus).parts
+        ):
+            raise InputError(
+                f"{flag} {folder} lies in the corpus {path}, whose files are all read "
+                f"as text; give {flag} elsewhere."
+            )
+
+
 @functools.cache
 def reference_documentation() -> tuple[str, ...]:
     """The language reference and every docstring of the standard library.

@@ -103,7 +103,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
     except OSError as error:
         raise InputError(
             f"the vocabulary {path} cannot be read ({error.strerror}); give the path "
-            "of a vocab.txt."
+            "of a vocab.txt, or restore that of a run that goes on."
         ) from error
     except UnicodeDecodeError as error:
         raise InputError(
@@ -154,7 +154,7 @@ def say_if_unknown(share: float, advice: str) -> None:
       advice: What to do.
     """
     if share > MUCH_UNKNOWN:
-        say(f"{share:.0%} of the text is [UNK] in this vocabulary; {advice}.")
+        say(f"{share:.0%} of the text is unknown to this vocabulary; {advice}.")
 
 
 def tokenizer_of(vocabulary: Sequence[str], *, cased: bool | None = None) -> Tokenizer:

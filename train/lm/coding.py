@@ -26,12 +26,14 @@ class Coding:
       end: The token that ends a document, which is in no text.
       vocab_size: Tokens that there are, `end` among them.
       file: The tokenizer, as its JSON; empty for bytes.
+      unknown: The token of what has none of its own; None where all has.
     """
 
     encode: Callable[[str], Int[np.ndarray, " tokens"]]
     end: int
     vocab_size: int
     file: str = ""
+    unknown: int | None = None
 
 
 def _bytes(text: str) -> Int[np.ndarray, " tokens"]:
@@ -78,4 +80,7 @@ def read_coding(path: Path) -> Coding:
 
     # Ids may leave gaps, so that their number is not enough.
     end = max(tokenizer.get_vocab().values()) + 1
-    return Coding(encode, end, end + 1, file)
+    unknown = getattr(tokenizer.model, "unk_token", None)
+    return Coding(
+        encode, end, end + 1, file, unknown and tokenizer.token_to_id(unknown)
+    )

@@ -9,8 +9,9 @@ from train.core.errors import InputError, writable
 from train.core.run_folder import check_contents, contents_name
 from train.core.text_file import replace_text
 from train.data.array_files import make_folder
-from train.data.corpus import read_corpus, survey
+from train.data.corpus import check_outside, read_corpus, survey
 from train.data.tokenized import EVALUATION, TRAINING, held_out_documents
+from train.data.vocabulary import say_if_unknown
 from train.lm.coding import BYTES, read_coding
 from train.lm.windows import FILE, Data, read_windows, write_tokens
 
@@ -48,6 +49,9 @@ def load(
       InputError: The corpus or the tokenizer cannot be used or has changed, or there
         is too little text, or no room for its tokens.
     """
+    check_outside(config.corpus, config.out, "--out")
+    if config.tokens:
+        check_outside(config.corpus, config.tokens, "--tokens")
     about = survey(read_corpus(config.corpus))
     held_out = held_out_documents(about, config.seed)
     coding = _coding(config, goes_on=run is not None)
@@ -60,7 +64,8 @@ def load(
     )[:16]
 
     def fill(new: Path) -> None:
-        write_tokens(new, read_corpus(config.corpus), held_out, coding)
+        share = write_tokens(new, read_corpus(config.corpus), held_out, coding)
+        say_if_unknown(share, "give a --tokenizer of such texts, or none for bytes")
 
     where = (config.tokens, "--tokens") if config.tokens else (config.out, "--out")
     with writable(*where):

@@ -70,7 +70,7 @@ def write_tokens(
     documents: Iterable[Document],
     held_out: Container[int],
     coding: Coding,
-) -> None:
+) -> float:
     """Cuts documents into tokens, one at a time, each followed by the token of its end.
 
     Args:
@@ -78,7 +78,11 @@ def write_tokens(
       documents: All documents.
       held_out: The numbers of those that are not trained on.
       coding: The tokens.
+
+    Returns:
+      The part of the text's tokens that are unknown ones.
     """
+    unknown = total = 0
     dtype = np.min_scalar_type(coding.vocab_size - 1)
     with contextlib.ExitStack() as stack:
         appends = []
@@ -88,8 +92,12 @@ def write_tokens(
             appends.append(stack.enter_context(file))
         for number, document in enumerate(documents):
             append = appends[number in held_out]
-            append(coding.encode(" ".join(document)))
+            tokens = coding.encode(" ".join(document))
+            unknown += np.count_nonzero(tokens == coding.unknown)
+            total += len(tokens)
+            append(tokens)
             append(coding.end)
+    return unknown / max(1, total)
 
 
 def read_windows(folder: Path, part: str, length: int) -> Windows:

@@ -75,7 +75,7 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path):
 def test_a_folder_that_cannot_be_made_is_refused(run, tmp_path, out):
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to("nowhere")
-    with pytest.raises(InputError, match=r"cannot be written to \(.+\); give another"):
+    with pytest.raises(InputError, match=r"cannot be written to \(.+\); mend that, or give another"):
         write(replace(run, flags=replace(run.flags, out=tmp_path / out)))
 
 
@@ -158,6 +158,7 @@ def test_a_run_that_begins_says_whose_its_folder_is(run):
         with begun([run, inner], run.flags, written.append, watchdog):
             assert written == [run.flags.out]
             assert run_folder.exists(inner.flags.out)
+            assert (inner.flags.out / lock.FILE).exists()
         # What is there stays until the run has really gone on.
         resumed = replace(run.flags, resume=True)
         with begun([replace(run, until=10)], resumed, written.append, watchdog):

@@ -16,6 +16,7 @@ from train.core.errors import InputError
 from train.data.corpus import (
     DOCUMENT_CHARACTERS,
     Survey,
+    check_outside,
     read_corpus,
     split_documents,
     survey,
@@ -83,6 +84,15 @@ def split(text):
 
 def sizes(documents):
     return [sum(map(len, document)) for document in documents]
+
+
+def test_a_run_does_not_write_where_its_corpus_is_read(tmp_path):
+    corpus = [tmp_path / "file.txt", tmp_path / "texts"]
+    for folder in tmp_path / "runs", tmp_path / "texts/.runs", tmp_path / "texts2":
+        check_outside(corpus, folder, "--out")
+    for folder in tmp_path / "texts", tmp_path / "texts/runs/a":
+        with pytest.raises(InputError, match=r"--out .* lies in the corpus .*/texts,"):
+            check_outside(corpus, folder, "--out")
 
 
 def test_long_texts_are_cut_between_paragraphs():

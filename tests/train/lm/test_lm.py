@@ -29,7 +29,7 @@ from train.lm.coding import BYTES, read_coding
 from train.lm.config import LmConfig
 from train.lm.data import TOKENIZER_FILE, keep_tokenizer, load
 from train.lm.task import evaluation_loss, training_loss
-from train.lm.windows import Windows
+from train.lm.windows import Windows, write_tokens
 
 SMALL = DecoderConfig(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=24)
 STEPS, FREEZE = 6, 3
@@ -131,6 +131,11 @@ def test_a_tokenizers_file_neither_cuts_nor_pads_nor_adds(tmp_path):
     expected = [pieces.index(word) for word in ["Sun", *WORDS[1:6], "?", "."]]
     np.testing.assert_array_equal(ids, expected)
     assert (coding.end, coding.vocab_size) == (len(pieces), len(pieces) + 1)
+    assert coding.unknown == 0
+    for name, known, share in ("words", coding, 1 / 4), ("bytes", BYTES, 0):
+        (tmp_path / name).mkdir()
+        text = [["Sun nothing", "moon star"]]
+        assert write_tokens(tmp_path / name, text, (), known) == share
 
 
 def test_a_run_keeps_its_tokenizer_and_a_new_one_writes_its_own(tmp_path):
