@@ -20,7 +20,7 @@ import tensorstore
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 import onebit_jax
-from train.core.errors import InputError, causes
+from train.core.errors import InputError, causes, is_out_of_memory
 from train.core.processes.distributed import loss_in
 from train.core.totals import Totals
 
@@ -311,13 +311,6 @@ def _system_error_in(error: BaseException) -> int | None:
     return None
 
 
-def _out_of_memory(error: BaseException) -> bool:
-    return any(
-        isinstance(cause, MemoryError) or "RESOURCE_EXHAUSTED" in str(cause)
-        for cause in causes(error)
-    )
-
-
 def _resized(
     state: Any,
     tx: optax.GradientTransformation,
@@ -346,7 +339,7 @@ def _reading(folder: Path, otherwise: str = _DAMAGED) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if _out_of_memory(error) or (jax.process_count() > 1 and loss_in(error)):
+        if is_out_of_memory(error) or (jax.process_count() > 1 and loss_in(error)):
             raise
         code = _system_error_in(error)
         if code not in (None, errno.ENOENT, errno.ENOTDIR):

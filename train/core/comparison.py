@@ -81,8 +81,10 @@ def closing(run: Ended, beside: Ended) -> str:
         cells = f"{each.loss:.4f}", f"{each.sent / 1e6:,.1f}", fewer
         rows.append((each.name, *cells, f"{each.seconds:,.0f}"))
     width = max(len(name) for name, *_ in rows)
-    share = run.loss / beside.loss - 1
-    where = f"{abs(share):.1%} {'below' if share < 0 else 'above'}".replace("%", " %")
+    difference = run.loss - beside.loss
+    far = abs(difference)
+    size = f"{far / beside.loss:.1%}" if beside.loss else f"{far:.4f}"
+    where = f"{size} {'below' if difference < 0 else 'above'}".replace("%", " %")
     table = (
         f"{name:{width}}{loss:>15}{sent:>12}{fewer:>8}{time:>9}"
         for name, loss, sent, fewer, time in rows

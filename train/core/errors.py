@@ -31,6 +31,14 @@ def first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0].rstrip(".")
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """True where a device, or this machine, had too little memory."""
+    return any(
+        isinstance(cause, MemoryError) or "RESOURCE_EXHAUSTED" in str(cause)
+        for cause in causes(error)
+    )
+
+
 @contextlib.contextmanager
 def writable(path: Path, flag: str = "--out") -> Iterator[None]:
     """Says in one sentence that a file or folder cannot be made or written to.
@@ -46,5 +54,6 @@ def writable(path: Path, flag: str = "--out") -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(
-            f"{flag} {path} cannot be written to ({error.strerror}); give another."
+            f"{flag} {path} cannot be written to ({error.strerror}); mend that, or "
+            "give another."
         ) from error

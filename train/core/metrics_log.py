@@ -23,9 +23,9 @@ class StepMetrics:
     Attributes:
       step: The step, counted from 1.
       loss: Its training loss, in nats; written as null where it is not finite.
-      stage: The name of the optimizer's stage that it ran in; `every` for one that has
-        no stages.
-      sent_bytes: Bytes that one worker sent in it.
+      stage: The last of the optimizer's stages, in their order, in which a step has run
+        since the line before; `every` for an optimizer without stages.
+      sent_bytes: Bytes that one worker sends in a step of that stage.
       total_sent_bytes: Bytes that one worker sent up to it.
       skipped: Steps skipped so far, for gradients that were not finite.
       learning_rate: Its learning rate.

@@ -109,11 +109,14 @@ def _decoded(path: Path, size: int) -> UInt8[np.ndarray, "S S 3"]:
     """The middle of an image, scaled so that its shorter side is `size`."""
     from PIL import Image, ImageOps  # other data need no decoder
 
+    # What Pillow raises for files that are damaged or too large.
+    unreadable = OSError, SyntaxError, ValueError, Image.DecompressionBombError
     try:
         with Image.open(path) as image:
             colours = image.convert("RGB")
-    except (OSError, SyntaxError) as error:  # what Pillow raises for damaged files
+    except unreadable as error:
         raise InputError(
-            f"{path} cannot be read as an image ({error}); move it away."
+            f"{path} cannot be read as an image ({error}); restore it, or move it away "
+            "and start a new run."
         ) from error
     return np.asarray(ImageOps.fit(colours, (size, size)))

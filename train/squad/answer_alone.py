@@ -18,7 +18,7 @@ from train.squad.answer import Questions, answer, write_answers
 from train.squad.config import MODULE, check
 from train.squad.dataset import read_squad
 from train.squad.initial_weights import read_weights
-from train.squad.inputs import check_positions, windows_of
+from train.squad.inputs import check_positions, check_threshold, windows_of
 
 if TYPE_CHECKING:
     from train.squad.config import SquadConfig
@@ -54,6 +54,7 @@ def answer_alone(config: SquadConfig, timeout: float = Cluster.timeout) -> None:
             "run of train.squad."
         )
     squad = read_squad(config.predict, with_answers=False)
+    check_threshold(config, squad, config.predict)
     asked = windows_of(config, squad, weights)
     say(
         f"{config.predict}: {len(squad.questions):,} questions in {len(asked):,} "

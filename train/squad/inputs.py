@@ -74,14 +74,23 @@ def read_questions(
     """
     training = read_squad(file)
     dev = read_squad(config.dev) if config.dev else training
-    if config.null_threshold and not dev.has_null:
-        raise InputError(
-            f"--null-threshold is of questions that may have no answer, and "
-            f"{config.dev or file} has none such; give --null-threshold 0."
-        )
+    check_threshold(config, dev, config.dev or file)
     learnt, asked = (windows_of(config, squad, weights) for squad in (training, dev))
     check_answers(training.questions, learnt)
     return learnt, Questions(dev, asked, special_pieces(weights.vocabulary))
+
+
+def check_threshold(config: SquadConfig, squad: Squad, file: Path) -> None:
+    """Refuses a threshold for having no answer where all questions have one.
+
+    Raises:
+      InputError: The file says of no question that it may have none.
+    """
+    if config.null_threshold and not squad.has_null:
+        raise InputError(
+            f"--null-threshold is of questions that may have no answer, and {file} has "
+            'none such; give --null-threshold 0, or a file of "version": "v2.0".'
+        )
 
 
 def windows_of(

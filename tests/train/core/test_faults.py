@@ -20,6 +20,7 @@ import onebit_jax
 from onebit_launch.errors import LOST_EXIT
 from train.core.checkpoint import Checkpoint, Checkpoints, Progress, latest_step
 from train.core.errors import InputError
+from train.core.processes.session import one_sentence
 from train.core.processes.watchdog import Watchdog
 from train.core.totals import Totals
 
@@ -213,3 +214,14 @@ def test_a_killed_worker_is_named_and_a_restart_goes_on_bit_by_bit(
     # What was lost, the steps since the last checkpoint, came again.
     assert 14 <= len(before) < 40
     assert without_speed(after[: len(before)]) == without_speed(before)
+
+
+def test_too_little_memory_is_one_sentence_and_no_reason_to_start_again(capsys):
+    with pytest.raises(SystemExit) as ended, one_sentence():
+        raise RuntimeError("RESOURCE_EXHAUSTED: out of memory: 9 GB\nand more")
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: there is too little memory (RESOURCE_EXHAUSTED: ")
+    assert said.endswith("with --accumulate.\n")
+    with pytest.raises(RuntimeError, match="other"), one_sentence():
+        raise RuntimeError("other")

@@ -93,7 +93,7 @@ def write_folder(folder):
     return folder
 
 
-def test_a_folder_of_images_is_read_with_a_class_a_folder(tmp_path):
+def test_a_folder_of_images_is_read_with_a_class_a_folder(tmp_path, monkeypatch):
     folder = write_folder(tmp_path / "images")
     config = ImagesConfig(data="folder", path=folder, size=8)
     data = read(config)
@@ -111,6 +111,9 @@ def test_a_folder_of_images_is_read_with_a_class_a_folder(tmp_path):
     with pytest.raises(InputError, match=r"new\.png cannot be read as an image .*move"):
         list(map(list, (chosen.training, chosen.held_out)))
     assert read(config).contents != data.contents
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1)
+    with pytest.raises(InputError, match=r"cannot be read as an image .*exceeds limit"):
+        list(data.training)
     (folder / "grey" / "link.png").symlink_to("nowhere")
     with pytest.raises(InputError, match=r"link\.png cannot be read \(No such file"):
         read(config)

@@ -30,6 +30,8 @@ def test_questions_whose_answers_nobody_knows_are_answered(
     asked.write_text(json.dumps(content))
     resumed = ["--resume", "--out", str(files.out), "--predict", str(asked)]
     before = {path.name for path in files.out.iterdir()}
+    with pytest.raises(InputError, match="has none such; give --null-threshold 0, or"):
+        answer_alone(parse([*resumed, "--null-threshold", "-2"]).training)
     with PROMOTION:
         answer_alone(parse(resumed).training)
     answers = files.out / "predictions_new.json"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import jax
 
 from onebit_launch.errors import LOST_EXIT
-from train.core.errors import InputError, LostError
+from train.core.errors import InputError, LostError, first_line, is_out_of_memory
 from train.core.processes.distributed import Cluster, initialize, loss_in
 from train.core.processes.watchdog import Watchdog
 
@@ -84,7 +84,14 @@ def one_sentence() -> Iterator[None]:
         _leave(f"error: {error}", LOST_EXIT)
     except KeyboardInterrupt as error:
         _leave(f"\n{str(error) or 'stopped'}", 130)
-    except Exception:
+    except Exception as error:
+        if is_out_of_memory(error):
+            _leave(
+                f"error: there is too little memory ({first_line(error)}); go on by "
+                "--resume --remat layer, or start a new run with a smaller --batch or, "
+                "where the command has it, with --accumulate.",
+                1,
+            )
         if not jax.distributed.is_initialized():
             raise
         _leave(traceback.format_exc().rstrip(), 1)
