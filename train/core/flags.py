@@ -102,7 +102,7 @@ class TrainingFlags:
     """The optimizer, by its name in the registry; binsgdm and distributed_lion have
     workers vote; adam is plain Adam on the exact mean of the gradients. Each has a
     --learning-rate of its own: beside Adam's a thirtieth to a third for
-    distributed_lion; for onebit_lamb 4 times on texts, a third on images
+    distributed_lion; for onebit_lamb 4 to 8 times on texts, a third on images
     (docs/choosing.md)."""
     exchange: ExchangeName = "sign_mean"
     """The exchange of an optimizer that compresses: sign_mean, signs there and back;
