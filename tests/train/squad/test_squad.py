@@ -203,7 +203,7 @@ def test_a_vocabulary_that_does_not_know_the_text_is_told_of(files, capsys):
     with pytest.raises(InputError, match="--epochs"):
         run(files, **TOO_MANY)
     known, pieces = 2 + 2, 12 * 2 + 12 * 2 + 11 * 2  # by question, full stops too
-    share = f"{1 - known / pieces:.0%} of the text is [UNK]"
+    share = f"{1 - known / pieces:.0%} of the text is unknown"
     assert share in capsys.readouterr().out
 
 
