@@ -102,9 +102,7 @@ def load_phases(
       InputError: The corpus or the vocabulary cannot be used or has changed, or there
         is no room for its word pieces.
     """
-    check_outside(config.corpus, folder, "--out")
-    if config.tokens:
-        check_outside(config.corpus, config.tokens, "--tokens")
+    check_outside(config.corpus, out=folder, tokens=config.tokens)
     about = survey(read_corpus(config.corpus))
     held_out = held_out_documents(about, config.seed)
     vocabulary = _vocabulary(config, folder, held_out, goes_on=run is not None)

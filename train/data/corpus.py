@@ -63,26 +63,28 @@ def read_corpus(paths: Sequence[Path]) -> Iterator[Document]:
         )
 
 
-def check_outside(paths: Sequence[Path], folder: Path, flag: str) -> None:
+def check_outside(paths: Sequence[Path], **folders: Path | None) -> None:
     """Refuses to write into a folder whose files are all read as text.
 
     Args:
       paths: Those of `read_corpus`.
-      folder: What is written to.
-      flag: What names it on the command line.
+      **folders: What is written to, by the flag that names it; None for nothing.
 
     Raises:
-      InputError: It lies in one of them.
+      InputError: One lies in one of the paths.
     """
-    for path in paths:
-        corpus, inside = path.resolve(), folder.resolve()
-        if inside.is_relative_to(corpus) and not any(
-            part.startswith(".") for part in inside.relative_to(corpus).parts
-        ):
-            raise InputError(
-                f"{flag} {folder} lies in the corpus {path}, whose files are all read "
-                f"as text; give {flag} elsewhere."
-            )
+    for flag, folder in folders.items():
+        if folder is None:
+            continue
+        for corpus in paths:
+            inside, around = folder.resolve(), corpus.resolve()
+            if inside.is_relative_to(around) and not any(
+                part.startswith(".") for part in inside.relative_to(around).parts
+            ):
+                raise InputError(
+                    f"--{flag} {folder} lies in the corpus {corpus}, whose files are "
+                    f"all read as text; give --{flag} elsewhere."
+                )
 
 
 @functools.cache

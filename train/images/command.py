@@ -84,8 +84,9 @@ def train_images(config: ImagesConfig, timeout: float = Cluster.timeout) -> None
             keep_files=lambda folder: None,
         )
     if is_main_process():  # which has written them
-        for last in [x for x in metrics_log.read(config.out) if "eval_loss" in x][-1:]:
-            say(_spelled(last))
+        evaluations = [x for x in metrics_log.read(config.out) if "eval_loss" in x]
+        if evaluations:
+            say(_spelled(evaluations[-1]))
 
 
 def _spelled(evaluation: dict[str, Any]) -> str:

@@ -49,9 +49,7 @@ def load(
       InputError: The corpus or the tokenizer cannot be used or has changed, or there
         is too little text, or no room for its tokens.
     """
-    check_outside(config.corpus, config.out, "--out")
-    if config.tokens:
-        check_outside(config.corpus, config.tokens, "--tokens")
+    check_outside(config.corpus, out=config.out, tokens=config.tokens)
     about = survey(read_corpus(config.corpus))
     held_out = held_out_documents(about, config.seed)
     coding = _coding(config, goes_on=run is not None)

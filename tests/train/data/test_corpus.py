@@ -89,10 +89,10 @@ def sizes(documents):
 def test_a_run_does_not_write_where_its_corpus_is_read(tmp_path):
     corpus = [tmp_path / "file.txt", tmp_path / "texts"]
     for folder in tmp_path / "runs", tmp_path / "texts/.runs", tmp_path / "texts2":
-        check_outside(corpus, folder, "--out")
+        check_outside(corpus, out=folder, tokens=None)
     for folder in tmp_path / "texts", tmp_path / "texts/runs/a":
         with pytest.raises(InputError, match=r"--out .* lies in the corpus .*/texts,"):
-            check_outside(corpus, folder, "--out")
+            check_outside(corpus, out=folder, tokens=None)
 
 
 def test_long_texts_are_cut_between_paragraphs():
