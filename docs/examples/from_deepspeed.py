@@ -1,119 +1,211 @@
-"""DeepSpeed's 1-bit optimizers from the `params` of their JSON, to the same numbers."""
+"""DeepSpeed's 1-bit optimizers and schedules by their settings, to the same numbers.
 
+Each function takes the `params` of its JSON by name, `onebit_adam(**params)`. A
+schedule goes in as the rate: `onebit_adam(**params | {"lr": warmup(lr, **settings)})`.
+"""
+
+import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import optax
 
 import onebit_jax
 
 LearningRate = float | optax.Schedule
+Mask = Callable[[optax.Updates], optax.Updates]
+
+
+@dataclasses.dataclass(frozen=True)
+class Masked(onebit_jax.Exchange):
+    """`exp_avg_mask`: zero where what is agreed has no gradients.
+
+    Without it a row that has had none has a variance of zero and a momentum of one
+    scale's size by its signs, and their quotient is as large as 1 / eps.
+    """
+
+    axes: tuple[str, ...]
+    exchange: onebit_jax.Exchange
+    mask: Mask
+
+    def is_alone(self):
+        """As the exchange."""
+        return self.exchange.is_alone()
+
+    def init(self, params):
+        """The exchange's state."""
+        return self.exchange.init(params)
+
+    def update(self, updates, state, params=None):
+        """The exchange's means, masked."""
+        mean, state = self.exchange.update(updates, state, params)
+        return self.mask(mean), state
+
+    def wire_cost(self, params, axis_sizes):
+        """The exchange's: what is masked is sent, too."""
+        return self.exchange.wire_cost(params, axis_sizes)
+
+
+def exchange_of(mask: Mask | None, *, fused: bool = False) -> onebit_jax.Exchange:
+    """DeepSpeed's exchange, masked where there is a mask."""
+    exchange = onebit_jax.deepspeed_sign_mean("data", fused=fused)
+    return Masked(exchange.axes, exchange, mask) if mask else exchange
+
+
+def check(others: dict[str, Any]) -> None:
+    """Refuses what DeepSpeed's optimizers do not know, or refuse themselves."""
+    unused = {"bias_correction", "eps_inside_sqrt", "cuda_aware", "comm_backend_name"}
+    refused = {"amsgrad", "max_grad_norm"}
+    for name, value in others.items():
+        if name not in unused and (value or name not in refused):
+            raise TypeError(
+                f"{name!r} is not a setting of this optimizer: correct its name, or "
+                "leave it out."
+            )
 
 
 def onebit_adam(
-    params: Mapping[str, Any], learning_rate: LearningRate | None = None
+    lr: LearningRate,
+    freeze_step: int = 100_000,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    mask: Mask | None = None,
+    **others: Any,
 ) -> optax.GradientTransformation:
     """`"type": "OneBitAdam"`, a scale for each tensor as in float32."""
+    check(others)
     return onebit_jax.onebit_adamw(
-        params["lr"] if learning_rate is None else learning_rate,
-        onebit_jax.deepspeed_sign_mean("data"),
+        lr,
+        exchange_of(mask),
         # DeepSpeed drops the gradients of its first call.
-        onebit_jax.freeze_at(max(1, params.get("freeze_step", 100_000) - 1)),
-        *params.get("betas", (0.9, 0.999)),
-        params.get("eps", 1e-8),
-        params.get("weight_decay", 0.0),
+        onebit_jax.freeze_at(max(1, freeze_step - 1)),
+        *betas,
+        eps,
+        weight_decay,
         bias_correction=False,
         **onebit_jax.AS_PUBLISHED,
     )
 
 
 def onebit_lamb(
-    params: Mapping[str, Any], learning_rate: LearningRate | None = None
+    lr: LearningRate,
+    freeze_step: int = 100_000,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    max_coeff: float = 10.0,
+    min_coeff: float = 0.01,
+    coeff_beta: float = 0.9,
+    factor_max: float = 4.0,
+    factor_min: float = 0.5,
+    factor_threshold: float = 0.1,
+    mask: Mask | None = None,
+    **others: Any,
 ) -> optax.GradientTransformation:
     """`"type": "OneBitLamb"`, which exchanges all layers as one buffer."""
+    check(others)
     return onebit_jax.onebit_lamb(
-        params["lr"] if learning_rate is None else learning_rate,
-        onebit_jax.deepspeed_sign_mean("data", fused=True),
-        onebit_jax.freeze_at(max(1, params.get("freeze_step", 100_000) - 1)),
-        *params.get("betas", (0.9, 0.999)),
-        params.get("eps", 1e-8),
-        params.get("weight_decay", 0.0),
+        lr,
+        exchange_of(mask, fused=True),
+        onebit_jax.freeze_at(max(1, freeze_step - 1)),
+        *betas,
+        eps,
+        weight_decay,
         bias_correction=False,
-        ratio_limits=(params.get("min_coeff", 0.01), params.get("max_coeff", 10.0)),
-        ratio_decay=params.get("coeff_beta", 0.9),
-        factor_limits=(params.get("factor_min", 0.5), params.get("factor_max", 4.0)),
-        factor_change=params.get("factor_threshold", 0.1),
+        ratio_limits=(min_coeff, max_coeff),
+        ratio_decay=coeff_beta,
+        factor_limits=(factor_min, factor_max),
+        factor_change=factor_threshold,
         **onebit_jax.LAMB_AS_PUBLISHED,
     )
 
 
 def zero_one_adam(
-    params: Mapping[str, Any], learning_rate: LearningRate | None = None
+    lr: LearningRate,
+    var_freeze_step: int = 100_000,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    var_update_scaler: int = 16,
+    local_step_scaler: int = 32_678,
+    local_step_clipper: int = 16,
+    mask: Mask | None = None,
+    **others: Any,
 ) -> optax.GradientTransformation:
-    """`"type": "ZeroOneAdam"`, likewise, of a new state `counted`."""
-    rate = params["lr"] if learning_rate is None else learning_rate
-    return onebit_jax.zero_one_adam(
+    """`"type": "ZeroOneAdam"`, likewise."""
+    check(others)
+    tx = onebit_jax.zero_one_adam(
         # The dropped call is counted, and DeepSpeed's schedules begin after it.
-        (lambda count: rate(count - 1)) if callable(rate) else rate,
-        onebit_jax.deepspeed_sign_mean("data"),
-        onebit_jax.freeze_at(params.get("var_freeze_step", 100_000) + 1),
-        *params.get("betas", (0.9, 0.999)),
-        params.get("eps", 1e-8),
-        params.get("weight_decay", 0.0),
-        refresh=onebit_jax.growing_intervals(
-            params.get("var_update_scaler", 16), aligned=True
-        ),
+        (lambda count: lr(count - 1)) if callable(lr) else lr,
+        exchange_of(mask),
+        onebit_jax.freeze_at(var_freeze_step + 1),
+        *betas,
+        eps,
+        weight_decay,
+        refresh=onebit_jax.growing_intervals(var_update_scaler, aligned=True),
         sync=onebit_jax.growing_intervals(
-            params.get("local_step_scaler", 32_678),
-            longest=params.get("local_step_clipper", 16),
+            local_step_scaler,
+            longest=local_step_clipper,
             counting="steps",
             aligned=True,
         ),
         **onebit_jax.AS_DEEPSPEED,
     )
+    return tx._replace(init=lambda params: counted(tx.init(params)))
 
 
 def counted(state: Any) -> Any:
-    """A new state that holds 0/1 Adam's, with DeepSpeed's first call counted."""
-    new = optax.tree.set(
+    """A new state of 0/1 Adam with DeepSpeed's first call counted."""
+    return optax.tree.set(
         state,
         lambda path, _: getattr(path[-1], "tuple_name", "") == "ZeroOneAdamState",
         count=jnp.int32(1),
     )
-    # A count that is elsewhere would have the step compiled twice.
-    return jax.device_put(new, jax.tree.map(lambda x: x.sharding, state))
 
 
-def warmup(params: Mapping[str, Any], lr: float | None = None) -> optax.Schedule:
+def warmup(
+    lr: float,
+    warmup_min_lr: float = 0.0,
+    warmup_max_lr: float | None = None,
+    warmup_num_steps: int = 1000,
+    warmup_type: str = "log",
+) -> optax.Schedule:
     """`"type": "WarmupLR"`: a rise by logarithms or in a line, then level.
 
     It rises to `warmup_max_lr` or, where that is absent, to the optimizer's `lr`.
     """
-    low, high = params.get("warmup_min_lr", 0.0), params.get("warmup_max_lr", lr)
-    steps = max(2, params.get("warmup_num_steps", 1000))
+    high = lr if warmup_max_lr is None else warmup_max_lr
+    steps = max(2, warmup_num_steps)
 
     def schedule(count):
         step = jnp.maximum(jnp.asarray(count, jnp.float32), 0.0)
         rise = jnp.log1p(step) / math.log(steps)
-        if params.get("warmup_type", "log") == "linear":
+        if warmup_type == "linear":
             rise = step / steps
-        return low + (high - low) * jnp.minimum(rise, 1.0)
+        return warmup_min_lr + (high - warmup_min_lr) * jnp.minimum(rise, 1.0)
 
     return schedule
 
 
-def warmup_decay(params: Mapping[str, Any]) -> optax.Schedule:
+def warmup_decay(
+    total_num_steps: int,
+    warmup_min_lr: float = 0.0,
+    warmup_max_lr: float = 1e-3,
+    warmup_num_steps: int = 1000,
+    warmup_type: str = "log",
+) -> optax.Schedule:
     """`"type": "WarmupDecayLR"`: the rise, by default to 1e-3, then a line to 0."""
-    low, high = params.get("warmup_min_lr", 0.0), params.get("warmup_max_lr", 1e-3)
-    steps = max(2, params.get("warmup_num_steps", 1000))
-    total, rise = params["total_num_steps"], warmup(params, high)
+    low, high = warmup_min_lr, warmup_max_lr
+    steps = max(2, warmup_num_steps)
+    rise = warmup(high, low, high, steps, warmup_type)
 
     def schedule(count):
         step = jnp.asarray(count, jnp.float32)
-        fall = jnp.maximum(0.0, (total - step) / max(1, total - steps))
-        return jnp.where(step < steps, rise(step), low + (high - low) * fall)
+        left = (total_num_steps - step) / max(1, total_num_steps - steps)
+        fall = low + (high - low) * jnp.maximum(0.0, left)
+        return jnp.where(step < steps, rise(step), fall)
 
     return schedule

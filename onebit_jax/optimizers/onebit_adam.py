@@ -45,7 +45,11 @@ AS_PUBLISHED: Parts = {
     "floor": None,
     "bound": None,
 }
-"""The parts of the paper's compressed stage: momentum and frozen variance alone."""
+"""The parts of the paper's compressed stage: momentum and frozen variance alone.
+
+Without floor and bound, values that had no gradients in the warm-up, such as positions
+beyond its sequences, have a variance of zero and move by up to 1 / eps.
+"""
 
 
 def scale_by_onebit_adam(

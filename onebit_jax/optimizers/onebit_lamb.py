@@ -29,7 +29,10 @@ class LambParts(TypedDict):
 
 
 LAMB_AS_PUBLISHED: LambParts = {"floor": None, "bound": None}
-"""The parts of the paper's compressed stage: a frozen variance as it is, no bound."""
+"""The parts of the paper's compressed stage: a frozen variance as it is, no bound.
+
+Values that had no gradients in the warm-up move by up to 1 / eps.
+"""
 
 
 def scale_by_onebit_lamb(

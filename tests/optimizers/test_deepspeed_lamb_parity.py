@@ -101,7 +101,7 @@ class Calls:
 @functools.cache
 def trajectory(file):
     golden, config = deepspeed.read(file)
-    tx = from_deepspeed.onebit_lamb(DEFAULTS | config["options"])
+    tx = from_deepspeed.onebit_lamb(**DEFAULTS | config["options"])
     return deepspeed.Trajectory(tx, golden, config)
 
 

@@ -32,7 +32,8 @@ def signed_values(golden, config, t, i):
 @functools.cache
 def trajectory(file):
     golden, config = deepspeed.read(file)
-    tx = from_deepspeed.onebit_adam(config)
+    names = "lr", "freeze_step", "betas", "eps", "weight_decay"
+    tx = from_deepspeed.onebit_adam(**{name: config[name] for name in names})
     # With a freeze step of 1 it compresses from its first update on.
     stage = "compressed" if config["freeze_step"] < 2 else None
     return deepspeed.Trajectory(tx, golden, config, stage)
@@ -119,14 +120,12 @@ def test_padding_is_deepspeeds(workers, size):
 @pytest.mark.filterwarnings("ignore:The variance may be frozen")
 @pytest.mark.parametrize("name", ["onebit_adam", "onebit_lamb", "zero_one_adam"])
 def test_its_schedules_begin_after_the_call_that_is_dropped(name):
-    params = {"lr": 1e-3, "freeze_step": 10, "var_freeze_step": 10}
+    step = "var_freeze_step" if name == "zero_one_adam" else "freeze_step"
     gradients = jnp.tile(jnp.linspace(0.1, 1, 60), (2, 1))
     steps = []
-    for rate in (None, lambda count: 1e-3 * (1 + jnp.asarray(count, jnp.float32))):
-        tx = optax.chain(getattr(from_deepspeed, name)(params, rate))
+    for rate in (1e-3, lambda count: 1e-3 * (1 + jnp.asarray(count, jnp.float32))):
+        tx = optax.chain(getattr(from_deepspeed, name)(rate, **{step: 10}))
         run = Workers(tx, jnp.ones(60), mesh_of(2))
-        if name == "zero_one_adam":
-            run.state = from_deepspeed.counted(run.state)
         steps.append(run.update(gradients, jnp.ones(60)))
     np.testing.assert_array_equal(*steps)
     assert np.abs(steps[0]).min() > 0
@@ -135,20 +134,52 @@ def test_its_schedules_begin_after_the_call_that_is_dropped(name):
 @pytest.mark.parametrize("warmup_type", ["log", "linear", "Linear"])
 def test_its_schedule_is_deepspeeds(warmup_type):
     """By logarithms where it does not know the word; level before its first step."""
-    params = {"warmup_max_lr": 4e-4, "warmup_num_steps": 10, "total_num_steps": 50}
-    params |= {"warmup_min_lr": 1e-4, "warmup_type": warmup_type}
-    schedule = from_deepspeed.warmup_decay(params)
-    rise = 7 / 10 if warmup_type == "linear" else np.log(8) / np.log(10)
-    for step, share in {-1: 0, 0: 0, 7: rise, 10: 1, 20: 0.75, 50: 0, 60: 0}.items():
+    rise = {"warmup_max_lr": 4e-4, "warmup_num_steps": 10}
+    rise |= {"warmup_min_lr": 1e-4, "warmup_type": warmup_type}
+    schedule = from_deepspeed.warmup_decay(50, **rise)
+    risen = 7 / 10 if warmup_type == "linear" else np.log(8) / np.log(10)
+    for step, share in {-1: 0, 0: 0, 7: risen, 10: 1, 20: 0.75, 50: 0, 60: 0}.items():
         expected = 1e-4 + 3e-4 * share
         np.testing.assert_allclose(schedule(step), expected, rtol=1e-5)
         level = 1e-4 + 3e-4 * (share if step < 10 else 1)
-        warmup = from_deepspeed.warmup(params)(step)
+        warmup = from_deepspeed.warmup(1.0, **rise)(step)
         np.testing.assert_allclose(warmup, level, rtol=1e-5)
 
 
 def test_a_warm_up_without_a_rate_rises_to_the_optimizers():
     rise = {"warmup_num_steps": 10}
-    np.testing.assert_allclose(from_deepspeed.warmup(rise, 3e-4)(20), 3e-4)
-    decay = from_deepspeed.warmup_decay({**rise, "total_num_steps": 20})
+    np.testing.assert_allclose(from_deepspeed.warmup(3e-4, **rise)(20), 3e-4)
+    decay = from_deepspeed.warmup_decay(20, **rise)
     np.testing.assert_allclose(decay(10), 1e-3)
+
+
+def without_last_rows(tree):
+    return tree.at[4:].set(0)
+
+
+@pytest.mark.filterwarnings("ignore:The variance may be frozen")
+@pytest.mark.parametrize("name", ["onebit_adam", "onebit_lamb", "zero_one_adam"])
+def test_its_mask_keeps_rows_without_gradients(name):
+    step = "var_freeze_step" if name == "zero_one_adam" else "freeze_step"
+    params = jnp.ones((8, 8))
+    moves = []
+    for mask in (None, without_last_rows):
+        tx = getattr(from_deepspeed, name)(1e-3, mask=mask, **{step: 3})
+        run = Workers(tx, params, mesh_of(2))
+        moves.append([])
+        for t in range(8):
+            gradients = jax.random.normal(jax.random.key(t), (2, 8, 8))
+            gradients = gradients.at[:, 4:].set(0)
+            moves[-1].append(run.update(gradients, params))
+    without, with_mask = np.abs(np.array(moves)).max((1, 3))
+    assert without[4:].min() > 1, "signs over a variance of zero"
+    assert with_mask[4:].max() == 0
+    assert 0 < with_mask[:4].min() < with_mask[:4].max() < 1
+
+
+def test_what_is_no_setting_is_refused():
+    from_deepspeed.onebit_adam(1e-3, 10, cuda_aware=False, amsgrad=False)
+    with pytest.raises(TypeError, match="'freeze_steps' is not a setting"):
+        from_deepspeed.onebit_adam(1e-3, freeze_steps=10)
+    with pytest.raises(TypeError, match="'amsgrad' is not a setting"):
+        from_deepspeed.zero_one_adam(1e-3, amsgrad=True)

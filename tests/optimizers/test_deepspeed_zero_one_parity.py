@@ -21,10 +21,9 @@ class Trajectory(deepspeed.Trajectory):
     def __init__(self, file):
         golden, config = deepspeed.read(file)
         super().__init__(
-            from_deepspeed.zero_one_adam(config["options"]), golden, config
+            from_deepspeed.zero_one_adam(**config["options"]), golden, config
         )
         self.config = config
-        self.first = self.params, from_deepspeed.counted(self.state)
 
     def gradient(self, t, i):
         if self.config["workers"] == 1 and self.stage(t) == "gradient":
