@@ -1,9 +1,9 @@
 """Float16 with a dynamic loss scale, as DeepSpeed's `"fp16": {"loss_scale": 0}`.
 
 The parameters stay float32 and are cast where the loss is computed. The loss is
-multiplied by the scale and each worker's gradients are divided by it, before they are
-clipped and exchanged. A step whose gradients overflow on any worker is skipped on all,
-and the scale is halved.
+multiplied by the scale and each worker's gradients are divided by it, before those of
+several micro-batches are added, clipped and exchanged. A micro-batch whose gradients
+overflow on any worker is skipped on all, and the scale is halved.
 """
 
 import jax
@@ -18,6 +18,7 @@ jax.config.update("jax_num_cpu_devices", 4)  # virtual workers; not on real devi
 # As DeepSpeed's settings of these names, but with a larger power than its 16, so that
 # the first steps overflow: a few skipped steps at the start are normal.
 INITIAL_SCALE_POWER, LOSS_SCALE_WINDOW, MIN_LOSS_SCALE = 24, 50, 1.0
+MICRO_BATCHES = 2  # of an update: "gradient_accumulation_steps"
 
 
 def unscale():
@@ -33,7 +34,10 @@ mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
 adamw = onebit_jax.onebit_adamw(
     3e-3, onebit_jax.sign_mean("data"), onebit_jax.freeze_at(50), weight_decay=0.01
 )
-tx = optax.chain(unscale(), onebit_jax.clip_by_worker_norm(1.5, "data"), adamw)
+tx = optax.chain(onebit_jax.clip_by_worker_norm(1.5, "data"), adamw)
+tx = onebit_jax.accumulate(tx, MICRO_BATCHES, "data")
+# Outside of `accumulate`: micro-batches of one update may have different scales.
+tx = optax.chain(unscale(), tx)
 tx = onebit_jax.skip_nonfinite(tx, "data")
 
 
@@ -63,16 +67,16 @@ params, state = run.init(
     }
 )
 scale, since, skipped = jnp.float32(2**INITIAL_SCALE_POWER), 0, 0
-for step in range(200):
+for step in range(MICRO_BATCHES * 150):
     params, state, _, loss = run.step(params, state, batch_of(step), scale, scale=scale)
     since += 1
     now = int(onebit_jax.metrics(state)["skipped"])
     if now > skipped:  # the scale and its window belong into a checkpoint, too
         scale, since, skipped = jnp.maximum(scale / 2, MIN_LOSS_SCALE), 0, now
-    elif since > LOSS_SCALE_WINDOW:
+    elif since > LOSS_SCALE_WINDOW * MICRO_BATCHES:
         scale, since = scale * 2, 1
 
 onebit_jax.assert_replicas_identical(params, mesh)
-print(f"loss {loss:.3f}, {skipped} steps skipped, scale {scale:.0f}")
+print(f"loss {loss:.3f}, {skipped} micro-batches skipped, scale {scale:.0f}")
 for stage, sent in onebit_jax.stage_costs(tx, params, mesh.shape, scale=scale).items():
     print(stage, onebit_jax.sent_bytes(sent, mesh.shape), "bytes a step")
