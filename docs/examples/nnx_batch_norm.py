@@ -79,7 +79,8 @@ for step in range(100):
     finite = jnp.isfinite(optax.tree.norm((loss, new)))
     statistics = optax.tree.where(finite, new, statistics)
 
-nnx.update(model, params, statistics)  # the model again, for evaluation
+# The model again, for evaluation; a copy, as a further step would take the memory.
+nnx.update(model, jax.tree.map(jnp.copy, params), statistics)
 model.eval()
 x, labels = batch_of(-1)
 accuracy = jnp.mean(jnp.argmax(model(x), axis=1) == labels)
