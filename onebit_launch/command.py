@@ -81,9 +81,8 @@ def make_parser(program: str) -> argparse.ArgumentParser:
     add(
         "--hosts",
         type=int,
-        default=1,
         help="hosts on which this command is called, each with its own --host "
-        "(default: %(default)s)",
+        "(default: 1)",
     )
     add("--host", type=int, help="number of this host, from 0; needed with --hosts")
     add(
@@ -117,8 +116,9 @@ def parse(
       arguments: all arguments.
 
     Raises:
-      UsageError: There is something else before `--`, as where it is forgotten, or
-        there are several hosts and no number of this one.
+      UsageError: There is something else before `--`, as where it is forgotten,
+        there are several hosts and no number of this one, or there is a coordinator
+        and no number of hosts.
 
     Example:
       >>> parser = make_parser('onebit-launch')
@@ -133,6 +133,12 @@ def parse(
             f"{others[0]} is no flag of the launcher; write the command and its flags "
             f"after --, as in {parser.prog} --processes 2 -- train.py."
         )
+    if flags.coordinator is not None and flags.hosts is None:
+        raise UsageError(
+            "--coordinator needs --hosts and --host, or this host would train alone; "
+            "for one host leave it out."
+        )
+    flags.hosts = 1 if flags.hosts is None else flags.hosts
     if flags.host is None and flags.hosts > 1:
         raise UsageError("--hosts needs --host, another number on each host, from 0.")
     flags.host = flags.host or 0
@@ -201,19 +207,21 @@ def run(flags: Launch, command: Sequence[str]) -> Failure | None:
       UsageError: The files of output cannot be made.
     """
     port = free_port()
-    lookout = None
+    lookout = unfound = None
     if flags.hosts > 1 and flags.coordinator:
         lookout = Lookout(flags.coordinator)
         say(
-            f"host {flags.host} of hosts 0 to {flags.hosts - 1} starts; its processes "
-            "wait in silence for those of all the others at "
-            f"{flags.coordinator}."
+            f"host {flags.host} of hosts 0 to {flags.hosts - 1} starts its "
+            f"{flags.processes} of all {flags.hosts * flags.processes} processes, "
+            f"which wait in silence for the others at {flags.coordinator}."
         )
-        if reason := why_unfound(flags.coordinator):
-            say(
-                f"{reason}: give that name its address in /etc/hosts here, as "
-                "processes on CPUs look it up to find each other."
-            )
+        unfound = why_unfound(flags.coordinator)
+    advice = (
+        f"{unfound}: give that name its address in /etc/hosts here, as processes on "
+        "CPUs look it up to find each other."
+    )
+    if unfound:
+        say(advice)
     failure = run_together(
         [sys.executable, *command],
         environments(
@@ -228,6 +236,12 @@ def run(flags: Launch, command: Sequence[str]) -> Failure | None:
         log_dir=flags.log_dir,
         lookout=lookout,
     )
+    if failure and unfound:
+        # Said long ago, and again what may be why.
+        say(advice)
+    if failure and flags.hosts > 1:
+        there = "on this host; the launchers of the others tell what was first there"
+        return replace(failure, reason=f"{failure.reason} ({there})")
     if (
         failure
         and not flags.coordinator

@@ -116,8 +116,8 @@ def _check_global(batch: Any, processes: int) -> None:
         )
         if own:
             raise ValueError(
-                f"the batch's leaf {jax.tree_util.keystr(path) or 'itself'} is this "
-                f"process's own, and {processes} processes train: make one array of "
+                f"batch{jax.tree_util.keystr(path)} is this process's own array, and "
+                f"{processes} processes train: make one array of "
                 "all their rows by jax.make_array_from_process_local_data(sharding, "
                 "rows), or by jax.device_put(batch, sharding) where each has them all."
             )
@@ -132,8 +132,8 @@ def _check_same(lowered: jax.stages.Lowered) -> None:
     if others.size:
         raise ValueError(
             f"process {others[0]} would run another step than process 0: give all "
-            "processes the same settings (learning rate, freeze, exchange), shapes and "
-            "versions."
+            "processes the same code, settings (learning rate, freeze, exchange, batch "
+            "size), shapes and versions."
         )
 
 

@@ -192,15 +192,19 @@ def init(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
 
 
 def _warn_of_separate_processes() -> None:
-    """Warns a process that knows of others, by a launcher, and has not joined them."""
-    started = os.environ.get("JAX_NUM_PROCESSES", "")
-    if started.isdecimal() and int(started) > jax.process_count() == 1:
-        warnings.warn(
-            f"this process is one of {started} (JAX_NUM_PROCESSES), each of which "
-            "trains a model of its own: call jax.distributed.initialize() before "
-            "anything looks at a device.",
-            stacklevel=3,
-        )
+    """Warns a process that was started as one of several and has not joined them."""
+    # Of launchers, of Open MPI, and of a step of Slurm.
+    names = "JAX_NUM_PROCESSES", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"
+    for name in names:
+        started = os.environ.get(name, "")
+        if started.isdecimal() and int(started) > jax.process_count() == 1:
+            warnings.warn(
+                f"this process is one of {started} ({name}), each of which trains a "
+                "model of its own: call jax.distributed.initialize() before anything "
+                "looks at a device.",
+                stacklevel=3,
+            )
+            return
 
 
 def _over(axes: tuple[str, ...], spec: PartitionSpec) -> PartitionSpec:

@@ -49,8 +49,8 @@ def test_launchers_of_several_hosts_start_one_cluster(tmp_path):
     ]
     assert [said_by(x).splitlines() for x in launchers] == [
         [
-            f"[launch] host {i} of hosts 0 to 1 starts; its processes wait in "
-            f"silence for those of all the others at {coordinator}.",
+            f"[launch] host {i} of hosts 0 to 1 starts its 1 of all 2 processes, "
+            f"which wait in silence for the others at {coordinator}.",
             f"[{i}] {i} 2 4",
         ]
         for i in range(2)
@@ -158,10 +158,15 @@ def test_only_processes_of_other_hosts_reach_the_coordinator_from_outside():
         ),
         ("--processes 1 --hosts 2 --host 2 -- x.py", "--host 2 must be from 0 to 1"),
         (
-            "--processes 1 --coordinator here -- x.py",
+            "--processes 1 --hosts 1 --coordinator here -- x.py",
             "here is not an address; give HOST:PORT",
         ),
-        ("--processes 1 --coordinator h:0 -- x.py", "h:0 is not an address"),
+        ("--processes 1 --hosts 1 --coordinator h:0 -- x.py", "h:0 is not an address"),
+        (
+            "--processes 1 --coordinator h:1 -- x.py",
+            "--coordinator needs --hosts and --host, or this host would train alone",
+        ),
+        ("--processes 1 --hosts 0 -- x.py", "--hosts must be at least 1"),
         ("--processes 1 --grace nan -- x.py", "--grace must not be negative"),
         ("--processes 1", "there is no command; give one after --"),
         (
@@ -181,8 +186,25 @@ def test_flags_that_cannot_be_used_are_refused(flags, message):
 
 
 def check_all(*arguments):
-    given, command = parse(make_parser("onebit-launch"), arguments)
-    check(Launch(**given), command)
+    given, rest = parse(make_parser("onebit-launch"), arguments)
+    check(Launch(**given), rest)
+
+
+def test_a_failure_is_that_of_one_host_of_several():
+    code = (
+        "from onebit_launch import command\n"
+        "command.why_unfound = lambda coordinator: 'nobody finds it'\n"
+        "command.main()"
+    )
+    hosts = ("--hosts", "2", "--host", "1", "--coordinator", "127.0.0.1:1")
+    fails = ("--processes", "1", *hosts, "--", "-c", "raise SystemExit(3)")
+    done = subprocess.run(
+        [sys.executable, "-c", code, *fails], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 3
+    reason = "process 1 failed first, with exit status 3 (on this host;"
+    assert done.stderr.splitlines()[-1].startswith(f"[launch] {reason}")
+    assert done.stderr.count("nobody finds it: give that name its address") == 2
 
 
 def test_a_second_launcher_of_the_first_host_is_refused():

@@ -236,18 +236,22 @@ def test_a_resumed_run_is_compiled_once(axis_type):
     assert compilations(run, params, state) == 1
 
 
-def test_who_has_not_joined_the_other_processes_is_told_how(monkeypatch):
+@pytest.mark.parametrize(
+    "name", ["JAX_NUM_PROCESSES", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"]
+)
+def test_who_has_not_joined_the_other_processes_is_told_how(name, monkeypatch):
     def init():
         return onebit_jax.init(sign_mean("data"), jnp.zeros(3), mesh_of(2))
 
-    monkeypatch.setenv("JAX_NUM_PROCESSES", "4")
-    with pytest.warns(UserWarning, match=r"one of 4 .* call jax.distributed.initia"):
+    monkeypatch.setenv(name, "4")
+    said = rf"one of 4 \({name}\).* call jax.distributed.initia"
+    with pytest.warns(UserWarning, match=said):
         init()
     with monkeypatch.context() as joined:
         joined.setattr(jax, "process_count", lambda: 4)
         init()
     for alone in ("1", "", "four"):
-        monkeypatch.setenv("JAX_NUM_PROCESSES", alone)
+        monkeypatch.setenv(name, alone)
         init()
 
 

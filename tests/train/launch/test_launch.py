@@ -337,7 +337,8 @@ def test_a_port_that_was_lost_to_another_is_chosen_again(script, tmp_path, is_ch
         "with one_sentence(), socket.create_server(('', int(port))):\n"
         "    initialize(Cluster(coordinator=f'{address}:{port}'))"
     )
-    own = () if is_chosen else ("--coordinator", f"127.0.0.1:{free_port()}")
+    address = f"127.0.0.1:{free_port()}"
+    own = () if is_chosen else ("--hosts", "1", "--coordinator", address)
     status, said = run(
         *("--restarts", "1", *own),
         command=script(f"if process: time.sleep(60)\n{text}", "--out", tmp_path),
