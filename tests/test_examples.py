@@ -33,9 +33,9 @@ for step in range(2):
 LAUNCHER = ["-m", "onebit_launch", "--processes", "2"]
 
 
-def lines_of(name, *launcher):
+def lines_of(name, *launcher, arguments=()):
     """The lines that an example prints, alone or under the launcher."""
-    return printed_by(*launcher, EXAMPLES / name).splitlines()
+    return printed_by(*launcher, EXAMPLES / name, *arguments).splitlines()
 
 
 def numbers_in(line):
@@ -97,11 +97,14 @@ def test_a_checkpoint_of_eight_workers_is_gone_on_with_by_four():
     assert after[2] < before[2] / 10
 
 
-def test_several_processes():
-    lines = lines_of("several_processes.py", *LAUNCHER, "--")
-    processes, workers, loss = last_numbers(lines, "2 processes")
-    assert processes == workers == 2
-    assert loss < 0.1, "from 0.64"
+def test_several_processes_go_on_from_their_checkpoint(tmp_path):
+    for steps, most in ((60, 0.1), (120, 0.01)):
+        folder = (tmp_path / "saved",)
+        lines = lines_of("several_processes.py", *LAUNCHER, "--", arguments=folder)
+        processes, workers, loss = last_numbers(lines, "2 processes")
+        assert processes == workers == 2
+        assert loss < most, "from 0.64"
+        assert sum(last_numbers(lines, "steps:")) == steps
 
 
 @pytest.mark.slow
