@@ -21,10 +21,10 @@ ROOMS := onebit_jax pallas_kernels onebit_launch models train benchmarks tests
 .PHONY: env pretrain test test-all test-aot docs wheel drills lint clean
 
 # pip is run from outside the environment, so that Debian's separate python3-venv
-# (which carries ensurepip) is not needed.
+# (which carries ensurepip) is not needed; inside it is for the user.
 $(ENV)/.base: pyproject.toml
 	$(PYTHON) -m venv --without-pip $(ENV)
-	$(PYTHON) -m pip --python $(BIN)/python install --quiet --editable '.[train]'
+	$(PYTHON) -m pip --python $(BIN)/python install --quiet pip --editable '.[train]'
 	@touch $@
 
 $(ENV)/.test: $(ENV)/.base

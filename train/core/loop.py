@@ -20,6 +20,7 @@ from train.core.errors import writable
 from train.core.metrics_log import EvalMetrics, StepMetrics
 from train.core.output import is_main_process, say
 from train.core.processes.distributed import meet
+from train.core.processes.session import uninterrupted
 from train.core.totals import Totals, count, stage_rates
 
 if TYPE_CHECKING:
@@ -93,8 +94,10 @@ def train(
             "--learning-rate."
         )
     if is_main_process():
+        log = metrics_log.read(folder)
+        say(f"{task.name}: {metrics_log.summary(log)}")
         with writable(folder):
-            picture.draw(folder / picture.FILE, {task.name: metrics_log.read(folder)})
+            picture.draw(folder / picture.FILE, {task.name: log})
     # What `finish` computes may need the memory of the state.
     task.finish(loop.take().mean_params)
     return totals
@@ -190,8 +193,8 @@ class _Loop:
             share = f"{clipped:.0%}".replace("%", " %")
             say(
                 f"{share} of the steps were clipped by --clip {self.flags.clip:g} (the "
-                f"last step's norm was {self._measures['worker_norm']:.3g}); give a "
-                "new run a larger one, until few are."
+                f"last step's norm was {self._measures['worker_norm']:.3g}); if Adam "
+                "was clipped less, give a new run a larger one."
             )
         # Of the axes the first is that of the hosts, or the only one.
         compressing = self.mesh.devices.shape[0]
@@ -300,7 +303,8 @@ class _Loop:
 
     def _save(self, newest: Checkpoint) -> None:
         self.watchdog.expect(f"the checkpoint of step {newest.progress.totals.steps}")
-        self.checkpoints.save(newest, self.mesh)
+        with uninterrupted():  # half of one would be lost
+            self.checkpoints.save(newest, self.mesh)
 
     def _bar(self, last: int) -> tqdm:
         """A progress bar over the numbers of the steps to come."""

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FILE = "metrics.jsonl"
+DIVERGED = 1.2
+"""A last loss above so many times the first is told as a fault."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,37 @@ def read(folder: Path) -> list[dict[str, Any]]:
                 "go on."
             ) from error
     return lines
+
+
+def summary(log: list[dict[str, Any]]) -> str:
+    """The end of a run in a sentence: losses, bytes, and whether the loss has risen.
+
+    Args:
+      log: The lines, of one step at least.
+
+    Example:
+      >>> lines = [dict(step=n, loss=3.0 / n, total_sent_bytes=1e6 * n) for n in (1, 2)]
+      >>> summary([*lines, {'step': 2, 'eval_loss': 1.6}])
+      'step 2, loss 1.5000, held-out loss 1.6000, 2.0 MB sent by a worker'
+    """
+    steps = [line for line in log if "loss" in line]
+    losses = [line["loss"] for line in steps if line["loss"] is not None]
+    means = [
+        f"held-out {name.removeprefix('eval_')} {mean:.4f}"
+        for line in log[-1:]
+        for name, mean in line.items()
+        if name.startswith("eval_") and mean is not None
+    ]
+    parts = [f"step {steps[-1]['step']:,}"]
+    parts += [f"loss {loss:.4f}" for loss in losses[-1:]]
+    sent = f"{steps[-1]['total_sent_bytes'] / 1e6:,.1f} MB sent by a worker"
+    text = ", ".join([*parts, *means, sent])
+    if losses and losses[-1] > DIVERGED * losses[0]:
+        return (
+            f"{text}; the loss has risen, from {losses[0]:.4f}: give a new run a "
+            "smaller --learning-rate"
+        )
+    return text
 
 
 def truncate(folder: Path, step: int) -> None:

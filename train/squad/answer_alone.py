@@ -58,7 +58,7 @@ def answer_alone(config: SquadConfig, timeout: float = Cluster.timeout) -> None:
     asked = windows_of(config, squad, weights)
     say(
         f"{config.predict}: {len(squad.questions):,} questions in {len(asked):,} "
-        f"windows of {config.seq} tokens, {config.stride} word pieces apart"
+        f"windows of {config.seq} tokens, at most {config.stride} word pieces apart"
     )
     everywhere = NamedSharding(mesh, PartitionSpec())
     params = jax.device_put(weights.params, everywhere)

@@ -20,7 +20,7 @@ import onebit_jax
 from onebit_launch.errors import LOST_EXIT
 from train.core.checkpoint import Checkpoint, Checkpoints, Progress, latest_step
 from train.core.errors import InputError
-from train.core.processes.session import one_sentence
+from train.core.processes.session import one_sentence, uninterrupted
 from train.core.processes.watchdog import Watchdog
 from train.core.totals import Totals
 
@@ -225,3 +225,35 @@ def test_too_little_memory_is_one_sentence_and_no_reason_to_start_again(capsys):
     assert said.endswith("with --accumulate.\n")
     with pytest.raises(RuntimeError, match="other"), one_sentence():
         raise RuntimeError("other")
+
+
+def test_ctrl_c_ends_a_checkpoint_whole_and_a_second_one_at_once():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        for presses in (1, 2):
+            done = 0
+            with pytest.raises(KeyboardInterrupt), uninterrupted():
+                for _ in range(presses):
+                    os.kill(os.getpid(), signal.SIGINT)
+                done = 1
+            assert done == (presses == 1)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_does_not_wait_for_an_orderly_end():
+    """In which threads that compile have ended in segmentation faults."""
+    code = (
+        "import atexit\n"
+        "from train.core.processes.session import one_sentence\n"
+        "atexit.register(print, 'orderly')\n"
+        "with one_sentence():\n"
+        "    print('begun')\n"
+        "    raise KeyboardInterrupt('stopped; --resume goes on')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (130, "begun\n")
+    assert done.stderr == "\nstopped; --resume goes on\n"

@@ -74,3 +74,14 @@ def test_a_damaged_line_of_the_metrics_is_named(tmp_path):
             file.write(line)
     with pytest.raises(InputError, match=r"line 2 of .*metrics\.jsonl is damaged"):
         metrics_log.read(tmp_path)
+
+
+def test_a_run_whose_loss_has_risen_says_so():
+    def line(step, loss):
+        return {"step": step, "loss": loss, "total_sent_bytes": 10**6 * step}
+
+    calm = metrics_log.summary([line(1, 2.0), line(2, None), line(3, 2.3)])
+    assert calm == "step 3, loss 2.3000, 3.0 MB sent by a worker"
+    risen = metrics_log.summary([line(1, 2.0), line(3, 2.5), line(4, None)])
+    assert "the loss has risen, from 2.0000: give a new run a smaller" in risen
+    assert metrics_log.summary([line(1, None)]) == "step 1, 1.0 MB sent by a worker"

@@ -49,7 +49,7 @@ def test_questions_whose_answers_nobody_knows_are_answered(
         windows = [] if start == files.out else ["--seq", "32", "--stride", "4"]
         with PROMOTION:
             answer_alone(parse([*flags, *windows, "--null-threshold", "1e9"]).training)
-        said = "6 questions in 6 windows of 32 tokens, 4 word pieces apart"
+        said = "6 questions in 6 windows of 32 tokens, at most 4 word pieces apart"
         assert f"{asked}: {said}" in capsys.readouterr().out
         assert (out / answers.name).read_text() == kept
         assert (out / "null_odds_new.json").exists()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
+import threading
 import traceback
 from typing import TYPE_CHECKING, NoReturn
 
@@ -83,7 +85,8 @@ def one_sentence() -> Iterator[None]:
     except LostError as error:
         _leave(f"error: {error}", LOST_EXIT)
     except KeyboardInterrupt as error:
-        _leave(f"\n{str(error) or 'stopped'}", 130)
+        # At once: what XLA still compiles in threads may crash an orderly end.
+        _leave(f"\n{str(error) or 'stopped'}", 130, at_once=True)
     except Exception as error:
         if is_out_of_memory(error):
             _leave(
@@ -97,9 +100,36 @@ def one_sentence() -> Iterator[None]:
         _leave(traceback.format_exc().rstrip(), 1)
 
 
-def _leave(message: str, status: int) -> NoReturn:
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Puts Ctrl-C off to the end of what must not stop halfway; a second one stops it.
+
+    Raises:
+      KeyboardInterrupt: At the end, if there was one.
+    """
+    noted: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        if noted:
+            raise KeyboardInterrupt
+        noted.append(number)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if noted:
+        raise KeyboardInterrupt
+
+
+def _leave(message: str, status: int, *, at_once: bool = False) -> NoReturn:
     print(message, file=sys.stderr, flush=True)
-    if jax.distributed.is_initialized():
+    if at_once or jax.distributed.is_initialized():
         # An orderly end waits for the other processes, which wait for this one.
         sys.stdout.flush()
         os._exit(status)
