@@ -184,6 +184,11 @@ def check(config: PretrainConfig) -> None:
                     f"{spelling(name)} is of a second phase, and there is none; give "
                     "--long-seq too."
                 )
+    if config.long_seq is not None and config.long_seq < config.seq:
+        raise InputError(
+            f"--long-seq is of a phase of longer sequences; give {config.seq} (--seq) "
+            "or more."
+        )
     phases = config.phases
     # The second phase has the first's rate where it has none of its own.
     for rate, of in (config.decay_rate, phases), (config.long_decay_rate, phases[1:]):

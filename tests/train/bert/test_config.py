@@ -37,6 +37,7 @@ def config(tmp_path):
         ({"batch": 12}, "--batch 12 cannot be shared equally by 8 workers"),
         ({"accumulate": 2}, "--accumulate 2 cannot divide the 1 examples of each"),
         ({"long_seq": 64, "long_batch": 12}, "--long-batch 12 cannot be shared equa"),
+        ({"long_seq": 64, "seq": 128}, "longer sequences; give 128 (--seq) or more"),
         ({"attention": "cudnn"}, "choose --dtype bfloat16 or --attention xla."),
         (
             {"attention": "cudnn", "dtype": "bfloat16", "remat": "attention"},

@@ -228,15 +228,20 @@ def test_too_little_memory_is_one_sentence_and_no_reason_to_start_again(capsys):
 
 
 def test_ctrl_c_ends_a_checkpoint_whole_and_a_second_one_at_once():
+    done = []
+
+    def save(presses):
+        with uninterrupted():
+            for _ in range(presses):
+                os.kill(os.getpid(), signal.SIGINT)
+            done.append(presses)
+
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         for presses in (1, 2):
-            done = 0
-            with pytest.raises(KeyboardInterrupt), uninterrupted():
-                for _ in range(presses):
-                    os.kill(os.getpid(), signal.SIGINT)
-                done = 1
-            assert done == (presses == 1)
+            with pytest.raises(KeyboardInterrupt):
+                save(presses)
+        assert done == [1]
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
