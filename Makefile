@@ -21,7 +21,7 @@ ROOMS := onebit_jax pallas_kernels onebit_launch models train benchmarks tests
 .PHONY: env pretrain test test-all test-aot docs wheel drills lint clean
 
 # pip is run from outside the environment, so that Debian's separate python3-venv
-# (which carries ensurepip) is not needed; inside it is for the user.
+# (which carries ensurepip) is not needed. pip inside is for what the user adds.
 $(ENV)/.base: pyproject.toml
 	$(PYTHON) -m venv --without-pip $(ENV)
 	$(PYTHON) -m pip --python $(BIN)/python install --quiet pip --editable '.[train]'

@@ -117,8 +117,8 @@ def parse(
 
     Raises:
       UsageError: There is something else before `--`, as where it is forgotten,
-        there are several hosts and no number of this one, or there is a coordinator
-        and no number of hosts.
+        there are several hosts and no number of this one, or the number of hosts
+        lacks beside a coordinator or a host.
 
     Example:
       >>> parser = make_parser('onebit-launch')
@@ -133,10 +133,10 @@ def parse(
             f"{others[0]} is no flag of the launcher; write the command and its flags "
             f"after --, as in {parser.prog} --processes 2 -- train.py."
         )
-    if flags.coordinator is not None and flags.hosts is None:
+    if flags.hosts is None and (flags.coordinator, flags.host) != (None, None):
         raise UsageError(
-            "--coordinator needs --hosts and --host, or this host would train alone; "
-            "for one host leave it out."
+            "--coordinator and --host need --hosts, or this host would train alone; "
+            "for one host leave them out."
         )
     flags.hosts = 1 if flags.hosts is None else flags.hosts
     if flags.host is None and flags.hosts > 1:
@@ -207,7 +207,7 @@ def run(flags: Launch, command: Sequence[str]) -> Failure | None:
       UsageError: The files of output cannot be made.
     """
     port = free_port()
-    lookout = unfound = None
+    lookout = advice = None
     if flags.hosts > 1 and flags.coordinator:
         lookout = Lookout(flags.coordinator)
         say(
@@ -215,13 +215,12 @@ def run(flags: Launch, command: Sequence[str]) -> Failure | None:
             f"{flags.processes} of all {flags.hosts * flags.processes} processes, "
             f"which wait in silence for the others at {flags.coordinator}."
         )
-        unfound = why_unfound(flags.coordinator)
-    advice = (
-        f"{unfound}: give that name its address in /etc/hosts here, as processes on "
-        "CPUs look it up to find each other."
-    )
-    if unfound:
-        say(advice)
+        if reason := why_unfound(flags.coordinator):
+            advice = (
+                f"{reason}: give that name its address in /etc/hosts here, as "
+                "processes on CPUs look it up to find each other."
+            )
+            say(advice)
     failure = run_together(
         [sys.executable, *command],
         environments(
@@ -236,10 +235,9 @@ def run(flags: Launch, command: Sequence[str]) -> Failure | None:
         log_dir=flags.log_dir,
         lookout=lookout,
     )
-    if failure and unfound:
-        # Said long ago, and again what may be why.
-        say(advice)
-    if failure and flags.hosts > 1:
+    if failure and flags.hosts > 1 and not failure.is_final:
+        if advice:  # what was said long ago may be why
+            say(advice)
         there = "on this host; the launchers of the others tell what was first there"
         return replace(failure, reason=f"{failure.reason} ({there})")
     if (

@@ -30,6 +30,26 @@ for step in range(2):
     ))(jax.numpy.arange(8))
     print(*losses)
 """
+SCALES = """
+import runpy, sys
+import jax
+example = runpy.run_path(sys.argv[1])
+
+def update(*scales):
+    params, state = jax.tree.map(
+        jax.numpy.copy, (example["params"], example["state"])
+    )
+    for step, scale in enumerate(scales):
+        params, state, *_ = example["run"].step(
+            params, state, example["batch_of"](step), scale, scale=scale
+        )
+    return jax.tree.map(lambda new, old: new - old, params, example["params"])
+
+one, two = jax.numpy.float32([2**14, 2**12])
+norm = example["optax"].tree.norm
+same, different = update(one, one, one), update(one, two, one)
+print(norm(jax.tree.map(jax.numpy.subtract, same, different)) / norm(same))
+"""
 LAUNCHER = ["-m", "onebit_launch", "--processes", "2"]
 
 
@@ -83,6 +103,8 @@ def test_float16_with_a_loss_scale():
     first, warmup, _, compressed = map(numbers_in, lines_of("loss_scaling.py"))
     loss, skipped, scale = first
     assert loss < 0.5, "1.4 by chance"
+    (difference,) = numbers_in(lines_of("loss_scaling.py", "-c", SCALES)[-1])
+    assert difference < 0.02, "an update does not know its micro-batches' scales"
     assert 0 < skipped < 20, "the scale was too large at first, and no longer"
     assert scale < 2**24
     assert warmup[0] > 20 * compressed[0]
@@ -99,8 +121,7 @@ def test_a_checkpoint_of_eight_workers_is_gone_on_with_by_four():
 
 def test_several_processes_go_on_from_their_checkpoint(tmp_path):
     for steps, most in ((60, 0.1), (120, 0.01)):
-        folder = (tmp_path / "saved",)
-        lines = lines_of("several_processes.py", *LAUNCHER, "--", arguments=folder)
+        lines = lines_of("several_processes.py", *LAUNCHER, "--", arguments=[tmp_path])
         processes, workers, loss = last_numbers(lines, "2 processes")
         assert processes == workers == 2
         assert loss < most, "from 0.64"

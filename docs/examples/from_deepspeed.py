@@ -22,8 +22,8 @@ Mask = Callable[[optax.Updates], optax.Updates]
 class Masked(onebit_jax.Exchange):
     """`exp_avg_mask`: zero where what is agreed has no gradients.
 
-    Without it a row that has had none has a variance of zero and a momentum of one
-    scale's size by its signs, and their quotient is as large as 1 / eps.
+    Without it a row that has had none has a variance of zero and, by its signs, a
+    momentum of the scale's size, and its step is their quotient, scale / eps.
     """
 
     axes: tuple[str, ...]

@@ -79,4 +79,4 @@ for step in range(MICRO_BATCHES * 150):
 onebit_jax.assert_replicas_identical(params, mesh)
 print(f"loss {loss:.3f}, {skipped} micro-batches skipped, scale {scale:.0f}")
 for stage, sent in onebit_jax.stage_costs(tx, params, mesh.shape, scale=scale).items():
-    print(stage, onebit_jax.sent_bytes(sent, mesh.shape), "bytes a step")
+    print(stage, onebit_jax.sent_bytes(sent, mesh.shape), "bytes an update")

@@ -5,10 +5,10 @@
 starts the program twice on one machine. `jax.distributed.initialize()` finds the others
 by what the launcher, Slurm or `mpirun` tells it, and the mesh is made of the devices of
 all of them. Each process reads its own rows and makes of them its part of one array; a
-process's own array is refused as a batch, as each would train on another. Started again
-with the folder of a checkpoint, it goes on from there:
+process's own array is refused as a batch, as each would train on another. With a
+folder that all hosts share it saves a checkpoint there, and goes on from the newest:
 
-    onebit-launch --processes 2 -- several_processes.py /shared/checkpoint
+    onebit-launch --processes 2 -- several_processes.py /shared/run
 """
 
 import pathlib
@@ -33,28 +33,32 @@ run = onebit_jax.data_parallel(
     lambda params, x: jnp.mean((x @ (params["w"] - 0.1)) ** 2), tx, mesh
 )
 params, state = run.init({"w": np.zeros((64, 64), np.float32)})
-folder = pathlib.Path(sys.argv[1]).absolute() if len(sys.argv) > 1 else None
-if folder and folder.exists():
+
+# All processes call the manager, and each saves and restores its part.
+manager, first = None, 0
+if len(sys.argv) > 1:
+    manager = ocp.CheckpointManager(pathlib.Path(sys.argv[1]).absolute())
+    first = manager.latest_step() or 0
+if first:
     everywhere = NamedSharding(mesh, PartitionSpec())
     shapes = {"w": jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=everywhere)}
     saved = {"params": shapes, "state": onebit_jax.saved_state(tx, shapes, mesh, mesh)}
-    with ocp.StandardCheckpointer() as checkpointer:
-        restored = checkpointer.restore(folder, saved)
+    restored = manager.restore(first, args=ocp.args.StandardRestore(saved))
     params, state = restored["params"], restored["state"]
 
 by_rows = NamedSharding(mesh, PartitionSpec("data"))
-rng = np.random.default_rng(jax.process_index())  # each process has data of its own
+# Each process, and each start, has data of its own.
+rng = np.random.default_rng((jax.process_index(), first))
 for _ in range(60):
     own = rng.normal(size=(64 // jax.process_count(), 64)).astype(np.float32)
     batch = jax.make_array_from_process_local_data(by_rows, own)
     params, state, loss = run.step(params, state, batch)
 
 onebit_jax.assert_replicas_identical(params, mesh)
-if folder:
-    # All processes save, each its part, into a folder that all hosts share.
-    with ocp.StandardCheckpointer() as checkpointer:
-        saved = {"params": params, "state": state}
-        checkpointer.save(folder, saved, force=True)
+if manager:
+    saved = {"params": params, "state": state}
+    manager.save(first + 60, args=ocp.args.StandardSave(saved))
+    manager.close()  # once it has been written
 steps = {stage: int(n) for stage, n in onebit_jax.steps_by_stage(state).items()}
 if jax.process_index() == 0:
     print(f"{jax.process_count()} processes, {workers} workers, loss {loss:.4f}")

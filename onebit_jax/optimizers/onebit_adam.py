@@ -48,7 +48,7 @@ AS_PUBLISHED: Parts = {
 """The parts of the paper's compressed stage: momentum and frozen variance alone.
 
 Without floor and bound, values that had no gradients in the warm-up, such as positions
-beyond its sequences, have a variance of zero and move by up to 1 / eps.
+beyond its sequences, have a variance of zero and a step of the scale / eps.
 """
 
 

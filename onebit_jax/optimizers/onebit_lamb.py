@@ -31,7 +31,7 @@ class LambParts(TypedDict):
 LAMB_AS_PUBLISHED: LambParts = {"floor": None, "bound": None}
 """The parts of the paper's compressed stage: a frozen variance as it is, no bound.
 
-Values that had no gradients in the warm-up move by up to 1 / eps.
+The step of values that had no gradients in the warm-up is the scale / eps.
 """
 
 

@@ -43,8 +43,8 @@ counting='steps', aligned=True)`.
 DeepSpeed's first call only raises its count. For its numbers the count has to begin
 at 1: `state = state._replace(count=state.count + 1)` after `init`.
 
-Without floor and bound, values without gradients move by up to 1 / eps, from the first
-step of the stage 'gradient' on.
+Without floor and bound, the step of values without gradients is the scale / eps, from
+the first step of the stage 'gradient' on.
 """
 
 

@@ -164,8 +164,9 @@ def test_only_processes_of_other_hosts_reach_the_coordinator_from_outside():
         ("--processes 1 --hosts 1 --coordinator h:0 -- x.py", "h:0 is not an address"),
         (
             "--processes 1 --coordinator h:1 -- x.py",
-            "--coordinator needs --hosts and --host, or this host would train alone",
+            "--coordinator and --host need --hosts, or this host would train alone",
         ),
+        ("--processes 1 --host 0 -- x.py", "--coordinator and --host need --hosts"),
         ("--processes 1 --hosts 0 -- x.py", "--hosts must be at least 1"),
         ("--processes 1 --grace nan -- x.py", "--grace must not be negative"),
         ("--processes 1", "there is no command; give one after --"),

@@ -110,7 +110,7 @@ def summary(log: list[dict[str, Any]]) -> str:
     """The end of a run in a sentence: losses, bytes, and whether the loss has risen.
 
     Args:
-      log: The lines, of one step at least.
+      log: The lines of the run.
 
     Example:
       >>> lines = [dict(step=n, loss=3.0 / n, total_sent_bytes=1e6 * n) for n in (1, 2)]
@@ -118,23 +118,25 @@ def summary(log: list[dict[str, Any]]) -> str:
       'step 2, loss 1.5000, held-out loss 1.6000, 2.0 MB sent by a worker'
     """
     steps = [line for line in log if "loss" in line]
-    losses = [line["loss"] for line in steps if line["loss"] is not None]
+    if not steps:
+        return f"{FILE} has no step"
+    first, last = steps[0]["loss"], steps[-1]["loss"]
     means = [
         f"held-out {name.removeprefix('eval_')} {mean:.4f}"
         for line in log[-1:]
         for name, mean in line.items()
         if name.startswith("eval_") and mean is not None
     ]
-    parts = [f"step {steps[-1]['step']:,}"]
-    parts += [f"loss {loss:.4f}" for loss in losses[-1:]]
+    loss = [] if last is None else [f"loss {last:.4f}"]
     sent = f"{steps[-1]['total_sent_bytes'] / 1e6:,.1f} MB sent by a worker"
-    text = ", ".join([*parts, *means, sent])
-    if losses and losses[-1] > DIVERGED * losses[0]:
-        return (
-            f"{text}; the loss has risen, from {losses[0]:.4f}: give a new run a "
-            "smaller --learning-rate"
-        )
-    return text
+    text = ", ".join([f"step {steps[-1]['step']:,}", *loss, *means, sent])
+    if last is None:
+        fault = "the loss is not finite"
+    elif first is not None and last > DIVERGED * first:
+        fault = f"the loss has risen, from {first:.4f}"
+    else:
+        return text
+    return f"{text}; {fault}: give a new run a smaller --learning-rate"
 
 
 def truncate(folder: Path, step: int) -> None:

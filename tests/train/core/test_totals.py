@@ -82,6 +82,9 @@ def test_a_run_whose_loss_has_risen_says_so():
 
     calm = metrics_log.summary([line(1, 2.0), line(2, None), line(3, 2.3)])
     assert calm == "step 3, loss 2.3000, 3.0 MB sent by a worker"
-    risen = metrics_log.summary([line(1, 2.0), line(3, 2.5), line(4, None)])
+    risen = metrics_log.summary([line(1, 2.0), line(3, 2.5)])
     assert "the loss has risen, from 2.0000: give a new run a smaller" in risen
-    assert metrics_log.summary([line(1, None)]) == "step 1, 1.0 MB sent by a worker"
+    for lost in ([line(2, None)], [line(1, 2.0), line(2, None)]):
+        said = metrics_log.summary(lost)
+        assert said.startswith("step 2, 2.0 MB sent by a worker; the loss is not fin")
+    assert metrics_log.summary([]) == "metrics.jsonl has no step"

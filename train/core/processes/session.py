@@ -102,7 +102,7 @@ def one_sentence() -> Iterator[None]:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Puts Ctrl-C off to the end of what must not stop halfway; a second one stops it.
+    """Puts Ctrl-C off to the end of a checkpoint; a second one ends it at once.
 
     Raises:
       KeyboardInterrupt: At the end, if there was one.
@@ -113,6 +113,8 @@ def uninterrupted() -> Iterator[None]:
         if noted:
             raise KeyboardInterrupt
         noted.append(number)
+        # Not by print, in the midst of which the signal may have come.
+        os.write(2, b"\na checkpoint is being written; again to end without it\n")
 
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
