@@ -23,6 +23,8 @@ _FRAME = "│ \t\r\n"
 _TRACEBACK = "Traceback (most recent call last):"
 _ERROR = "error: "
 """How a line begins that says in a sentence why a process ends."""
+_LAST_WORDS = 2.0
+"""Seconds after such a line in which other threads may still print their tracebacks."""
 
 
 @contextlib.contextmanager
@@ -68,7 +70,8 @@ class Relay(threading.Thread):
 
     Attributes:
       last_line: the last line with a letter, cut to a length that can be read; after
-        a traceback the line of its exception, unless a line of an error follows.
+        a traceback the line of its exception, unless a line of an error follows, which
+        what comes right after it does not replace.
       is_exception: whether that is the line of an exception.
       silent_since: when the last line came, by `time.monotonic`.
     """
@@ -85,22 +88,34 @@ class Relay(threading.Thread):
         # Bytes that are no text come out as they came in.
         code = ("utf-8", "surrogateescape")
         with io.TextIOWrapper(self._pipe, *code, newline="") as lines:
-            in_traceback = False
+            in_traceback, told_at = False, -_LAST_WORDS
             for line in lines:
                 words = line[:_LONGEST].strip(_FRAME)
-                if line.startswith(_TRACEBACK):
-                    in_traceback, self.is_exception = True, False
-                elif words.startswith(_ERROR):
-                    in_traceback = self.is_exception = False
-                if any(map(str.isalpha, words)) and not self.is_exception:
-                    self.last_line = words
-                if in_traceback and not line.startswith((" ", _TRACEBACK)):
-                    in_traceback, self.is_exception = False, True
                 self.silent_since = time.monotonic()
+                if words.startswith(_ERROR):
+                    in_traceback = self.is_exception = False
+                    self.last_line, told_at = words, self.silent_since
+                elif self.silent_since - told_at > _LAST_WORDS:
+                    in_traceback = self._follow(line, words, in_traceback)
                 # A bar that is drawn again and again is for those who watch.
                 if not line.endswith("\r") or self._sink.isatty():
                     end = "" if line.endswith(("\n", "\r")) else "\n"
                     self._write(f"{self._prefix}{line}{end}".encode(*code))
+
+    def _follow(self, line: str, words: str, in_traceback: bool) -> bool:
+        """Notes a line that is none of an error.
+
+        Returns:
+          Whether a traceback goes on after it.
+        """
+        if line.startswith(_TRACEBACK):
+            in_traceback, self.is_exception = True, False
+        if any(map(str.isalpha, words)) and not self.is_exception:
+            self.last_line = words
+        if in_traceback and not line.startswith((" ", _TRACEBACK)):
+            self.is_exception = True
+            return False
+        return in_traceback
 
     def _write(self, line: bytes) -> None:
         error = _write_or_drop(self._sink, line)

@@ -146,6 +146,13 @@ def test_a_process_that_ends_for_one_that_hangs_is_not_blamed(script):
             "traceback.print_exc(); sys.exit('error: a sentence')",
             "error: a sentence",
         ),
+        (
+            "import traceback\ntry: 1 / 0\nexcept ArithmeticError:\n"
+            "    print('error: a sentence', file=sys.stderr)\n"
+            "    traceback.print_exc()\n"
+            "    print('another thread', file=sys.stderr); sys.exit(1)",
+            "error: a sentence",
+        ),
     ],
 )
 def test_the_exception_is_told_and_not_what_follows_it(script, text, told):
