@@ -23,7 +23,7 @@ from onebit_launch.environment import (
     why_taken,
     why_unfound,
 )
-from onebit_launch.errors import UsageError
+from onebit_launch.errors import USAGE_EXIT, UsageError
 from onebit_launch.lookout import Lookout
 from onebit_launch.output import say
 from onebit_launch.processes import Failure, run_together
@@ -254,7 +254,7 @@ def main() -> None:
     """Runs the command line; a mistake in it ends in one sentence.
 
     The exit status is that of the process that failed first; 128 and the signal's
-    number if it ended by one.
+    number if it ended by one; 2 for a mistake.
     """
     try:
         given, command = parse(make_parser("onebit-launch"), sys.argv[1:])
@@ -262,7 +262,8 @@ def main() -> None:
         check(flags, command)
         failure = run(flags, command)
     except UsageError as error:
-        raise SystemExit(f"error: {error}") from error
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(USAGE_EXIT) from error
     if failure is not None:
         say(f"{failure.reason}.")
         raise SystemExit(failure.status)

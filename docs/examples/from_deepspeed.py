@@ -1,7 +1,8 @@
 """DeepSpeed's 1-bit optimizers and schedules by their settings, to the same numbers.
 
 Each function takes the `params` of its JSON by name, `onebit_adam(**params)`. A
-schedule goes in as the rate: `onebit_adam(**params | {"lr": warmup(lr, **settings)})`.
+schedule goes in as the rate, `onebit_adam(**params | {"lr": schedule})`, which is
+`warmup(lr, **settings)` or `warmup_decay(**settings)`.
 """
 
 import dataclasses
@@ -50,6 +51,8 @@ class Masked(onebit_jax.Exchange):
 
 def exchange_of(mask: Mask | None, *, fused: bool = False) -> onebit_jax.Exchange:
     """DeepSpeed's exchange, masked where there is a mask."""
+    if mask and not callable(mask):
+        raise TypeError("mask is a function that returns a tree with zeros set.")
     exchange = onebit_jax.deepspeed_sign_mean("data", fused=fused)
     return Masked(exchange.axes, exchange, mask) if mask else exchange
 

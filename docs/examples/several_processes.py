@@ -5,14 +5,14 @@
 starts the program twice on one machine. `jax.distributed.initialize()` finds the others
 by what the launcher, Slurm or `mpirun` tells it, and the mesh is made of the devices of
 all of them. Each process reads its own rows and makes of them its part of one array; a
-process's own array is refused as a batch, as each would train on another. With a
-folder that all hosts share it saves a checkpoint there, and goes on from the newest:
+process's own array is refused as a batch, as each would train on another.
 
-    onebit-launch --processes 2 -- several_processes.py /shared/run
+With `--out FOLDER`, which all hosts must share, it saves a checkpoint every 20 steps,
+and the same command again goes on from the newest.
 """
 
+import argparse
 import pathlib
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,11 @@ import orbax.checkpoint as ocp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import onebit_jax
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", type=pathlib.Path)
+parser.add_argument("--steps", type=int, default=60)
+flags = parser.parse_args()
 
 jax.distributed.initialize()  # before anything looks at a device
 
@@ -36,10 +41,14 @@ params, state = run.init({"w": np.zeros((64, 64), np.float32)})
 
 # All processes call the manager, and each saves and restores its part.
 manager, first = None, 0
-if len(sys.argv) > 1:
-    manager = ocp.CheckpointManager(pathlib.Path(sys.argv[1]).absolute())
+if flags.out:
+    # Not asynchronous, as the next step takes the memory of what is saved.
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=2, enable_async_checkpointing=False
+    )
+    manager = ocp.CheckpointManager(flags.out.absolute(), options=options)
     first = manager.latest_step() or 0
-if first:
+if manager and first:
     everywhere = NamedSharding(mesh, PartitionSpec())
     shapes = {"w": jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=everywhere)}
     saved = {"params": shapes, "state": onebit_jax.saved_state(tx, shapes, mesh, mesh)}
@@ -47,19 +56,18 @@ if first:
     params, state = restored["params"], restored["state"]
 
 by_rows = NamedSharding(mesh, PartitionSpec("data"))
-# Each process, and each start, has data of its own.
-rng = np.random.default_rng((jax.process_index(), first))
-for _ in range(60):
+for step in range(first, flags.steps):
+    rng = np.random.default_rng((step, jax.process_index()))  # each has its own data
     own = rng.normal(size=(64 // jax.process_count(), 64)).astype(np.float32)
     batch = jax.make_array_from_process_local_data(by_rows, own)
     params, state, loss = run.step(params, state, batch)
+    if (step + 1) % 20 == 0 or step + 1 == flags.steps:
+        if manager:
+            saved = ocp.args.StandardSave({"params": params, "state": state})
+            manager.save(step + 1, args=saved)
+        if jax.process_index() == 0:
+            print(f"step {step + 1}, loss {loss:.4f}")
 
 onebit_jax.assert_replicas_identical(params, mesh)
-if manager:
-    saved = {"params": params, "state": state}
-    manager.save(first + 60, args=ocp.args.StandardSave(saved))
-    manager.close()  # once it has been written
-steps = {stage: int(n) for stage, n in onebit_jax.steps_by_stage(state).items()}
 if jax.process_index() == 0:
-    print(f"{jax.process_count()} processes, {workers} workers, loss {loss:.4f}")
-    print(f"steps: {steps}")
+    print(f"{jax.process_count()} processes, {workers} workers")

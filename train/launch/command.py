@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from onebit_launch import command as launcher
 from onebit_launch.command import Launch
-from onebit_launch.errors import UsageError
+from onebit_launch.errors import USAGE_EXIT, UsageError
 from onebit_launch.output import say
 
 if TYPE_CHECKING:
@@ -107,4 +107,5 @@ def main() -> None:
         restarts = given.pop("restarts")
         raise SystemExit(launch(Launch(**given), restarts, command))
     except UsageError as error:
-        raise SystemExit(f"error: {error}") from error
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(USAGE_EXIT) from error
