@@ -157,7 +157,12 @@ def heading(
             "predicted; measure one and give --compute-ms."
         )
     memory = HELD_BYTES * model.parameters
-    if gpu.memory < memory <= config.gpus * gpu.memory and not config.fsdp:
+    if memory <= gpu.memory and not config.fsdp:
+        lines.append(
+            f"parameters, gradients, moments and errors take {memory / 1e9:,.1f} GB of "
+            f"a GPU's {gpu.memory / 1e9:,.0f}; activations are not counted"
+        )
+    elif memory <= config.gpus * gpu.memory and not config.fsdp:
         lines.append(
             f"Parameters, gradients, moments and errors take {memory / 1e9:,.0f} GB, "
             f"and a GPU has {gpu.memory / 1e9:,.0f}: this holds where they are sharded "

@@ -246,6 +246,7 @@ def test_says_that_a_model_does_not_fit_a_gpu(capsys, parameters, fits):
     out = run(f"--rate 100 --model {parameters}", capsys)
     assert ("where they are sharded inside each host" in out) is not fits
     assert ("142 GB, and a GPU has 141" in out) is not fits
+    assert ("take 140.0 GB of a GPU's 141; activations" in out) is fits
 
 
 @pytest.mark.parametrize(("gpus", "fits"), [(1, False), (4, False), (8, True)])
