@@ -210,17 +210,7 @@ def run(flags: Launch, command: Sequence[str]) -> Failure | None:
     lookout = advice = None
     if flags.hosts > 1 and flags.coordinator:
         lookout = Lookout(flags.coordinator)
-        say(
-            f"host {flags.host} of hosts 0 to {flags.hosts - 1} starts its "
-            f"{flags.processes} of all {flags.hosts * flags.processes} processes, "
-            f"which wait in silence for the others at {flags.coordinator}."
-        )
-        if reason := why_unfound(flags.coordinator):
-            advice = (
-                f"{reason}: give that name its address in /etc/hosts here, as "
-                "processes on CPUs look it up to find each other."
-            )
-            say(advice)
+        advice = _say_start(flags, flags.coordinator)
     failure = run_together(
         [sys.executable, *command],
         environments(
@@ -248,6 +238,28 @@ def run(flags: Launch, command: Sequence[str]) -> Failure | None:
         # Another program was faster; the next attempt takes another port.
         return replace(failure, is_final=False)
     return failure
+
+
+def _say_start(flags: Launch, coordinator: str) -> str | None:
+    """Says what one host of several starts.
+
+    Returns:
+      Advice about the host's name, said as well; None where it needs none.
+    """
+    say(
+        f"host {flags.host} of hosts 0 to {flags.hosts - 1} starts its "
+        f"{flags.processes} of all {flags.hosts * flags.processes} processes, "
+        f"which wait in silence for the others at {coordinator}."
+    )
+    reason = why_unfound(coordinator)
+    if reason is None:
+        return None
+    advice = (
+        f"{reason}: give that name its address in /etc/hosts here, as processes on "
+        "CPUs look it up to find each other."
+    )
+    say(advice)
+    return advice
 
 
 def main() -> None:
