@@ -117,8 +117,8 @@ def parse(
 
     Raises:
       UsageError: There is something else before `--`, as where it is forgotten,
-        there are several hosts and no number of this one, or the number of hosts
-        lacks beside a coordinator or a host.
+        there are several hosts and no number of this one, or a coordinator or this
+        host's number is given without the number of hosts.
 
     Example:
       >>> parser = make_parser('onebit-launch')

@@ -48,7 +48,8 @@ def update(*scales):
 one, two = jax.numpy.float32([2**14, 2**12])
 norm = example["optax"].tree.norm
 same, different = update(one, one, one), update(one, two, one)
-print(norm(jax.tree.map(jax.numpy.subtract, same, different)) / norm(same))
+difference = norm(jax.tree.map(jax.numpy.subtract, same, different))
+print(f"{difference / norm(same):.4f}")
 """
 LAUNCHER = ["-m", "onebit_launch", "--processes", "2"]
 

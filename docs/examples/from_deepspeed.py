@@ -51,10 +51,12 @@ class Masked(onebit_jax.Exchange):
 
 def exchange_of(mask: Mask | None, *, fused: bool = False) -> onebit_jax.Exchange:
     """DeepSpeed's exchange, masked where there is a mask."""
-    if mask and not callable(mask):
-        raise TypeError("mask is a function that returns a tree with zeros set.")
     exchange = onebit_jax.deepspeed_sign_mean("data", fused=fused)
-    return Masked(exchange.axes, exchange, mask) if mask else exchange
+    if mask is None:
+        return exchange
+    if not callable(mask):
+        raise TypeError("mask is a function that returns a tree with zeros set.")
+    return Masked(exchange.axes, exchange, mask)
 
 
 def check(others: dict[str, Any]) -> None:

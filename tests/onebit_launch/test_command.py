@@ -11,7 +11,7 @@ from launching import ROOT
 
 from onebit_launch.command import Launch, check, make_parser, parse
 from onebit_launch.environment import environments, free_port, why_unfound
-from onebit_launch.errors import UsageError
+from onebit_launch.errors import USAGE_EXIT, UsageError
 from onebit_launch.lookout import Lookout
 
 LAUNCHER = [sys.executable, "-m", "onebit_launch"]
@@ -206,6 +206,13 @@ def test_a_failure_is_that_of_one_host_of_several():
     reason = "process 1 failed first, with exit status 3 (on this host;"
     assert done.stderr.splitlines()[-1].startswith(f"[launch] {reason}")
     assert done.stderr.count("nobody finds it: give that name its address") == 2
+
+
+def test_a_mistake_has_the_exit_status_of_a_wrong_command():
+    launcher = start("--processes", 1, "--host", 0, "--", "x.py")
+    said, _ = launcher.communicate(timeout=60)
+    assert said.startswith("error: --coordinator and --host need --hosts")
+    assert launcher.returncode == USAGE_EXIT == 2
 
 
 def test_a_second_launcher_of_the_first_host_is_refused():

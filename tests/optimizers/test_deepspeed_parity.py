@@ -181,5 +181,7 @@ def test_what_is_no_setting_is_refused():
     from_deepspeed.onebit_adam(1e-3, 10, cuda_aware=False, amsgrad=False)
     with pytest.raises(TypeError, match="'freeze_steps' is not a setting"):
         from_deepspeed.onebit_adam(1e-3, freeze_steps=10)
+    with pytest.raises(TypeError, match="mask is a function that returns a tree"):
+        from_deepspeed.onebit_lamb(1e-3, mask=jnp.ones((8, 8)))
     with pytest.raises(TypeError, match="'amsgrad' is not a setting"):
         from_deepspeed.zero_one_adam(1e-3, amsgrad=True)
