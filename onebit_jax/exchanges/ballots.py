@@ -13,10 +13,8 @@ from onebit_jax.exchanges.codec import stored
 from onebit_jax.exchanges.count_mean import MAX_WORKERS
 from onebit_jax.workers.arithmetic import gather
 from onebit_jax.workers.axes import bound_workers, check_local
-from onebit_jax.workers.transfers import Transfer
 from onebit_jax.workers.worker_local import WorkerLocal
 from pallas_kernels import (
-    digits_of_word,
     pack_digits,
     pack_signs,
     unpack_bits,
@@ -26,7 +24,6 @@ from pallas_kernels import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
     from jax import Array
     from jaxtyping import Float32
@@ -99,28 +96,6 @@ def exchange_votes(
         results.append(leaf.astype(x.dtype))
         first += x.size
     return treedef.unflatten(results)
-
-
-def vote_transfers(
-    params: Any, workers: int, axes: tuple[str, ...], *, means: bool
-) -> tuple[Transfer, ...]:
-    """The collectives of `exchange_votes`.
-
-    Args:
-      params: a tree of arrays, or their shapes and dtypes.
-      workers: how many there are.
-      axes: the worker axes.
-      means: whether means are sent back, and not signs.
-
-    Returns:
-      An all-to-all and an all-gather, both of 32-bit words.
-    """
-    served = _served(sum(p.size for p in jax.tree.leaves(params)), workers)
-    back = -(-_ROWS * served // digits_of_word(workers)) if means else served
-    return (
-        Transfer("all-to-all", 4 * workers * served, axes),
-        Transfer("all-gather", 4 * workers * back, axes),
-    )
 
 
 def _served(size: int, workers: int) -> int:

@@ -23,12 +23,11 @@ from onebit_jax.workers.axes import (
     check_workers,
     worker_count,
 )
-from onebit_jax.workers.transfers import Transfer
 from onebit_jax.workers.worker_local import WorkerLocal
 from pallas_kernels import running_mean, to_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from jax import Array
     from jax.typing import ArrayLike, DTypeLike
@@ -50,16 +49,6 @@ class ErrorFeedbackState(NamedTuple):
 
     worker_error: WorkerLocal
     server_error: WorkerLocal
-
-
-class SignErrorFeedbackState(ErrorFeedbackState):
-    """The same, of an exchange of signs.
-
-    What is agreed has one magnitude a block, or a few where signs are counted.
-    """
-
-    __slots__ = ()
-    has_one_magnitude = True
 
 
 class Buffer(NamedTuple):
@@ -171,12 +160,6 @@ class BlockExchange(Exchange):
           The values.
         """
 
-    @abc.abstractmethod
-    def block_transfers(
-        self, blocks: int, axis_sizes: Mapping[str, int]
-    ) -> tuple[Transfer, ...]:
-        """The collectives that agree on so many blocks, a multiple of the workers."""
-
     def among(self, workers: int) -> BlockExchange:
         """The exchange among so many workers: for one, `Alone`."""
         if workers > 1:
@@ -235,27 +218,8 @@ class BlockExchange(Exchange):
         """The momentum's sum made in the pass that encodes it."""
         return self._exchange(gradients, momentum, decay, state)
 
-    def wire_cost(
-        self, params: Any, axis_sizes: Mapping[str, int]
-    ) -> tuple[Transfer, ...]:
-        """The all-reduce of the exact leaves, and what agrees on the blocks."""
-        shapes = [p.shape for p in jax.tree.leaves(params)]
-        division = self.divide(shapes, self.workers(axis_sizes))
-        exact = exact_transfers(division, params, self.axes)
-        if not division.compressed:
-            return exact
-        blocks = division.layout.total_blocks
-        among = self.among(self.workers(axis_sizes))
-        return *exact, *among.block_transfers(blocks, axis_sizes)
-
-    @property
-    def state_type(self) -> type[ErrorFeedbackState]:
-        """The type of its states."""
-        signs = self.codec.has_one_magnitude
-        return SignErrorFeedbackState if signs else ErrorFeedbackState
-
     def _state(self, worker: Any, server: Array | None) -> ErrorFeedbackState:
-        return self.state_type(
+        return ErrorFeedbackState(
             WorkerLocal(worker, self.axes, "average"),
             WorkerLocal(server, self.axes, "concatenate"),
         )
@@ -357,19 +321,3 @@ class Alone(BlockExchange):
         del into
         values = lax.bitcast_convert_type(message, jnp.float32)
         return values.reshape(-1)[:size].astype(dtype)
-
-    def block_transfers(
-        self, blocks: int, axis_sizes: Mapping[str, int]
-    ) -> tuple[Transfer, ...]:
-        """No collective: one worker sends nothing."""
-        del blocks, axis_sizes
-        return ()
-
-
-def exact_transfers(
-    division: Division, params: Any, axes: tuple[str, ...]
-) -> tuple[Transfer, ...]:
-    """The all-reduce of the leaves that are exchanged exactly, if there are any."""
-    leaves = jax.tree.leaves(params)
-    size = 4 * sum(leaves[i].size for i in division.exact)
-    return (Transfer("all-reduce", size, axes),) if size else ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import numbers
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,6 @@ class Codec(abc.ABC):
 
     Attributes:
       block_size: number of values in a block.
-      has_one_magnitude: True where all values of a block are decoded to one magnitude.
 
     Example:
       >>> import dataclasses, jax, jax.numpy as jnp
@@ -52,7 +51,6 @@ class Codec(abc.ABC):
     """
 
     block_size: int
-    has_one_magnitude: ClassVar[bool] = False
 
     @property
     @abc.abstractmethod

@@ -12,7 +12,6 @@ from onebit_jax.exchanges.block_exchange import BlockExchange, Buffer
 from onebit_jax.exchanges.codec import clear_padding
 from onebit_jax.exchanges.sign_mean import SignCodec, split_message
 from onebit_jax.workers.axes import AxisNames, as_tuple, bound_workers
-from onebit_jax.workers.transfers import Transfer
 from pallas_kernels import (
     digits_of_word,
     pack_digits,
@@ -22,7 +21,7 @@ from pallas_kernels import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from jax import Array
     from jax.typing import DTypeLike
@@ -201,14 +200,6 @@ class CountMean(BlockExchange):
         scales = _shared_scales(message, workers)
         mean = (scales / workers)[:, None] * (2 * positive - workers)
         return mean.reshape(-1)[:size].astype(dtype)
-
-    def block_transfers(
-        self, blocks: int, axis_sizes: Mapping[str, int]
-    ) -> tuple[Transfer, ...]:
-        """An all-reduce of counts and scales."""
-        size = 4 * self.words(self.workers(axis_sizes)) * blocks
-        times = len(self.bucket_rows(blocks, self.block_size))
-        return (Transfer("all-reduce", size, self.axes, times),)
 
 
 def _dropped_bits(workers: int) -> int:

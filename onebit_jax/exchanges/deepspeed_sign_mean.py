@@ -23,12 +23,9 @@ from onebit_jax.workers.axes import (
     check_workers,
     worker_count,
 )
-from onebit_jax.workers.transfers import Transfer
 from onebit_jax.workers.worker_local import WorkerLocal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from jax import Array
     from jaxtyping import Float32, UInt8
 
@@ -46,8 +43,6 @@ class DeepSpeedSignMeanState(NamedTuple):
 
     worker_error: WorkerLocal
     server_error: WorkerLocal
-
-    has_one_magnitude = True
 
 
 def deepspeed_sign_mean(axis: AxisNames, *, fused: bool = False) -> Exchange:
@@ -158,26 +153,6 @@ class DeepSpeedSignMean(Exchange):
         return means, DeepSpeedSignMeanState(
             worker_error=WorkerLocal(worker_errors, axes, "average"),
             server_error=WorkerLocal(server_errors, axes, "concatenate"),
-        )
-
-    def wire_cost(
-        self, params: Any, axis_sizes: Mapping[str, int]
-    ) -> tuple[Transfer, ...]:
-        """For each exchange signs there and back, and a scale a worker each time."""
-        workers = self.workers(axis_sizes)
-        if workers == 1:
-            return ()
-        return tuple(
-            transfer
-            for size in jax.tree.leaves(self._sizes(params))
-            if size
-            for signs in [padded_size(size, workers) // 8]
-            for transfer in (
-                Transfer("all-to-all", signs, self.axes),
-                Transfer("all-gather", 4 * workers, self.axes),
-                Transfer("all-gather", signs, self.axes),
-                Transfer("all-gather", 4 * workers, self.axes),
-            )
         )
 
     def _sizes(self, params: Any) -> Any:

@@ -10,14 +10,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from onebit_jax.workers.arithmetic import mean, mean_bytes
+from onebit_jax.workers.arithmetic import mean
 from onebit_jax.workers.axes import AxisNames, as_tuple, bound_workers, check_local
-from onebit_jax.workers.transfers import Transfer, workers_of
 from onebit_jax.workers.worker_local import WorkerLocal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from jax.typing import ArrayLike
 
 
@@ -57,16 +54,14 @@ class Exchange(_Transformation):
       ...             own = jnp.clip(g, -self.limit, self.limit)
       ...             return jax.lax.pmean(own, self.axes)
       ...         return jax.tree.map(mean, updates), state
-      ...     def wire_cost(self, params, axis_sizes):
-      ...         size = sum(p.size * p.dtype.itemsize for p in jax.tree.leaves(params))
-      ...         return (onebit_jax.Transfer('all-reduce', size, self.axes),)
       >>> exchange = ClippedMean(('data',), limit=2.0)
       >>> def mean(g):
       ...     return exchange.update(g, exchange.init(g))[0]
       >>> print(jax.vmap(mean, axis_name='data')(jnp.array([1.0, 7.0])))
       [1.5 1.5]
       >>> sizes = {'data': 4}
-      >>> onebit_jax.sent_bytes(exchange.wire_cost(jnp.zeros(500), sizes), sizes)
+      >>> cost = onebit_jax.stage_costs(exchange, jnp.zeros(500), sizes)['every']
+      >>> onebit_jax.sent_bytes(cost, sizes)
       3000
     """
 
@@ -107,20 +102,6 @@ class Exchange(_Transformation):
             or a state of another number of workers.
         """
 
-    @abc.abstractmethod
-    def wire_cost(
-        self, params: Any, axis_sizes: Mapping[str, int]
-    ) -> tuple[Transfer, ...]:
-        """The collectives of one update.
-
-        Args:
-          params: parameters, or their shapes and dtypes.
-          axis_sizes: sizes of the mesh axes, such as `mesh.shape`.
-
-        Returns:
-          The collectives; `sent_bytes` of them is what each worker sends.
-        """
-
     def exchange_momentum(
         self,
         gradients: optax.Updates,
@@ -155,20 +136,6 @@ class Exchange(_Transformation):
         """
         return bound_workers(self.axes) == 1
 
-    def workers(self, axis_sizes: Mapping[str, int]) -> int:
-        """The number of workers on a mesh.
-
-        Args:
-          axis_sizes: sizes of the mesh axes, such as `mesh.shape`.
-
-        Returns:
-          The product of the worker axes' sizes.
-
-        Raises:
-          ValueError: if the sizes lack a worker axis.
-        """
-        return workers_of(self.axes, axis_sizes)
-
 
 @dataclasses.dataclass(frozen=True)
 class ExactMean(Exchange):
@@ -188,20 +155,12 @@ class ExactMean(Exchange):
         check_local(updates, self.axes, "exact_mean")
         return jax.tree.map(lambda g: mean(g, self.axes), updates), state
 
-    def wire_cost(
-        self, params: Any, axis_sizes: Mapping[str, int]
-    ) -> tuple[Transfer, ...]:
-        """One all-reduce, of all leaves together."""
-        del axis_sizes
-        size = sum(p.size * mean_bytes(p.dtype) for p in jax.tree.leaves(params))
-        return (Transfer("all-reduce", size, self.axes),)
-
 
 def exact_mean(axis: AxisNames) -> Exchange:
     r"""Averages over the workers exactly: one all-reduce in the leaves' dtype.
 
     But float16 goes as float32, as it cannot hold the sums, and so does bfloat16 where
-    other mesh axes are automatic, which `wire_cost` does not count.
+    other mesh axes are automatic.
 
     .. math:: \bar g = \frac{1}{n} \sum_i g^{(i)}
 

@@ -15,7 +15,6 @@ from onebit_jax.exchanges.block_exchange import (
     BlockExchange,
     Buffer,
     ErrorFeedbackState,
-    exact_transfers,
 )
 from onebit_jax.exchanges.blocks import exact_means
 from onebit_jax.exchanges.exchange import Exchange
@@ -32,12 +31,9 @@ from onebit_jax.workers.axes import (
     worker_count,
     worker_index,
 )
-from onebit_jax.workers.transfers import Transfer
 from onebit_jax.workers.worker_local import WorkerLocal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from jax import Array
 
     from onebit_jax.exchanges.blocks import BlockLayout
@@ -117,9 +113,6 @@ class _Hierarchical(Exchange):
         """True of one host, whose devices exchange exactly."""
         return self.exchange.is_alone()
 
-    def devices(self, axis_sizes: Mapping[str, int]) -> int:
-        return self.workers(axis_sizes) // self.exchange.workers(axis_sizes)
-
 
 class _OfLeaves(_Hierarchical):
     """Of any exchange: it is given flat shares of the leaves."""
@@ -155,20 +148,6 @@ class _OfLeaves(_Hierarchical):
             jax.tree.map(share, updates), of_shard(state, self.exchange.axes)
         )
         return jax.tree.map(gathered, means, updates), put_shard(state, new)
-
-    def wire_cost(
-        self, params: Any, axis_sizes: Mapping[str, int]
-    ) -> tuple[Transfer, ...]:
-        devices = self.devices(axis_sizes)
-        shares = _shares(params, devices)
-        sizes = [devices * x.size for x in jax.tree.leaves(shares)]
-        bytes_each = [p.dtype.itemsize for p in jax.tree.leaves(params)]
-        agreed = sum(n * b for n, b in zip(sizes, bytes_each, strict=True))
-        return (
-            Transfer("reduce-scatter", 4 * sum(sizes), self.inside),
-            *self.exchange.wire_cost(shares, axis_sizes),
-            Transfer("all-gather", agreed, self.inside),
-        )
 
 
 class _OfBlocks(_Hierarchical):
@@ -245,25 +224,6 @@ class _OfBlocks(_Hierarchical):
         message = message.reshape(hosts * devices * served, -1)
         return message, new_error.reshape(error.shape).astype(error.dtype), server
 
-    def wire_cost(
-        self, params: Any, axis_sizes: Mapping[str, int]
-    ) -> tuple[Transfer, ...]:
-        hosts, devices = self.exchange.workers(axis_sizes), self.devices(axis_sizes)
-        exchange = self.exchange.among(hosts)
-        shapes = [p.shape for p in jax.tree.leaves(params)]
-        division = exchange.divide(shapes, hosts * devices)
-        exact = exact_transfers(division, params, self.axes)
-        if not division.compressed:
-            return exact
-        blocks = division.layout.total_blocks
-        packed = 4 * exchange.words(hosts) * blocks
-        return (
-            *exact,
-            Transfer("reduce-scatter", 4 * exchange.block_size * blocks, self.inside),
-            *exchange.block_transfers(blocks // devices, axis_sizes),
-            Transfer("all-gather", packed, self.inside),
-        )
-
     def _shapes(
         self, layout: BlockLayout, hosts: int, slices: int, slices_inside: int
     ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
@@ -275,7 +235,7 @@ class _OfBlocks(_Hierarchical):
         between = self.exchange.axes
         worker_spec = (PartitionSpec(between, None, self.inside),)
         server_spec = (PartitionSpec(between, self.inside),)
-        return self.exchange.state_type(
+        return ErrorFeedbackState(
             WorkerLocal(worker, self.axes, "average", worker_spec),
             WorkerLocal(server, self.axes, "concatenate", server_spec),
         )

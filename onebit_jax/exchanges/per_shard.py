@@ -24,8 +24,6 @@ from onebit_jax.workers.worker_local import is_worker_local
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from onebit_jax.workers.transfers import Transfer
-
 
 def per_shard(exchange: Exchange, specs: Any) -> Exchange:
     r"""Exchanges each shard of the parameters by itself, over the workers alone.
@@ -178,16 +176,6 @@ class PerShard(Exchange):
             )
         means, states = run(values, state.groups)
         return treedef.unflatten(means), PerShardState(states)
-
-    def wire_cost(
-        self, params: Any, axis_sizes: Mapping[str, int]
-    ) -> tuple[Transfer, ...]:
-        """The exchange's, of a shard of each group of leaves."""
-        return tuple(
-            transfer
-            for _, shapes in self._shards(params, axis_sizes)
-            for transfer in self.exchange.wire_cost(shapes, axis_sizes)
-        )
 
     @property
     def _leaf_specs(self) -> list[PartitionSpec]:

@@ -13,7 +13,6 @@ from jax import lax
 from onebit_jax.exchanges.ballots import (
     declared_voters,
     exchange_votes,
-    vote_transfers,
 )
 from onebit_jax.exchanges.exchange import Exchange
 from onebit_jax.workers.axes import (
@@ -26,13 +25,10 @@ from onebit_jax.workers.axes import (
 from onebit_jax.workers.worker_local import WorkerLocal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import optax
     from jax import Array
     from jaxtyping import Float32, Int32, Key, UInt32
 
-    from onebit_jax.workers.transfers import Transfer
 
 Back = Literal["mean", "vote"]
 
@@ -123,13 +119,6 @@ class RandomVoteState(NamedTuple):
     workers: WorkerLocal
 
 
-class RandomSignState(RandomVoteState):
-    """The same, with back='vote': all values that are agreed have one magnitude."""
-
-    __slots__ = ()
-    has_one_magnitude = True
-
-
 @dataclasses.dataclass(frozen=True)
 class RandomVoteMean(Exchange):
     """The exchange of `random_vote_mean`.
@@ -148,8 +137,7 @@ class RandomVoteMean(Exchange):
     def init(self, params: optax.Params) -> RandomVoteState:
         """No call so far."""
         del params
-        kind = RandomSignState if self.back == "vote" else RandomVoteState
-        return kind(jnp.zeros([], jnp.int32), declared_voters(self.axes))
+        return RandomVoteState(jnp.zeros([], jnp.int32), declared_voters(self.axes))
 
     def update(
         self,
@@ -189,13 +177,6 @@ class RandomVoteMean(Exchange):
             verdict=verdict if self.back == "vote" else None,
         )
         return agreed, state._replace(count=state.count + 1)
-
-    def wire_cost(
-        self, params: Any, axis_sizes: Mapping[str, int]
-    ) -> tuple[Transfer, ...]:
-        """An all-to-all of votes and an all-gather of means, or of votes."""
-        workers, means = self.workers(axis_sizes), self.back == "mean"
-        return vote_transfers(params, workers, self.axes, means=means)
 
 
 def _thresholds(

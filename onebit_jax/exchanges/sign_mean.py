@@ -64,8 +64,7 @@ def sign_mean(
     A value that is not finite, on any worker, makes its block not finite on all.
 
     What is returned has one magnitude a block, from which an adaptive optimizer learns
-    no coordinate's second moment. `onebit_jax.init` warns if one of Optax's follows it
-    in `optax.chain` or `optax.named_chain`; it cannot see others.
+    no coordinate's second moment: use `onebit_adam`, or `quantized_mean` before it.
 
     Args:
       axis: name, or names, of the mesh axes whose members are the workers.
@@ -142,8 +141,6 @@ class SignCodec(Codec):
     block_size: int = 1024
     scale: Scale = "rms"
     implementation: Implementation | None = None
-
-    has_one_magnitude = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "block_size", operator.index(self.block_size))

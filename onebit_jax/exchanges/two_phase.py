@@ -12,10 +12,9 @@ from onebit_jax.exchanges.block_exchange import BlockExchange, Buffer
 from onebit_jax.exchanges.codec import Codec, check_codec
 from onebit_jax.workers.arithmetic import gather
 from onebit_jax.workers.axes import AxisNames, as_tuple, worker_index
-from onebit_jax.workers.transfers import Transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from jax import Array
     from jax.typing import DTypeLike
@@ -83,19 +82,6 @@ class TwoPhase(BlockExchange):
     ) -> Float[Array, " size"]:
         """The decoded averages."""
         return self.codec.decode_flat(message, size, dtype, into)
-
-    def block_transfers(
-        self, blocks: int, axis_sizes: Mapping[str, int]
-    ) -> tuple[Transfer, ...]:
-        """An all-to-all (between two workers an all-gather) and an all-gather."""
-        workers = self.workers(axis_sizes)
-        times = len(self.bucket_rows(blocks // workers, workers * self.block_size))
-        size = 4 * self.codec.words * blocks
-        there = "all-gather" if workers == 2 else "all-to-all"
-        return (
-            Transfer(there, size, self.axes, times),
-            Transfer("all-gather", size, self.axes, times),
-        )
 
 
 def two_phase(

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from onebit_jax.exchanges.ballots import (
     declared_voters,
     exchange_votes,
-    vote_transfers,
 )
 from onebit_jax.exchanges.exchange import Exchange
 from onebit_jax.workers.axes import AxisNames, as_tuple
 from onebit_jax.workers.worker_local import WorkerLocal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import optax
     from jax import Array
 
-    from onebit_jax.workers.transfers import Transfer
 
 Back = Literal["majority", "mean"]
 
@@ -80,18 +76,6 @@ def vote_mean(axis: AxisNames, *, back: Back = "majority") -> Exchange:
     return VoteMean(as_tuple(axis), back)
 
 
-class MajorityState(NamedTuple):
-    """State of `vote_mean` with back='majority'.
-
-    Attributes:
-      workers: the declaration of the workers, without arrays.
-    """
-
-    workers: WorkerLocal
-
-    has_one_magnitude = True
-
-
 @dataclasses.dataclass(frozen=True)
 class VoteMean(Exchange):
     """The exchange of `vote_mean`.
@@ -105,11 +89,10 @@ class VoteMean(Exchange):
     back: Back
     keeps_scale = False
 
-    def init(self, params: optax.Params) -> MajorityState | WorkerLocal:
+    def init(self, params: optax.Params) -> WorkerLocal:
         """The declaration of the workers."""
         del params
-        workers = declared_voters(self.axes)
-        return MajorityState(workers) if self.back == "majority" else workers
+        return declared_voters(self.axes)
 
     def update(
         self,
@@ -128,10 +111,3 @@ class VoteMean(Exchange):
             updates, self.axes, "vote_mean", ballot=as_it_is, verdict=verdict
         )
         return agreed, state
-
-    def wire_cost(
-        self, params: optax.Params, axis_sizes: Mapping[str, int]
-    ) -> tuple[Transfer, ...]:
-        """An all-to-all of votes and an all-gather of votes, or of means."""
-        workers, means = self.workers(axis_sizes), self.back == "mean"
-        return vote_transfers(params, workers, self.axes, means=means)

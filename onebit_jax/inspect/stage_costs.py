@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -12,7 +13,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from onebit_jax.workers.placement import abstract_state, state_specs
 from onebit_jax.workers.stages import stage_of, steps_by_stage
 from onebit_jax.workers.transfers import Transfer, sent_bytes
-from onebit_jax.workers.worker_local import check_agreed
+from onebit_jax.workers.worker_local import check_agreed, worker_local_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -50,10 +51,10 @@ def stage_costs(
     and not counted: `onebit_jax.traffic` counts all of a compiled step.
 
     Args:
-      tx: an optimizer, wrappers such as `skip_nonfinite` included.
+      tx: an optimizer, wrappers such as `skip_nonfinite` included, or an exchange.
       params: parameters, or their shapes and dtypes.
-      axis_sizes: sizes of the mesh axes, all of them the workers', such as
-        `mesh.shape`.
+      axis_sizes: sizes of the mesh axes, such as `mesh.shape`: the workers', and those
+        that `per_shard` names.
       **extra: what `update` needs by name besides, as `run.step` of `data_parallel`
         is given it.
 
@@ -102,13 +103,14 @@ def stage_costs(
 def _traced(
     tx: Any, params: Any, state: Any, mesh: AbstractMesh, **extra: Any
 ) -> Iterator[tuple[str | None, Transfer]]:
-    workers = PartitionSpec(mesh.axis_names)
-    specs = state_specs(state)
+    named = {name for node in worker_local_nodes(state) for name in node.axes}
+    axes = tuple(name for name in mesh.axis_names if name in named or not named)
+    workers, specs = PartitionSpec(axes), state_specs(state)
 
     def update(updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
         own = jax.tree.map(lambda x: x[0], updates)
         new_updates, new_state = tx.update(own, state, params, **extra)
-        check_agreed(new_updates, new_state, mesh.axis_names)
+        check_agreed(new_updates, new_state, axes)
         return new_updates, new_state
 
     mapped = jax.shard_map(
@@ -116,8 +118,9 @@ def _traced(
         mesh=mesh,
         in_specs=(workers, specs, PartitionSpec()),
         out_specs=(PartitionSpec(), specs),
+        axis_names=set(axes),
     )
-    number = mesh.size
+    number = math.prod(mesh.shape[name] for name in axes)
     own = jax.tree.map(
         lambda p: jax.ShapeDtypeStruct((number, *p.shape), p.dtype), params
     )

@@ -18,7 +18,6 @@ from onebit_jax.step.checks import (
     check_workers_of,
 )
 from onebit_jax.step.data_parallel import DataParallel, local_step
-from onebit_jax.workers.adaptive import warn_of_adaptive
 from onebit_jax.workers.placement import check_params, check_wrappers, state_specs
 from onebit_jax.workers.worker_local import is_worker_local
 
@@ -78,7 +77,6 @@ def simulated(
         params = jax.tree.map(jnp.array, params)
         shapes = jax.eval_shape(state_of, params)
         check_wrappers(shapes)
-        warn_of_adaptive(shapes)
         return params, state_of(params)
 
     def step(

@@ -15,7 +15,6 @@ from onebit_jax.workers.axes import is_recorded
 
 if TYPE_CHECKING:
     from jax import Array
-    from jax.typing import DTypeLike
     from jaxtyping import Float32, Int32
 
 
@@ -30,11 +29,6 @@ def mean(x: Any, axes: tuple[str, ...]) -> Any:
     if x.dtype == jnp.float16 or (x.dtype.itemsize == 2 and AxisType.Auto in types):
         return lax.pmean(x.astype(jnp.float32), axes).astype(x.dtype)
     return lax.pmean(x, axes)
-
-
-def mean_bytes(dtype: DTypeLike) -> int:
-    """Bytes of a value in the all-reduce of `mean`, where no mesh axis is automatic."""
-    return 4 if dtype == jnp.float16 else jnp.dtype(dtype).itemsize
 
 
 def means(tree: Any, axes: tuple[str, ...]) -> Any:

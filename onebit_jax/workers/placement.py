@@ -14,7 +14,6 @@ import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from optax import contrib
 
-from onebit_jax.workers.adaptive import warn_of_adaptive
 from onebit_jax.workers.axes import not_bound
 from onebit_jax.workers.chains import check_chains
 from onebit_jax.workers.nodes import nodes_with
@@ -165,8 +164,8 @@ def init(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
         parameters.
 
     Warns:
-      UserWarning: if one of Optax's adaptive optimizers follows an exchange of signs,
-        or this process was started as one of several and has not joined the others.
+      UserWarning: if this process was started as one of several and has not joined the
+        others.
 
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax
@@ -177,7 +176,6 @@ def init(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
     """
     check_params(params)
     abstract = abstract_state(tx, params, mesh)
-    warn_of_adaptive(abstract)
     _warn_of_separate_processes()
     axes = {axis for node in worker_local_nodes(abstract) for axis in node.axes}
     local_init = jax.shard_map(

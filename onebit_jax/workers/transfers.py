@@ -61,7 +61,7 @@ def sent_bytes(transfers: Iterable[Transfer], axis_sizes: Mapping[str, int]) -> 
     """Bytes that each worker sends for some collectives, by rings.
 
     Args:
-      transfers: the collectives, such as an exchange's `wire_cost`.
+      transfers: the collectives, such as those of a stage in `stage_costs`.
       axis_sizes: sizes of the mesh axes, such as `mesh.shape`.
 
     Returns:

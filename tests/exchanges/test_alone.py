@@ -46,7 +46,7 @@ def test_nothing_is_lost_and_nothing_sent(name):
     np.testing.assert_allclose(agreed, values.mean(axis=0), rtol=1e-6, atol=1e-7)
     assert not any(x.any() for x in jax.tree.leaves(run.state))
     between = run.traffic(values).sent_bytes(None, next(iter(sizes)))
-    told = make().wire_cost(jnp.zeros(SHAPE), mesh.shape)
+    told = onebit_jax.stage_costs(make(), jnp.zeros(SHAPE), mesh.shape)["every"]
     first = [each for each in told if next(iter(sizes)) in each.axes]
     assert between == onebit_jax.sent_bytes(first, {**sizes, "device": 1}) == 0
 

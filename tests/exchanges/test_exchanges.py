@@ -428,17 +428,16 @@ def test_it_stands_in_optax_chains(name):
 
 
 @each_case
-def test_counted_bytes_are_its_wire_cost(name):
+def test_counted_bytes_are_those_of_its_trace(name):
     case, (run, _) = CASES[name], program(name)
     # XLA's CPU backend widens bfloat16 in collectives.
     floats = params_of(dtypes=dict.fromkeys(SHAPES, jnp.float32))
-    told = case.make().wire_cost(floats, run.mesh.shape)
+    told = onebit_jax.stage_costs(case.make(), floats, run.mesh.shape)["every"]
 
     def sums(transfers):
         found = {}
         for each in transfers:
             axes = frozenset(axis for axis in each.axes if run.mesh.shape[axis] > 1)
-            # A program's collectives have a payload each time.
             times = each.times if isinstance(each, onebit_jax.Collective) else 1
             if axes:
                 key = each.op, axes
@@ -455,5 +454,5 @@ def test_a_mean_that_float16_holds_is_found():
     for value in (4e4, np.float16(2.5e-7)):
         each = jnp.full((4, 40), value, "f2")
         np.testing.assert_array_equal(run.update(each), np.asarray(each[0]))
-    (told,) = exchange.wire_cost(jnp.zeros(40, "f2"), {"data": 4})
-    assert told.bytes == run.traffic(each).collectives[0].bytes
+    costs = onebit_jax.stage_costs(exchange, jnp.zeros(40, "f2"), {"data": 4})
+    assert costs["every"][0].bytes == run.traffic(each).collectives[0].bytes

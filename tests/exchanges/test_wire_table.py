@@ -29,7 +29,7 @@ def test_bits_a_value(row):
     params = jax.ShapeDtypeStruct((size,), jnp.float32)
 
     def bits(exchange):
-        cost = exchange.wire_cost(params, sizes)
+        cost = onebit_jax.stage_costs(exchange, params, sizes)["every"]
         once = sum(transfer.bytes for transfer in cost)
         return 8 * onebit_jax.sent_bytes(cost, sizes) / size, 8 * once / size
 

@@ -13,7 +13,6 @@ import optax
 
 from onebit_jax.workers.arithmetic import means, replicated
 from onebit_jax.workers.stages import run_sometimes
-from onebit_jax.workers.transfers import Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -266,17 +265,6 @@ class GrowthByMeanSquares:
             growth = _growth(mean, frozen)
             grown.append(jnp.where(frozen.whole > 0, v * growth, mean.whole))
         return treedef.unflatten(grown)
-
-    def wire_cost(self, params: Any, axes: tuple[str, ...]) -> tuple[Transfer, ...]:
-        """The all-reduce of `follow`."""
-        sums = jax.eval_shape(
-            lambda ps: [
-                self._sums(p, jnp.ones(self._signs(p), jnp.float32)) for p in ps
-            ],
-            jax.tree.leaves(params),
-        )
-        size = sum(x.size for x in jax.tree.leaves(sums))
-        return (Transfer("all-reduce", 4 * size, axes),)
 
     def _by_lines(self, x: Array) -> bool:
         return x.ndim > 1 and min(x.shape[-2:]) >= self.least and x.size > 0
