@@ -3,15 +3,12 @@
 from onebit_jax.exchanges.block_exchange import ErrorFeedbackState
 from onebit_jax.exchanges.codec import Codec
 from onebit_jax.exchanges.count_mean import count_mean
-from onebit_jax.exchanges.deepspeed_sign_mean import (
-    DeepSpeedSignMeanState,
-    deepspeed_sign_mean,
-)
+from onebit_jax.exchanges.deepspeed_sign_mean import deepspeed_sign_mean
 from onebit_jax.exchanges.exchange import Exchange, exact_mean
 from onebit_jax.exchanges.hierarchical import hierarchical
-from onebit_jax.exchanges.per_shard import PerShardState, per_shard
+from onebit_jax.exchanges.per_shard import per_shard
 from onebit_jax.exchanges.quantized_mean import quantized_mean
-from onebit_jax.exchanges.random_vote_mean import RandomVoteState, random_vote_mean
+from onebit_jax.exchanges.random_vote_mean import random_vote_mean
 from onebit_jax.exchanges.sign_mean import sign_mean
 from onebit_jax.exchanges.two_phase import two_phase
 from onebit_jax.exchanges.vote_mean import vote_mean
@@ -20,69 +17,55 @@ from onebit_jax.inspect.metrics import metrics
 from onebit_jax.inspect.replicas import assert_replicas_identical, replica_mismatches
 from onebit_jax.inspect.stage_costs import stage_costs
 from onebit_jax.inspect.traffic import Traffic, traffic
-from onebit_jax.optimizers.binsgdm import ScaleByBinsgdmState, binsgdm, scale_by_binsgdm
+from onebit_jax.optimizers.binsgdm import binsgdm, scale_by_binsgdm
 from onebit_jax.optimizers.distributed_lion import (
-    ScaleByDistributedLionState,
     distributed_lion,
     scale_by_distributed_lion,
 )
-from onebit_jax.optimizers.onebit_adam import AS_PUBLISHED, scale_by_onebit_adam
-from onebit_jax.optimizers.onebit_adam_alias import onebit_adam, onebit_adamw
-from onebit_jax.optimizers.onebit_adam_state import ScaleByOnebitAdamState
-from onebit_jax.optimizers.onebit_lamb import LAMB_AS_PUBLISHED, scale_by_onebit_lamb
-from onebit_jax.optimizers.onebit_lamb_alias import onebit_lamb
-from onebit_jax.optimizers.onebit_lamb_state import ScaleByOnebitLambState
+from onebit_jax.optimizers.onebit_adam import (
+    onebit_adam,
+    onebit_adamw,
+    scale_by_onebit_adam,
+)
+from onebit_jax.optimizers.onebit_lamb import onebit_lamb, scale_by_onebit_lamb
+from onebit_jax.optimizers.parts.compressed import Compressed
 from onebit_jax.optimizers.parts.floor import FloorAtMean
 from onebit_jax.optimizers.parts.freeze import FreezeRule, freeze_at, freeze_when_stable
 from onebit_jax.optimizers.parts.growth import GrowthByMeanSquares
 from onebit_jax.optimizers.parts.intervals import IntervalRule, every, growing_intervals
-from onebit_jax.optimizers.zero_one_adam_alias import AS_DEEPSPEED, zero_one_adam
-from onebit_jax.optimizers.zero_one_adam_state import ZeroOneAdamState
-from onebit_jax.step.checked import Step
-from onebit_jax.step.data_parallel import DataParallel, data_parallel
+from onebit_jax.optimizers.zero_one_adam import zero_one_adam
+from onebit_jax.step.data_parallel import data_parallel
 from onebit_jax.step.local_gradients import local_value_and_grad
-from onebit_jax.step.local_params import local_params
 from onebit_jax.step.simulated import simulated
-from onebit_jax.transforms.accumulate import AccumulateState, accumulate
-from onebit_jax.transforms.clip_by_worker_norm import (
-    ClipByWorkerNormState,
-    clip_by_worker_norm,
-)
-from onebit_jax.transforms.skip_nonfinite import SkipNonfiniteState, skip_nonfinite
+from onebit_jax.transforms.accumulate import accumulate
+from onebit_jax.transforms.clip_by_worker_norm import clip_by_worker_norm
+from onebit_jax.transforms.skip_nonfinite import skip_nonfinite
+from onebit_jax.workers.per_worker import per_worker
 from onebit_jax.workers.placement import abstract_state, init, state_specs
 from onebit_jax.workers.resize import resize, saved_state
-from onebit_jax.workers.stages import run_stage, steps_by_stage
+from onebit_jax.workers.stages import run_stage
+from onebit_jax.workers.states import (
+    mean_params,
+    optimizer_state,
+    own_params,
+    steps_by_stage,
+)
 from onebit_jax.workers.transfers import Transfer, sent_bytes
 from onebit_jax.workers.worker_local import WorkerLocal
 
 __all__ = [
-    "AS_DEEPSPEED",
-    "AS_PUBLISHED",
-    "LAMB_AS_PUBLISHED",
-    "AccumulateState",
-    "ClipByWorkerNormState",
     "Codec",
     "Collective",
-    "DataParallel",
-    "DeepSpeedSignMeanState",
+    "Compressed",
     "ErrorFeedbackState",
     "Exchange",
     "FloorAtMean",
     "FreezeRule",
     "GrowthByMeanSquares",
     "IntervalRule",
-    "PerShardState",
-    "RandomVoteState",
-    "ScaleByBinsgdmState",
-    "ScaleByDistributedLionState",
-    "ScaleByOnebitAdamState",
-    "ScaleByOnebitLambState",
-    "SkipNonfiniteState",
-    "Step",
     "Traffic",
     "Transfer",
     "WorkerLocal",
-    "ZeroOneAdamState",
     "abstract_state",
     "accumulate",
     "assert_replicas_identical",
@@ -99,13 +82,16 @@ __all__ = [
     "growing_intervals",
     "hierarchical",
     "init",
-    "local_params",
     "local_value_and_grad",
+    "mean_params",
     "metrics",
     "onebit_adam",
     "onebit_adamw",
     "onebit_lamb",
+    "optimizer_state",
+    "own_params",
     "per_shard",
+    "per_worker",
     "quantized_mean",
     "random_vote_mean",
     "replica_mismatches",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from onebit_jax.workers.nodes import nodes_with
+from onebit_jax.workers.states import declared
 
 if TYPE_CHECKING:
     from jax import Array
@@ -17,17 +17,16 @@ if TYPE_CHECKING:
 def metrics(state: Any) -> dict[str, Array]:
     """Measures of the optimizer, from its state.
 
-    A named tuple in the state that has a method `metrics` tells its own: a dictionary
-    of scalars. Of several processes all must call it, not process 0 alone: norms of
-    worker-local state are sums over the workers.
+    Each state in it that is declared by `optimizer_state` tells its own. Of several
+    processes all must call it, not process 0 alone: norms of worker-local state are
+    sums over the workers.
 
     Args:
       state: an optimizer's state with global arrays, outside `shard_map`.
 
     Returns:
-      Scalars by name; of several nodes that tell the same name, as in
-      `optax.partition`, the largest. What each measures is told by the type of the
-      node, beside its method or the attribute that it reads.
+      Scalars by name; of several states that tell the same name, as in
+      `optax.partition`, the largest. What each measures is told by its type.
 
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax
@@ -38,7 +37,7 @@ def metrics(state: Any) -> dict[str, Array]:
       0
     """
     measures: dict[str, Any] = {}
-    for node in nodes_with((state,), "metrics"):
+    for node in declared(state):
         for name, value in node.metrics().items():
             before = measures.get(name, value)
             measures[name] = jnp.maximum(before, value)

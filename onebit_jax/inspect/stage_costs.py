@@ -11,7 +11,8 @@ from jax.extend.core import Literal
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from onebit_jax.workers.placement import abstract_state, state_specs
-from onebit_jax.workers.stages import stage_of, steps_by_stage
+from onebit_jax.workers.stages import stage_of
+from onebit_jax.workers.states import steps_by_stage
 from onebit_jax.workers.transfers import Transfer, sent_bytes
 from onebit_jax.workers.worker_local import check_agreed, worker_local_nodes
 

@@ -10,31 +10,31 @@ import optax
 
 from onebit_jax.exchanges.exchange import Exchange
 from onebit_jax.optimizers.parts.moments import as_float32
-from onebit_jax.optimizers.parts.own_moments import as_own, own_moments, zero_moments
+from onebit_jax.workers.axes import check_floats
+from onebit_jax.workers.per_worker import per_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jax.typing import ArrayLike
 
-    from onebit_jax.workers.worker_local import WorkerLocal
-
-_NAME = "BinSGDM"
-
 
 class ScaleByBinsgdmState(NamedTuple):
     """State of `scale_by_binsgdm`.
 
     Attributes:
-      mu: for each leaf, `(workers, *shape)`, float32: each worker's running mean of its
-        own gradients.
-      magnitude: the same of their magnitudes.
+      own: each worker's running means, float32: `mu` of its own gradients,
+        `magnitude` of their magnitudes.
       exchange: state of the exchange.
     """
 
-    mu: WorkerLocal
-    magnitude: WorkerLocal
+    own: Any
     exchange: Any
+
+
+class _RunningMeans(NamedTuple):
+    mu: optax.Params
+    magnitude: optax.Params
 
 
 def scale_by_binsgdm(
@@ -96,13 +96,32 @@ def scale_by_binsgdm(
         )
     if isinstance(eps, (int, float)) and not eps > 0:
         raise ValueError(f"eps must be more than 0, such as 1e-8, got {eps}.")
-    axes = exchange.axes
     beta, least = as_float32(decay), as_float32(eps)
 
+    def own_init(params: optax.Params) -> _RunningMeans:
+        check_floats(params, "BinSGDM")
+        mu, magnitude = (
+            optax.tree.zeros_like(params, dtype=jnp.float32) for _ in range(2)
+        )
+        return _RunningMeans(mu, magnitude)
+
+    def own_update(
+        updates: optax.Updates, state: Any, params: Any = None
+    ) -> tuple[optax.Updates, Any]:
+        del params
+        gradients = optax.tree.cast(updates, jnp.float32)
+        mu = optax.tree.update_moment(gradients, state.mu, beta, 1)
+        magnitudes = jax.tree.map(jnp.abs, gradients)
+        magnitude = optax.tree.update_moment(magnitudes, state.magnitude, beta, 1)
+        ratios = jax.tree.map(lambda m, b: m / (b + least), mu, magnitude)
+        return ratios, _RunningMeans(mu, magnitude)
+
+    own_ratio = per_worker(
+        optax.GradientTransformation(own_init, own_update), exchange.axes
+    )
+
     def init_fn(params: optax.Params) -> Any:
-        # Each anew: a buffer that is in a state twice cannot be donated.
-        mu, magnitude = (zero_moments(params, axes, _NAME) for _ in range(2))
-        return ScaleByBinsgdmState(mu, magnitude, exchange.init(params))
+        return ScaleByBinsgdmState(own_ratio.init(params), exchange.init(params))
 
     def update_fn(
         updates: optax.Updates,
@@ -111,18 +130,10 @@ def scale_by_binsgdm(
         **extra_args: object,
     ) -> tuple[optax.Updates, Any]:
         del params, extra_args
-        mu, magnitude = (
-            own_moments(node, updates, axes, _NAME)
-            for node in (state.mu, state.magnitude)
-        )
-        gradients = optax.tree.cast(updates, jnp.float32)
-        mu = optax.tree.update_moment(gradients, mu, beta, 1)
-        magnitudes = jax.tree.map(jnp.abs, gradients)
-        magnitude = optax.tree.update_moment(magnitudes, magnitude, beta, 1)
-        ratios = jax.tree.map(lambda m, b: m / (b + least), mu, magnitude)
+        ratios, own = own_ratio.update(updates, state.own)
         agreed, exchanged = exchange.update(ratios, state.exchange)
         return optax.tree.cast_like(agreed, updates), ScaleByBinsgdmState(
-            as_own(mu, axes), as_own(magnitude, axes), exchanged
+            own, exchanged
         )
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -12,7 +12,8 @@ from jax import lax
 from onebit_jax.exchanges.exchange import Exchange
 from onebit_jax.exchanges.random_vote_mean import RandomVoteState
 from onebit_jax.optimizers.parts.moments import as_float32
-from onebit_jax.optimizers.parts.own_moments import as_own, own_moments, zero_moments
+from onebit_jax.workers.axes import check_floats
+from onebit_jax.workers.per_worker import per_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from jax import Array
     from jax.typing import ArrayLike
     from jaxtyping import Float, Int32
-
-    from onebit_jax.workers.worker_local import WorkerLocal
 
 _NAME = "distributed Lion"
 
@@ -31,13 +30,12 @@ class ScaleByDistributedLionState(NamedTuple):
 
     Attributes:
       count: number of steps taken.
-      mu: for each leaf, `(workers, *shape)`, float32: each worker's momentum of its own
-        gradients.
+      own: each worker's momentum of its own gradients, float32.
       exchange: state of the exchange.
     """
 
     count: Int32[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
-    mu: WorkerLocal
+    own: Any
     exchange: Any
 
 
@@ -106,18 +104,35 @@ def scale_by_distributed_lion(
             f"{exchange!r}: with another, put optax.lion behind the exchange; one of "
             "your own that returns votes says so by keeps_scale = False."
         )
-    axes = exchange.axes
     share, decay = as_float32(b1), as_float32(b2)
 
+    def own_init(params: optax.Params) -> optax.TraceState:
+        check_floats(params, _NAME)
+        return optax.TraceState(optax.tree.zeros_like(params, dtype=jnp.float32))
+
+    def own_update(
+        updates: optax.Updates, state: Any, params: Any = None
+    ) -> tuple[optax.Updates, Any]:
+        del params
+        gradients = optax.tree.cast(updates, jnp.float32)
+        sent = optax.tree.update_moment(gradients, state.trace, share, 1)
+        momentum = optax.tree.update_moment(gradients, state.trace, decay, 1)
+        return sent, optax.TraceState(momentum)
+
+    own_momentum = per_worker(
+        optax.GradientTransformation(own_init, own_update), exchange.axes
+    )
+
     def init_fn(params: optax.Params) -> Any:
-        mu = zero_moments(params, axes, _NAME)
         exchanged = exchange.init(params)
         if any(map(_is_random, jax.tree.leaves(exchanged, is_leaf=_is_random))):
             raise TypeError(
                 f"{_NAME} votes by signs, and {exchange!r} draws votes by magnitudes: "
                 "give it vote_mean('data')."
             )
-        return ScaleByDistributedLionState(jnp.zeros([], jnp.int32), mu, exchanged)
+        return ScaleByDistributedLionState(
+            jnp.zeros([], jnp.int32), own_momentum.init(params), exchanged
+        )
 
     def update_fn(
         updates: optax.Updates,
@@ -126,15 +141,12 @@ def scale_by_distributed_lion(
         **extra_args: object,
     ) -> tuple[optax.Updates, Any]:
         del params, extra_args
-        mu = own_moments(state.mu, updates, axes, _NAME)
-        gradients = optax.tree.cast(updates, jnp.float32)
-        sent = optax.tree.update_moment(gradients, mu, share, 1)
-        mu = optax.tree.update_moment(gradients, mu, decay, 1)
+        sent, own = own_momentum.update(updates, state.own)
         sent = jax.tree.map(lambda c: _turn(c, state.count), sent)
         agreed, exchanged = exchange.update(sent, state.exchange)
         agreed = jax.tree.map(lambda u: _turn(u, state.count), agreed)
         return optax.tree.cast_like(agreed, updates), ScaleByDistributedLionState(
-            jnp.asarray(optax.safe_increment(state.count)), as_own(mu, axes), exchanged
+            jnp.asarray(optax.safe_increment(state.count)), own, exchanged
         )
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -2,54 +2,107 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any, TypedDict
+import dataclasses
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import optax
 
-from onebit_jax.optimizers.onebit_adam_stages import OnebitAdam
-from onebit_jax.optimizers.parts.bound import BOUND
 from onebit_jax.optimizers.parts.checks import check_parts, gradient_mean
-from onebit_jax.optimizers.parts.floor import FLOOR
-from onebit_jax.optimizers.parts.growth import GrowthByMeanSquares
-from onebit_jax.optimizers.parts.intervals import IntervalRule
-from onebit_jax.optimizers.parts.moments import as_float32
+from onebit_jax.optimizers.parts.compressed import Compressed, check_compressed
+from onebit_jax.optimizers.parts.error_norms import error_norms
+from onebit_jax.optimizers.parts.freeze import (
+    Freezing,
+    freeze_then,
+    stage_refusal,
+    warn_if_rising,
+)
+from onebit_jax.optimizers.parts.moments import (
+    as_float32,
+    divide_by_weight,
+    extrapolate,
+    weight,
+)
+from onebit_jax.workers.arithmetic import zero_after
+from onebit_jax.workers.states import optimizer_state
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jax import Array
     from jax.typing import ArrayLike
+    from jaxtyping import Float32, Int32
 
     from onebit_jax.exchanges.exchange import Exchange
-    from onebit_jax.optimizers.onebit_adam_stages import Send
-    from onebit_jax.optimizers.parts.floor import FloorAtMean
     from onebit_jax.optimizers.parts.freeze import FreezeRule
+    from onebit_jax.optimizers.parts.growth import GrowthState
 
-LEAD = 1.14
-"""Of the leads tried in docs/studies/decoder.md, that of the smallest loss."""
-GROWTH = GrowthByMeanSquares()
-
-
-class Parts(TypedDict):
-    """The message of the compressed stage, and the parts that can be left out."""
-
-    send: Send
-    lead: ArrayLike | None
-    growth: GrowthByMeanSquares | None
-    floor: FloorAtMean | None
-    bound: ArrayLike | None
+_PARTS = Compressed()
 
 
-AS_PUBLISHED: Parts = {
-    "send": "momentum",
-    "lead": None,
-    "growth": None,
-    "floor": None,
-    "bound": None,
-}
-"""The parts of the paper's compressed stage: momentum and frozen variance alone.
+@optimizer_state
+class ScaleByOnebitAdamState(NamedTuple):
+    """State of `scale_by_onebit_adam`.
 
-Without floor and bound, values that had no gradients in the warm-up, such as positions
-beyond its sequences, have a variance of zero and a step of the scale / eps.
-"""
+    Attributes:
+      count: number of steps taken.
+      mu: momentum, float32, the same on all workers.
+      nu: variance, float32, without bias correction; frozen once `frozen_at` is set.
+      frozen_at: number of steps taken when the variance was frozen; 0 as long as it
+        is not.
+      floored: share of the frozen variances that the floor raised.
+      freeze: state of the freeze rule.
+      growth: state of the growth; None without it.
+      exchange: state of the exchange.
+      warmup: state of the warm-up's own exchange.
+    """
+
+    count: Int32[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
+    mu: optax.Params
+    nu: optax.Params
+    frozen_at: Int32[Array, ""]
+    floored: Float32[Array, ""]
+    freeze: Any
+    growth: GrowthState | None
+    exchange: Any
+    warmup: Any
+
+    warmup_stages = ("warmup",)
+
+    def steps_by_stage(self) -> dict[str, Array]:
+        """Warm-up, and compressed steps; those that measure the growth apart."""
+        warmup = jnp.where(self.frozen_at > 0, self.frozen_at, self.count)
+        compressed = self.count - warmup
+        if self.growth is None:
+            return {"warmup": warmup, "compressed": compressed}
+        measured = self.growth.measured
+        # Order matters: the training log names the last stage that has new steps.
+        return {
+            "warmup": warmup,
+            "compressed/measuring": measured,
+            "compressed": compressed - measured,
+        }
+
+    def metrics(self) -> dict[str, Array]:
+        """Measures of the optimizer; see `onebit_jax.metrics`.
+
+        Returns:
+          `count`, steps taken; `compressed`, 1 once the variance is frozen;
+          `frozen_at`, the steps taken by then; `floored_share`, frozen variances that
+          the floor raised; `worker_error` and `server_error`, as in `error_norms`.
+        """
+        return {
+            "count": self.count,
+            "compressed": (self.frozen_at > 0).astype(jnp.int32),
+            "frozen_at": self.frozen_at,
+            "floored_share": self.floored,
+            **error_norms(self.exchange, self.mu),
+        }
+
+    def refusal(self, stage: str) -> str | None:
+        """Before the freeze only the warm-up can be, after it only the other."""
+        return stage_refusal(self.frozen_at, stage)
 
 
 def scale_by_onebit_adam(
@@ -61,12 +114,7 @@ def scale_by_onebit_adam(
     *,
     bias_correction: bool = True,
     warmup_exchange: Exchange | None = None,
-    refresh: IntervalRule | None = None,
-    send: Send = "momentum",
-    lead: ArrayLike | None = LEAD,
-    growth: GrowthByMeanSquares | None = GROWTH,
-    floor: FloorAtMean | None = FLOOR,
-    bound: ArrayLike | None = BOUND,
+    compressed: Compressed = _PARTS,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Rescales each worker's own gradients by 1-bit Adam.
 
@@ -81,11 +129,11 @@ def scale_by_onebit_adam(
       {\sqrt{\rho_t v / (1 - \beta_2^T)} + \epsilon}, \pm B\right)
 
     The paper has no growth :math:`\rho`, floor of v, bound B and lead d. Without them
-    (`**AS_PUBLISHED`) and without bias correction it is the paper's.
+    (`Compressed.published()`) and without bias correction it is the paper's.
 
     Args:
-      exchange: what workers do after the freeze with their momenta, or with
-        `send='gradient'` their gradients, such as `sign_mean('data')`.
+      exchange: what workers do after the freeze with their momenta, such as
+        `sign_mean('data')`.
       freeze: when the variance is frozen; not before the learning rate has risen,
         which nothing here can see. `onebit_adam` knows the learning rate, and warns.
       b1: decay of the momentum.
@@ -95,50 +143,22 @@ def scale_by_onebit_adam(
         zero. The variance's correction is frozen with it.
       warmup_exchange: what workers do with their gradients in the warm-up, such as
         `quantized_mean('data', 4)` for an eighth of the bytes; None for the exact
-        mean. The errors of this exchange stay in the state after the freeze, where
-        steps of the stage 'warmup' alone use them.
-      refresh: which steps of the warm-up are Adam's and refresh the variance, such as
-        `growing_intervals(32, longest=8)`; the first always is one. The steps between
-        them, of the stage 'between', exchange as those after the freeze do. A variance
-        that was last refreshed k steps ago counts the new squares for k steps, with
-        :math:`1 - \beta_2^k`: two thirds of it are the last gradient's where k is
-        1,000. Floor, bound and, in the steps between, lead act in the warm-up too.
-        Only steps that refresh ask the freeze rule, so that the freeze may come up to
-        an interval later; `freeze_when_stable`, which compares variances a number of
-        steps apart, is refused. None for all steps of the warm-up.
-      send: 'momentum' to exchange momenta, as the paper does, 'gradient' to exchange
-        gradients and take their momentum, :math:`m_t = \beta_1 m_{t-1} +
-        (1 - \beta_1) E[g_t^{(i)}]`.
-      lead: d, the steps by which the momentum is extrapolated in steps that exchange
-        by `exchange`, whose error feedback delays it. d = b1 is Nesterov's momentum.
-        None for none. More than the default without a bound has diverged.
-      growth: :math:`\rho_t`, of gradients that grow after the freeze and would
-        otherwise raise the learning rate with them; None for 1.
-      floor: what becomes of variances near zero at the freeze; None to leave them.
-      bound: B, the largest update of a coordinate after the freeze; None for none. A
-        sign cannot say how small a value is: where a block holds coordinates of very
-        different variances, those of the smallest get the largest updates. Adam's
-        own are at most :math:`(1-\beta_1)/\sqrt{(1-\beta_2)(1-\beta_1^2/\beta_2)}`,
-        7.3 with the default decays.
+        mean.
+      compressed: the parts of the compressed stage that are not in the paper.
 
     Returns:
       A transformation whose `update` must be called inside `jax.shard_map` with
       each worker's own gradients. Moments are float32 whatever the parameters are;
       updates have the gradients' dtype. `update` takes one extra argument, `stage`:
-      None (default) compiles all stages into one program that chooses by the
-      state; 'warmup', 'between' or 'compressed' compiles one. One compressed step in
-      `growth.period` measures the growth; its bytes are counted apart, as those of
-      the stage 'compressed/measuring'. A
-      'warmup' step with a frozen variance exchanges gradients as the warm-up does, and
-      leaves the variance frozen; a compressed step with a variance that is not frozen
-      freezes it as it is, and must not be the first step: there is no variance yet
-      (`data_parallel` refuses it).
+      None (default) compiles both stages into one program that chooses by the
+      state; 'warmup' or 'compressed' compiles one, which must be the state's next
+      (`data_parallel` refuses another). One compressed step in `growth.period`
+      measures the growth; its bytes are counted apart, as those of the stage
+      'compressed/measuring'.
 
     Raises:
       TypeError: if an argument is not of its type, or an exchange returns votes.
-      ValueError: if `send` is neither 'gradient' nor 'momentum', the lead is negative
-        or not finite, the bound is not more than 0, the exchanges' axes differ, or
-        `freeze_when_stable` is to compare variances of steps that do not refresh.
+      ValueError: if the exchanges' axes differ.
 
     Example:
       >>> import jax.numpy as jnp, onebit_jax, optax
@@ -160,25 +180,11 @@ def scale_by_onebit_adam(
       Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
       Algorithm 1.
     """
-    check_parts("1-bit Adam", exchange, freeze, floor, bound)
-    if send not in ("gradient", "momentum"):
-        raise ValueError(f"send must be 'gradient' or 'momentum', got {send!r}.")
-    for name, part, kind in (
-        ("refresh", refresh, IntervalRule),
-        ("growth", growth, GrowthByMeanSquares),
-    ):
-        if part is not None and not isinstance(part, kind):
-            raise TypeError(f"{name} must be a {kind.__name__} or None, got {part!r}.")
-    if refresh is not None and freeze.by_norm:
-        raise ValueError(
-            "freeze_when_stable needs a variance that is refreshed in every step: "
-            "leave refresh out, or use freeze_at."
-        )
-    if isinstance(lead, (int, float)) and not 0 <= lead < math.inf:
-        raise ValueError(
-            f"lead must be a finite number of steps from 0 on, or None, got {lead}."
-        )
-    adam = OnebitAdam(
+    check_parts("1-bit Adam", exchange, freeze)
+    check_compressed(
+        "1-bit Adam", compressed, has_only=("lead", "growth", "floor", "bound")
+    )
+    adam = _OnebitAdam(
         exchange=exchange,
         warmup_exchange=gradient_mean(warmup_exchange, exchange, "warmup_exchange"),
         freeze=freeze,
@@ -186,12 +192,272 @@ def scale_by_onebit_adam(
         b2=as_float32(b2),
         eps=as_float32(eps),
         bias_correction=bias_correction,
-        refresh=refresh,
-        send=send,
-        lead=None if lead is None else as_float32(lead),
-        growth=growth,
-        floor=floor,
-        bound=bound,
+        parts=compressed,
     )
     init: Any = adam.init
-    return optax.GradientTransformationExtraArgs(init, adam.update)
+    freezing = Freezing(freeze, exchange, adam.norm, adam.frozen)
+    update = freeze_then(adam.warmup, adam.compressed, freezing)
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _OnebitAdam:
+    exchange: Exchange
+    warmup_exchange: Exchange
+    freeze: FreezeRule
+    b1: ArrayLike
+    b2: ArrayLike
+    eps: ArrayLike
+    bias_correction: bool
+    parts: Compressed
+
+    def init(self, params: optax.Params) -> ScaleByOnebitAdamState:
+        growth = self.parts.growth
+        return ScaleByOnebitAdamState(
+            count=jnp.zeros([], jnp.int32),
+            mu=optax.tree.zeros_like(params, dtype=jnp.float32),
+            nu=optax.tree.zeros_like(params, dtype=jnp.float32),
+            frozen_at=jnp.zeros([], jnp.int32),
+            floored=jnp.zeros([], jnp.float32),
+            freeze=self.freeze.init(),
+            growth=growth and growth.init(params),
+            exchange=self.exchange.init(params),
+            warmup=self.warmup_exchange.init(params),
+        )
+
+    def warmup(
+        self, gradients: optax.Updates, state: ScaleByOnebitAdamState, params: Any
+    ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
+        """Adam on the mean of the gradients."""
+        del params
+        mean, exchanged = self.warmup_exchange.update(gradients, state.warmup)
+        mean = optax.tree.cast(mean, jnp.float32)
+        mu = optax.tree.update_moment(mean, state.mu, self.b1, 1)
+        nu = optax.tree.update_moment_per_elem_norm(mean, state.nu, self.b2, 2)
+        direction = self.corrected(mu, self.b1, state.count)
+        new_updates = self.ratio(direction, nu, state.count)
+        return new_updates, state._replace(mu=mu, nu=nu, warmup=exchanged)
+
+    def norm(self, state: ScaleByOnebitAdamState) -> Any:
+        """The 1-norm of the variance."""
+        return self.corrected(optax.tree.sum(state.nu), self.b2, state.count)
+
+    def frozen(self, state: ScaleByOnebitAdamState) -> ScaleByOnebitAdamState:
+        """The variance frozen, and its growth begun."""
+        growth = state.growth
+        if self.parts.growth is not None and growth is not None:
+            growth = self.parts.growth.freeze(state.nu, growth)
+        nu, floored = self.parts.raised(state.nu)
+        return state._replace(
+            nu=nu, floored=floored, growth=growth, frozen_at=state.count
+        )
+
+    def compressed(
+        self, gradients: optax.Updates, state: ScaleByOnebitAdamState, params: Any
+    ) -> tuple[optax.Updates, ScaleByOnebitAdamState]:
+        """A step by the exchanged momentum and the frozen variance."""
+        del params
+        mu, exchanged = self.exchange.exchange_momentum(
+            gradients, state.mu, self.b1, state.exchange
+        )
+        growth = state.growth
+        if self.parts.growth is not None and growth is not None:
+            growth = self.parts.growth.follow(
+                gradients,
+                growth,
+                decay=self.b2,
+                count=state.count + zero_after(mu),
+                axes=self.exchange.axes,
+            )
+        state = state._replace(growth=growth)
+        direction = self.led(mu, state.mu, state.count)
+        new_updates = self.ratio(direction, self.grown(state), state.frozen_at)
+        return self.parts.cut(new_updates), state._replace(mu=mu, exchange=exchanged)
+
+    def corrected(
+        self, moment: optax.Params, decay: ArrayLike, steps: Int32[Array, ""]
+    ) -> optax.Params:
+        """A moment corrected for its start from zero, if bias correction is on."""
+        if not self.bias_correction:
+            return moment
+        return divide_by_weight(moment, decay, steps)
+
+    def led(
+        self, mu: optax.Params, last: optax.Params, count: Int32[Array, ""]
+    ) -> optax.Params:
+        """The corrected momentum, extrapolated by the lead."""
+        now = self.corrected(mu, self.b1, count)
+        if self.parts.lead is None:
+            return now
+        # Corrected before they are compared: a rise from zero is no lag.
+        before = self.corrected(last, self.b1, jnp.maximum(count - 1, 1))
+        return extrapolate(now, before, jnp.asarray(self.parts.lead, jnp.float32))
+
+    def ratio(
+        self, mu: optax.Params, nu: optax.Params, steps: Int32[Array, ""]
+    ) -> optax.Updates:
+        """A corrected momentum over the root of a variance from so many steps."""
+        nu = self.corrected(nu, self.b2, steps)
+        return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + self.eps), mu, nu)
+
+    def grown(self, state: ScaleByOnebitAdamState) -> optax.Params:
+        """The frozen variances with their growth so far."""
+        rule = self.parts.growth
+        if rule is None or state.growth is None:
+            return state.nu
+        measured = rule.period * state.growth.measured
+        now, frozen = (
+            weight(self.b2, steps) if self.bias_correction else 1
+            for steps in (state.frozen_at + measured, state.frozen_at)
+        )
+        return rule.grow(state.nu, state.growth, weight_now=now, weight_frozen=frozen)
+
+
+def onebit_adamw(
+    learning_rate: optax.ScalarOrSchedule,
+    exchange: Exchange,
+    freeze: FreezeRule,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
+    weight_decay: optax.ScalarOrSchedule = 1e-4,
+    mask: Any | Callable[[optax.Params], Any] | None = None,
+    *,
+    bias_correction: bool = True,
+    warmup_exchange: Exchange | None = None,
+    compressed: Compressed = _PARTS,
+) -> optax.GradientTransformationExtraArgs:
+    r"""1-bit Adam with decoupled weight decay.
+
+    .. math:: p_t = p_{t-1} - \alpha_t (u_t + \lambda p_{t-1})
+
+    with :math:`u_t` of `scale_by_onebit_adam`. Before the freeze it is
+    `optax.adamw` on the exact mean of the workers' gradients.
+
+    Args:
+      learning_rate: a number, or a schedule from the step.
+      exchange: what workers do after the freeze with their momenta, such as
+        `onebit_jax.sign_mean('data')`.
+      freeze: when the variance is frozen, such as `onebit_jax.freeze_at(1000)`.
+      b1: decay of the momentum.
+      b2: decay of the variance.
+      eps: added to the root of the variance.
+      weight_decay: λ. As in `optax.adamw`, it is multiplied by the learning rate.
+      mask: a tree of booleans like the parameters', or a function from parameters
+        to one, that says which leaves decay; None for all.
+      bias_correction: whether both moments are corrected for their start from zero.
+      warmup_exchange: what workers do with their gradients in the warm-up; None for
+        the exact mean.
+      compressed: the parts of the compressed stage that are not in the paper;
+        `onebit_jax.Compressed.published()` leaves them out.
+
+    Returns:
+      A transformation whose `update` must be called inside `jax.shard_map` with
+      each worker's own gradients and the parameters; `onebit_jax.data_parallel` does
+      so.
+
+    Raises:
+      TypeError, ValueError: as `scale_by_onebit_adam` does.
+
+    Warns:
+      UserWarning: if the variance may be frozen while the learning rate still rises.
+
+    Example:
+      >>> import onebit_jax, optax
+      >>> schedule = optax.warmup_cosine_decay_schedule(0.0, 4e-4, 10_000, 100_000)
+      >>> tx = onebit_jax.onebit_adamw(
+      ...     schedule,
+      ...     onebit_jax.sign_mean('data'),
+      ...     onebit_jax.freeze_at(20_000),
+      ...     weight_decay=0.01,
+      ... )
+
+    References:
+      Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
+      Algorithm 1; Loshchilov and Hutter, Decoupled weight decay regularization, 2019,
+      https://arxiv.org/abs/1711.05101.
+    """
+    rescale = scale_by_onebit_adam(
+        exchange,
+        freeze,
+        b1,
+        b2,
+        eps,
+        bias_correction=bias_correction,
+        warmup_exchange=warmup_exchange,
+        compressed=compressed,
+    )
+    warn_if_rising(learning_rate, freeze)
+    return optax.chain(
+        rescale,
+        optax.add_decayed_weights(weight_decay, mask),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+def onebit_adam(
+    learning_rate: optax.ScalarOrSchedule,
+    exchange: Exchange,
+    freeze: FreezeRule,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
+    *,
+    bias_correction: bool = True,
+    warmup_exchange: Exchange | None = None,
+    compressed: Compressed = _PARTS,
+) -> optax.GradientTransformationExtraArgs:
+    """1-bit Adam: `onebit_adamw` without weight decay.
+
+    Args:
+      learning_rate: a number, or a schedule from the step.
+      exchange: what workers do after the freeze with their momenta, such as
+        `onebit_jax.sign_mean('data')`.
+      freeze: when the variance is frozen, such as `onebit_jax.freeze_at(1000)`.
+      b1: decay of the momentum.
+      b2: decay of the variance.
+      eps: added to the root of the variance.
+      bias_correction: as of `onebit_adamw`.
+      warmup_exchange: as of `onebit_adamw`.
+      compressed: as of `onebit_adamw`.
+
+    Returns:
+      A transformation, as of `onebit_adamw`.
+
+    Raises:
+      TypeError, ValueError: as `scale_by_onebit_adam` does.
+
+    Warns:
+      UserWarning: if the variance may be frozen while the learning rate still rises.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, onebit_jax
+      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
+      >>> tx = onebit_jax.onebit_adam(
+      ...     0.1, onebit_jax.sign_mean('data'), onebit_jax.freeze_at(5)
+      ... )
+      >>> def loss_fn(p, x):
+      ...     return jnp.mean((x @ (p - 1)) ** 2)
+      >>> run = onebit_jax.data_parallel(loss_fn, tx, mesh)
+      >>> params, state = run.init(jnp.zeros(2))
+      >>> for _ in range(30):
+      ...     params, state, loss = run.step(params, state, jnp.ones((1, 2)))
+      >>> print(loss < 0.2)
+      True
+
+    References:
+      Tang et al., 1-bit Adam, 2021, https://arxiv.org/abs/2102.02888,
+      Algorithm 1.
+    """
+    rescale = scale_by_onebit_adam(
+        exchange,
+        freeze,
+        b1,
+        b2,
+        eps,
+        bias_correction=bias_correction,
+        warmup_exchange=warmup_exchange,
+        compressed=compressed,
+    )
+    warn_if_rising(learning_rate, freeze)
+    return optax.chain(rescale, optax.scale_by_learning_rate(learning_rate))

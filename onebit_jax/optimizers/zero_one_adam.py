@@ -4,43 +4,297 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 
-from onebit_jax.optimizers.parts.bound import cut
-from onebit_jax.optimizers.parts.freeze import asks_to_freeze
-from onebit_jax.optimizers.parts.moments import weight
-from onebit_jax.optimizers.parts.own_moments import as_own, own_moments, zero_moments
-from onebit_jax.optimizers.zero_one_adam_state import ZeroOneAdamState
-from onebit_jax.workers.axes import bound_workers, to_varying
+from onebit_jax.optimizers.parts.checks import check_parts, gradient_mean
+from onebit_jax.optimizers.parts.compressed import Compressed, check_compressed
+from onebit_jax.optimizers.parts.freeze import Freezing, stage_refusal, warn_if_rising
+from onebit_jax.optimizers.parts.intervals import IntervalRule, growing_intervals
+from onebit_jax.optimizers.parts.moments import as_float32, weight
+from onebit_jax.workers.axes import bound_workers, check_floats, check_local
+from onebit_jax.workers.per_worker import each_own, this_worker
 from onebit_jax.workers.stages import run_stage
-from onebit_jax.workers.worker_local import WorkerLocal
+from onebit_jax.workers.states import optimizer_state, own_params
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jax import Array
     from jax.typing import ArrayLike
-    from jaxtyping import Bool, Int32
+    from jaxtyping import Float32, Int32
 
     from onebit_jax.exchanges.exchange import Exchange
-    from onebit_jax.optimizers.parts.floor import FloorAtMean
     from onebit_jax.optimizers.parts.freeze import FreezeRule
-    from onebit_jax.optimizers.parts.intervals import IntervalRule
-
-_NAME = "0/1 Adam"
 
 BeforeFreeze = Literal["momentum", "gradient"]
 Decay = Literal["agreed", "accumulated"]
 
+_REFRESH = growing_intervals(16)
+_SYNC = growing_intervals(32768, longest=16)
+_PARTS = Compressed(lead=None, growth=None)
+_STAGES = "variance", "gradient", "compressed", "local"
+
+
+@optimizer_state
+class ZeroOneAdamState(NamedTuple):
+    """State of `zero_one_adam`.
+
+    Attributes:
+      count: number of steps taken.
+      mu: the agreed momentum until the freeze, float32, where gradients are exchanged
+        until then; else None.
+      own_mu: each worker's momentum, float32, a `WorkerLocal` for each leaf.
+      nu: variance, float32, without bias correction.
+      refreshed: how often it was refreshed.
+      moved: by how much each worker's parameters differ from the agreed ones, float32,
+        a `WorkerLocal` for each leaf; zero after a synchronisation.
+      rates: sum of the learning rates since the last synchronisation, each over the
+        weight of its momentum.
+      frozen_at: number of steps taken when the variance was frozen; 0 as long as it
+        is not.
+      floored: share of the frozen variances that the floor raised.
+      taken: steps by stage.
+      freeze: state of the freeze rule.
+      refresh: state of the rule for refreshing.
+      sync: state of the rule for synchronising.
+      decay: state of the weight decay.
+      exchange: state of the exchange.
+      variance_exchange: state of the exchange that refreshes the variance.
+    """
+
+    count: Int32[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
+    mu: optax.Params | None
+    own_mu: Any
+    nu: optax.Params
+    refreshed: Int32[Array, ""]
+    moved: Any
+    rates: Float32[Array, ""]
+    frozen_at: Int32[Array, ""]
+    floored: Float32[Array, ""]
+    taken: dict[str, Int32[Array, ""]]
+    freeze: Any
+    refresh: Any
+    sync: Any
+    decay: Any
+    exchange: Any
+    variance_exchange: Any
+
+    local_stages = ("local",)
+    warmup_stages = ("variance", "gradient")
+
+    def distance(self) -> Any:
+        """What each worker has moved by itself since the last synchronisation."""
+        return self.moved
+
+    def steps_by_stage(self) -> dict[str, Array]:
+        """Steps taken in each stage."""
+        # A tree's dictionaries are in the order of their keys.
+        return {name: self.taken[name] for name in _STAGES if name in self.taken}
+
+    def metrics(self) -> dict[str, Array]:
+        """Measures of the optimizer; see `onebit_jax.metrics`.
+
+        Returns:
+          `count`, steps taken; `compressed`, 1 once the variance is frozen;
+          `frozen_at`, the steps taken by then; `floored_share`, frozen variances that
+          the floor raised; `refreshed`, how often the variance was refreshed;
+          `synchronised`, steps that exchanged.
+        """
+        return {
+            "count": self.count,
+            "compressed": (self.frozen_at > 0).astype(jnp.int32),
+            "frozen_at": self.frozen_at,
+            "floored_share": self.floored,
+            "refreshed": self.refreshed,
+            "synchronised": self.count - self.taken["local"],
+        }
+
+    def refusal(self, stage: str) -> str | None:
+        """Until the freeze workers do not step alone, after it nothing refreshes."""
+        if stage == "compressed" and self.mu is None:
+            # Of momenta all along, once there is a variance.
+            return stage_refusal(self.refreshed, stage, first="variance")
+        first = stage if stage in ("variance", "gradient") else "variance"
+        return stage_refusal(self.frozen_at, stage, first)
+
+
+def zero_one_adam(
+    learning_rate: optax.ScalarOrSchedule,
+    exchange: Exchange,
+    freeze: FreezeRule,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    mask: Any | Callable[[optax.Params], Any] | None = None,
+    *,
+    refresh: IntervalRule = _REFRESH,
+    variance_exchange: Exchange | None = None,
+    sync: IntervalRule = _SYNC,
+    before_freeze: BeforeFreeze = "momentum",
+    decay: Decay = "agreed",
+    bias_correction: bool = True,
+    compressed: Compressed = _PARTS,
+) -> optax.GradientTransformationExtraArgs:
+    r"""0/1 Adam with decoupled weight decay.
+
+    Each worker i takes steps of its own, with :math:`\gamma_t = \alpha_t / (1 -
+    \beta_1^t)`,
+
+    .. math::
+      m^{(i)} &\leftarrow \beta_1 m^{(i)} + (1 - \beta_1) g_t^{(i)} \\
+      d^{(i)} &\leftarrow d^{(i)} - \gamma_t \,\mathrm{clip}\left(
+      \frac{m^{(i)}}{\sqrt{\hat v} + \epsilon}, \pm B_t\right), \quad
+      \Gamma \leftarrow \Gamma + \gamma_t
+
+    and computes its gradients at :math:`p + d^{(i)}` (`onebit_jax.own_params`).
+    :math:`B_t` is B in a step that the worker takes alone. In one that synchronises
+    it is n B, so that none of the n workers alone moves the mean by more than B, and,
+    with :math:`E` the exchange,
+
+    .. math::
+      \bar m &= -\tfrac1\Gamma E[d^{(i)} (\sqrt{\hat v} + \epsilon)], \quad
+      p \leftarrow p - \Gamma \,\mathrm{clip}\left(
+      \frac{\bar m}{\sqrt{\hat v} + \epsilon}, \pm B\right) \\
+      m^{(i)} &\leftarrow \bar m, \quad
+      d^{(i)} \leftarrow 0, \quad \Gamma \leftarrow 0
+
+    and in one that refreshes the variance, before all of this,
+    :math:`v \leftarrow \beta_2 v + (1 - \beta_2) \bar g_t^2` with the exact mean of
+    the gradients. Until the freeze every step synchronises and those that `refresh`
+    says refresh; after it the variance stays, and those that `sync` says synchronise.
+    One worker alone, and one host by `hierarchical`, refreshes in every step and
+    freezes nothing, as Adam does.
+
+    Where the paper and DeepSpeed 0.19.6 differ, the paper's is the default, and
+    docs/examples/from_deepspeed.py has the other. DeepSpeed exchanges gradients until
+    the freeze, exactly where the variance is due, and forgets the errors at the freeze
+    (`before_freeze`); its weight decay enters what is exchanged, and so the momentum
+    (`decay`); it corrects no moment for its start from zero. Here as there it is the
+    momentum with this step's gradient that is accumulated: without it a
+    synchronisation in every step would drop the gradients.
+
+    Args:
+      learning_rate: :math:`\alpha`, a number, or a schedule from the step that does not
+        fall sharply: errors of the exchange are as large as the learning rates of the
+        steps that made them; over far smaller ones they make the momentum explode.
+      exchange: what workers do with what they have accumulated, such as `sign_mean`.
+      freeze: when the variance is refreshed no more, such as `freeze_at(1000)`; not
+        before the learning rate's warm-up ends. `freeze_when_stable` freezes in steps
+        that refresh alone, and compares with the variance as it was Δ steps before:
+        where refreshes are nearly as far apart it tells nothing, so limit their
+        intervals, as `growing_intervals(16, longest=8)` does, or take `freeze_at`.
+      b1: decay of the momentum.
+      b2: decay of the variance, each time that it is refreshed.
+      eps: added to the root of the variance.
+      weight_decay: :math:`\lambda`, a number or a schedule from the step. An 'agreed'
+        decay is multiplied by the learning rate, as in `optax.adamw`, an 'accumulated'
+        one by :math:`\gamma_t`, which bias correction makes larger in the first steps.
+      mask: a tree of booleans like the parameters', or a function from parameters to
+        one, that says which leaves decay; None for all.
+      refresh: which steps before the freeze refresh the variance, beside the first.
+      variance_exchange: what workers do with the gradients that refresh it, such as
+        `quantized_mean('data', 4)`; None for the exact mean.
+      sync: which steps after the freeze synchronise; `every(1)` for all. By default,
+        which is the paper's, the first 32,768 all do: give it for shorter runs.
+      before_freeze: what is exchanged until the freeze, 'momentum' or 'gradient'.
+      decay: 'agreed' for a decay of the agreed parameters in every step, 'accumulated'
+        for a decay of each worker's own that is exchanged with its steps.
+      bias_correction: whether both moments are corrected for their start from zero.
+      compressed: floor of the variances at the freeze, and bound B of an agreed step
+        of a coordinate in units of :math:`\Gamma`, neither in the paper.
+
+    Returns:
+      A transformation whose `update` must be called inside `jax.shard_map` with each
+      worker's own gradients, at its own parameters, and with the agreed parameters.
+      In a chain it must be the last: what scaled its updates would not scale the
+      workers' own steps. Its updates are those of the agreed parameters and contain the
+      learning rate; but for the decay they are zero in a step that does not
+      synchronise. It takes one
+      extra argument, `stage`: 'variance', 'gradient' (where gradients are exchanged),
+      'compressed' or 'local', which has no collective; None for a program of all. A
+      stage that cannot be the state's next is refused by `data_parallel`.
+
+    Raises:
+      TypeError: if an argument is not of its type, or an exchange returns votes.
+      ValueError: if `before_freeze` or `decay` is neither of its values, a lead or
+        growth is given, or, from `update`, without parameters.
+
+    Warns:
+      UserWarning: if the variance may be frozen while the learning rate still rises.
+
+    Example:
+      >>> import jax.numpy as jnp, onebit_jax
+      >>> tx = onebit_jax.zero_one_adam(
+      ...     0.1,
+      ...     onebit_jax.sign_mean('data'),
+      ...     onebit_jax.freeze_at(1),
+      ...     sync=onebit_jax.every(2),
+      ... )
+      >>> batch = jnp.array([[3.0, -5.0], [1.0, -1.0]])  # a line a worker
+      >>> run = onebit_jax.simulated(lambda p, x: jnp.mean(x @ p), tx, workers=2)
+      >>> params, state = run.init(jnp.zeros(2))
+      >>> for _ in range(3):
+      ...     params, state, loss = run.step(params, state, batch)
+      ...     print(params.round(3))
+      [-0.1  0.1]
+      [-0.1  0.1]
+      [-0.3  0.3]
+
+    References:
+      Lu et al., 0/1 Adam, 2022, https://arxiv.org/abs/2202.06009, Algorithm 1 and
+      section 6.
+    """
+    check_parts("0/1 Adam", exchange, freeze)
+    check_compressed("0/1 Adam", compressed, has_only=("floor", "bound"))
+    _check(refresh, sync, before_freeze, decay)
+    warn_if_rising(learning_rate, freeze)
+    if not callable(weight_decay):
+        weight_decay = as_float32(weight_decay)
+    adam = _ZeroOneAdam(
+        learning_rate=learning_rate,
+        exchange=exchange,
+        freeze=freeze,
+        b1=as_float32(b1),
+        b2=as_float32(b2),
+        eps=as_float32(eps),
+        refresh=refresh,
+        variance_exchange=gradient_mean(
+            variance_exchange, exchange, "variance_exchange"
+        ),
+        sync=sync,
+        before_freeze=before_freeze,
+        decay=decay,
+        weight_decay=optax.add_decayed_weights(weight_decay, mask),
+        bias_correction=bias_correction,
+        parts=compressed,
+    )
+    init: Any = adam.init
+    return optax.GradientTransformationExtraArgs(init, adam.update)
+
+
+def _check(refresh: Any, sync: Any, before_freeze: str, decay: str) -> None:
+    for name, rule in (("refresh", refresh), ("sync", sync)):
+        if not isinstance(rule, IntervalRule):
+            raise TypeError(
+                f"{name} must be a rule of intervals, such as growing_intervals(16), "
+                f"got {rule!r}."
+            )
+    if before_freeze not in ("momentum", "gradient"):
+        raise ValueError(
+            f"before_freeze must be 'momentum' or 'gradient', got {before_freeze!r}."
+        )
+    if decay not in ("agreed", "accumulated"):
+        raise ValueError(f"decay must be 'agreed' or 'accumulated', got {decay!r}.")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ZeroOneAdam:
-    """The transformation of `zero_one_adam`, by the names of its arguments."""
-
+class _ZeroOneAdam:
     learning_rate: optax.ScalarOrSchedule
     exchange: Exchange
     freeze: FreezeRule
@@ -54,17 +308,13 @@ class ZeroOneAdam:
     decay: Decay
     weight_decay: optax.GradientTransformation
     bias_correction: bool
-    floor: FloorAtMean | None
-    bound: ArrayLike | None
+    parts: Compressed
 
     def init(self, params: optax.Params) -> ZeroOneAdamState:
-        """The state before any gradient."""
-
         def zeros() -> optax.Params:
             return optax.tree.zeros_like(params, dtype=jnp.float32)
 
-        def own() -> WorkerLocal:
-            return zero_moments(params, self.exchange.axes, _NAME)
+        check_floats(params, "0/1 Adam")
 
         def zero() -> Array:
             return jnp.zeros([], jnp.int32)
@@ -73,10 +323,10 @@ class ZeroOneAdam:
         return ZeroOneAdamState(
             count=zero(),
             mu=zeros() if self.before_freeze == "gradient" else None,
-            own_mu=own(),
+            own_mu=each_own(zeros(), self.exchange.axes),
             nu=zeros(),
             refreshed=zero(),
-            moved=own(),
+            moved=each_own(zeros(), self.exchange.axes),
             rates=jnp.zeros([], jnp.float32),
             frozen_at=zero(),
             floored=jnp.zeros([], jnp.float32),
@@ -122,6 +372,7 @@ class ZeroOneAdam:
         if params is None:
             raise ValueError("0/1 Adam needs the parameters: give them to update.")
         bound_workers(self.exchange.axes)
+        check_local(updates, self.exchange.axes, "0/1 Adam")
         frozen = state.frozen_at > 0
         count = jnp.asarray(optax.safe_increment(state.count))
         refreshes, refresh = self.refresh.update(state.refresh, count)
@@ -157,10 +408,11 @@ class ZeroOneAdam:
         state = state._replace(taken=taken)
         # Workers step alone after the freeze only.
         if stage != "local":
-            state = jax.lax.cond(
-                frozen,
-                lambda: state,
-                lambda: self.at_freeze(state, jnp.asarray(index == 0)),
+            # Without a refresh the norm is unchanged, and a rule of norms would fire.
+            can_be = jnp.asarray(index == 0) | (not self.freeze.reads_norm)
+            freezing = Freezing(self.freeze, self.exchange, self.norm, self.frozen)
+            state = lax.cond(
+                frozen, lambda: state, lambda: freezing.if_due(state, can_be)
             )
         return optax.tree.cast_like(new_updates, updates), state
 
@@ -201,7 +453,8 @@ class ZeroOneAdam:
         workers = bound_workers(self.exchange.axes)
         state = self.step_own(gradients, state, params, times_bound=workers)
         roots = self.roots(state)
-        sums = jax.tree.map(lambda d, root: d[0] * root, state.moved.value, roots)
+        moved = this_worker(state.moved, self.exchange.axes)
+        sums = jax.tree.map(jnp.multiply, moved, roots)
         agreed, exchange = self.exchange.update(sums, state.exchange)
         # The mean momentum of the steps, weighted by their learning rates; there is
         # none where all of these are zero.
@@ -225,14 +478,13 @@ class ZeroOneAdam:
     ) -> ZeroOneAdamState:
         """The state after each worker's own step, cut to a multiple of the bound."""
         before, moved = (
-            own_moments(node, gradients, self.exchange.axes, _NAME)
-            for node in (state.own_mu, state.moved)
+            this_worker(own, self.exchange.axes) for own in (state.own_mu, state.moved)
         )
         mu = optax.tree.update_moment(gradients, before, self.b1, 1)
         direction = self.direction(mu, self.roots(state), times_bound)
         if self.decay == "accumulated":
-            own_params = state.local_params(params)
-            direction, state = self.decayed(direction, state, own_params)
+            own = own_params(params, (state,))
+            direction, state = self.decayed(direction, state, own)
         rate = self.corrected_rate(state.count)
         moved = jax.tree.map(lambda d, u: d - rate * u, moved, direction)
         return state._replace(
@@ -253,46 +505,32 @@ class ZeroOneAdam:
     def refresh_variance(
         self, gradients: optax.Updates, state: ZeroOneAdamState
     ) -> tuple[optax.Updates, ZeroOneAdamState]:
-        """The mean of the gradients, and the state with it in the variance.
-
-        After the freeze, where a program of one stage may run on, the variance stays.
-        """
+        """The mean of the gradients, and the state with it in the variance."""
         mean, exchanged = self.variance_exchange.update(
             gradients, state.variance_exchange
         )
         nu = optax.tree.update_moment_per_elem_norm(mean, state.nu, self.b2, 2)
-        frozen = state.frozen_at > 0
         return mean, state._replace(
-            nu=optax.tree.where(frozen, state.nu, nu),
-            refreshed=jnp.where(frozen, state.refreshed, state.refreshed + 1),
-            variance_exchange=exchanged,
+            nu=nu, refreshed=state.refreshed + 1, variance_exchange=exchanged
         )
 
-    def at_freeze(
-        self, state: ZeroOneAdamState, has_refreshed: Bool[Array, ""]
-    ) -> ZeroOneAdamState:
-        """The state with the variance frozen, if the rule fires now."""
-        norm = optax.tree.sum(state.nu) / self.variance_weight(state)
-        now, rule = asks_to_freeze(
-            self.freeze, state.freeze, state.count, norm, self.exchange
-        )
-        if self.freeze.by_norm:
-            # Without a refresh the norm is unchanged, and the rule would fire.
-            now &= has_refreshed
-        raised, floored = state.nu, 0.0
-        if self.floor is not None:
-            raised, floored = self.floor.apply(state.nu)
-        own, exchange = state.own_mu.value, state.exchange
+    def norm(self, state: ZeroOneAdamState) -> Any:
+        """The 1-norm of the variance."""
+        return optax.tree.sum(state.nu) / self.variance_weight(state)
+
+    def frozen(self, state: ZeroOneAdamState) -> ZeroOneAdamState:
+        """The variance frozen; momenta are each worker's own from here on."""
+        nu, floored = self.parts.raised(state.nu)
+        own_mu, exchange = state.own_mu, state.exchange
         if state.mu is not None:
-            own = optax.tree.where(now, self.own(state.mu).value, own)
+            own_mu = self.own(state.mu)
             # From now on momenta are exchanged, and these errors are of gradients.
-            exchange = jax.tree.map(lambda e: jnp.where(now, 0, e), exchange)
+            exchange = jax.tree.map(jnp.zeros_like, exchange)
         return state._replace(
-            own_mu=dataclasses.replace(state.own_mu, value=own),
-            nu=optax.tree.where(now, raised, state.nu),
-            frozen_at=jnp.where(now, state.count, state.frozen_at),
-            floored=jnp.where(now, floored, state.floored),
-            freeze=rule,
+            own_mu=own_mu,
+            nu=nu,
+            frozen_at=state.count,
+            floored=floored,
             exchange=exchange,
         )
 
@@ -300,8 +538,7 @@ class ZeroOneAdam:
         self, mu: optax.Params, roots: optax.Params, times_bound: int = 1
     ) -> optax.Updates:
         """Momenta over the roots of the variance, cut to a multiple of the bound."""
-        bound = None if self.bound is None else times_bound * self.bound
-        return cut(jax.tree.map(jnp.divide, mu, roots), bound)
+        return self.parts.cut(jax.tree.map(jnp.divide, mu, roots), times_bound)
 
     def decayed(
         self, direction: optax.Updates, state: ZeroOneAdamState, params: Any
@@ -332,9 +569,9 @@ class ZeroOneAdam:
         """The weight of all refreshes so far, or of one before the first."""
         return self.weight(self.b2, jnp.maximum(state.refreshed, 1))
 
-    def own(self, tree: Any) -> WorkerLocal:
+    def own(self, tree: Any) -> Any:
         """A tree as worker-local state, whether or not workers agree on it."""
-        return as_own(to_varying(tree, self.exchange.axes), self.exchange.axes)
+        return each_own(tree, self.exchange.axes)
 
 
 def _scaled(factor: Array, tree: Any) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.experimental import multihost_utils
 
-from onebit_jax.workers.stages import steps_by_stage
+from onebit_jax.workers.states import check_stage
 
 
 class Step:
@@ -55,9 +55,18 @@ class Step:
         Raises:
           ValueError: if parameters or state were donated to an earlier step, the batch
             is one process's own and there are several, these would not run the same
-            program, or `stage` needs what no step has learnt yet.
+            program, or `stage` cannot be the state's next.
         """
-        _check_not_donated({"params": params, "state": state})
+        try:
+            return self._run(params, state, batch, *args, **options)
+        except (RuntimeError, ValueError) as error:
+            # Looked for only now: a state may have thousands of arrays.
+            _explain_donated({"params": params, "state": state}, error)
+            raise
+
+    def _run(
+        self, params: Any, state: Any, batch: Any, *args: Any, **options: Any
+    ) -> Any:
         stage = options.get("stage")
         if self._processes > 1:
             _check_global(batch, self._processes)
@@ -73,8 +82,7 @@ class Step:
         # that went through a stage already is not read for it again.
         is_last = any(x is self._last() for x in _first_array(state))
         begun = self._begun if is_last else frozenset()
-        if stage not in begun:
-            _check_learnt(state, stage)
+        check_stage(state, stage, begun=stage in begun)
         result = self.jitted(params, state, batch, *args, **options)
         for x in _first_array(result[1]):
             self._last, self._begun = weakref.ref(x), begun | {stage}
@@ -98,7 +106,7 @@ def _first_array(state: Any) -> list[jax.Array]:
     return [x for x in jax.tree.leaves(state) if isinstance(x, jax.Array)][:1]
 
 
-def _check_not_donated(given: Any) -> None:
+def _explain_donated(given: Any, error: Exception) -> None:
     for path, leaf in jax.tree.leaves_with_path(given):
         if _is_concrete(leaf) and leaf.is_deleted():
             name, *inside = path
@@ -106,7 +114,7 @@ def _check_not_donated(given: Any) -> None:
                 f"{name.key}{jax.tree_util.keystr(tuple(inside))} was donated to an "
                 "earlier step, which reused its memory: go on with what that step "
                 "returned, as in params, state, loss = run.step(params, state, batch)."
-            )
+            ) from error
 
 
 def _check_global(batch: Any, processes: int) -> None:
@@ -134,22 +142,4 @@ def _check_same(lowered: jax.stages.Lowered) -> None:
             f"process {others[0]} would run another step than process 0: give all "
             "processes the same code, settings (learning rate, freeze, exchange, batch "
             "size), shapes and versions."
-        )
-
-
-def _check_learnt(state: Any, stage: str) -> None:
-    steps = {
-        name: taken for name, taken in steps_by_stage(state).items() if "/" not in name
-    }
-    first = next(iter(steps), stage)
-    if (
-        stage in steps
-        and stage != first
-        and not isinstance(steps[first], Tracer)
-        and not int(steps[first])
-    ):
-        raise ValueError(
-            f"no step of the stage {first!r} was taken yet, so that {stage!r} has no "
-            f"variance to divide by: begin with stage={first!r}, or leave the stage to "
-            "the optimizer."
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from onebit_jax.workers.stages import steps_by_stage
+from onebit_jax.workers.states import steps_by_stage
 from onebit_jax.workers.worker_local import types_by_path, worker_local_nodes
 
 if TYPE_CHECKING:

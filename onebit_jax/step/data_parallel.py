@@ -22,12 +22,12 @@ from onebit_jax.step.checks import (
     check_workers_of,
 )
 from onebit_jax.step.local_gradients import local_value_and_grad
-from onebit_jax.step.local_params import local_params
 from onebit_jax.workers.arithmetic import mean, zero_after
 from onebit_jax.workers.axes import AxisNames, as_tuple
 from onebit_jax.workers.placement import abstract_state, check_params, state_specs
 from onebit_jax.workers.placement import init as init_state
 from onebit_jax.workers.specs import is_spec, names_of
+from onebit_jax.workers.states import is_local_stage, own_params
 from onebit_jax.workers.worker_local import check_agreed, worker_local_nodes
 
 
@@ -83,16 +83,19 @@ def data_parallel(
       first axis; of several processes each makes its part of it, by
       `jax.make_array_from_process_local_data`. `stage` is static: the name of one of
       the optimizer's stages, which its state tells (`steps_by_stage`), compiles that
-      one alone. Further arguments by name, the same on all workers, go to
-      `tx.update`, such as the `value` of `optax.contrib.reduce_on_plateau`.
+      one alone, if it can be the state's next. Of a stage in which workers take steps
+      of their own nothing crosses the network: loss and auxiliary values are then each
+      worker's own, along a first axis, until somebody takes their mean. Further
+      arguments by name, the same on all workers, go to `tx.update`, such as the `value`
+      of `optax.contrib.reduce_on_plateau`.
 
     Raises:
       ValueError: if the mesh lacks an axis, or `specs` is given and an axis of the
         mesh is explicit; from `init`, if the exchange works over other axes; from
         `step`, if the batch cannot be shared equally or is one of several processes'
         own, the state is one of other parameters or of another number of workers,
-        parameters or state were donated before, the stage comes before anything is
-        learnt, the loss is averaged over the workers already, or an update passes
+        parameters or state were donated before, the stage cannot be the next, the
+        loss is averaged over the workers already, or an update passes
         through no exchange.
       TypeError: from `init`, if a random key or running statistics of Flax NNX are
         among the parameters; from `step`, if `loss_fn` returns a pair without
@@ -161,6 +164,7 @@ class _Run:
         check_made_for(state, abstract_state(self.tx, shapes, self.mesh))
         check_stage(state, stage)
         split, everywhere = PartitionSpec(self.axes), PartitionSpec()
+        of_values = split if is_local_stage(state, stage) else everywhere
         types = dict(zip(self.mesh.axis_names, self.mesh.axis_types, strict=True))
         if any(types[name] == AxisType.Explicit for name in self.axes):
             batch = jax.reshard(batch, NamedSharding(self.mesh, split))
@@ -173,6 +177,7 @@ class _Run:
                 self.axes,
                 self.has_aux,
                 stage,
+                is_local_stage(state, stage),
             ),
             mesh=self.mesh,
             in_specs=(
@@ -182,12 +187,7 @@ class _Run:
                 split,
                 *(everywhere for _ in args),
             ),
-            out_specs=(
-                everywhere,
-                specs_of_state,
-                everywhere,
-                *[everywhere] * self.has_aux,
-            ),
+            out_specs=(everywhere, specs_of_state, *[of_values] * (1 + self.has_aux)),
             axis_names=set(self.axes),
         )(params, state, extra, batch, *args)
         return *self.keep_placed(params, state), *rest
@@ -225,6 +225,7 @@ def local_step(
     axes: tuple[str, ...],
     has_aux: bool,
     stage: str | None,
+    is_local: bool,
     params: Any,
     state: Any,
     extra: dict[str, Any],
@@ -233,17 +234,20 @@ def local_step(
 ) -> tuple[Any, ...]:
     """The step of one worker, where its axes are bound."""
     value_and_grad = local_value_and_grad(loss_fn, axes, has_aux=has_aux)
-    value, gradients = value_and_grad(local_params(params, state), batch, *args)
+    value, gradients = value_and_grad(own_params(params, state), batch, *args)
     if stage is not None:
         extra = {**extra, "stage": stage}
     updates, state = tx.update(gradients, state, params, **extra)
     check_agreed(updates, state, axes)
     params = optax.apply_updates(params, updates)
-    # A program of one stage has the means in an all-reduce that it makes anyway.
-    last = zero_after(updates) if stage is None else jnp.int32(0)
-    floats = jax.tree.map_with_path(_as_float, value)
-    means = jax.tree.map(lambda x: mean(x + last.astype(x.dtype), axes), floats)
-    return params, state, *(means if has_aux else (means,))
+    values = jax.tree.map_with_path(_as_float, value)
+    if is_local:
+        values = jax.tree.map(lambda x: x[None], values)
+    else:
+        # A program of one stage has them in an all-reduce that it makes anyway.
+        last = zero_after(updates) if stage is None else jnp.int32(0)
+        values = jax.tree.map(lambda x: mean(x + last.astype(x.dtype), axes), values)
+    return params, state, *(values if has_aux else (values,))
 
 
 def _copy(x: Any, sharding: NamedSharding) -> Any:

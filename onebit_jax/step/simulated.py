@@ -19,6 +19,7 @@ from onebit_jax.step.checks import (
 )
 from onebit_jax.step.data_parallel import DataParallel, local_step
 from onebit_jax.workers.placement import check_params, check_wrappers, state_specs
+from onebit_jax.workers.states import is_local_stage
 from onebit_jax.workers.worker_local import is_worker_local
 
 if TYPE_CHECKING:
@@ -91,21 +92,24 @@ def simulated(
         check_workers_of(state, {axis: workers})
         check_made_for(state, jax.eval_shape(state_of, params))
         check_stage(state, stage)
+        local = is_local_stage(state, stage)
         one = functools.partial(
-            local_step, loss_fn, transformation, (axis,), has_aux, stage
+            local_step, loss_fn, transformation, (axis,), has_aux, stage, local
         )
         parts = _split(state, workers), extra, _divided(batch, workers)
         axes = _local_axes(state)
         over = over_workers(
             one,
             in_axes=(None, axes, None, 0, *(None for _ in args)),
-            out_axes=(None, axes, None, *[None] * has_aux),
+            out_axes=(None, axes, *[0 if local else None] * (1 + has_aux)),
         )
         try:
             params, state, *rest = over(params, *parts, *args)
         except ValueError:
             _explain(one, workers, axis, params, state, extra, batch, *args)
             raise
+        if local:
+            rest = [jax.tree.map(lambda x: x[:, 0], each) for each in rest]
         return params, _merged(state), *rest
 
     return DataParallel(init, Step(step))

@@ -15,31 +15,28 @@ from onebit_jax.transforms.branch import no_update
 from onebit_jax.workers.axes import (
     AxisNames,
     as_tuple,
-    bound_workers,
     check_all_axes,
-    check_local,
-    check_workers,
-    worker_count,
 )
-from onebit_jax.workers.worker_local import WorkerLocal
+from onebit_jax.workers.per_worker import PerWorkerState, per_worker
+from onebit_jax.workers.states import optimizer_state
 
 if TYPE_CHECKING:
     from jax import Array
     from jaxtyping import Int32
 
 
+@optimizer_state
 class AccumulateState(NamedTuple):
     """State of `accumulate`.
 
     Attributes:
       micro_step: number of gradients accumulated since the last update.
-      gradient: for each leaf, `(workers, *shape)`, float32: each worker's own sum so
-        far.
+      own: each worker's own sum of its gradients so far, float32.
       inner: state of the wrapped transformation.
     """
 
     micro_step: Int32[Array, ""]
-    gradient: WorkerLocal
+    own: PerWorkerState
     inner: Any
 
     wrapper = "accumulate"
@@ -100,13 +97,9 @@ class _Accumulate:
     axes: tuple[str, ...]
 
     def init(self, params: optax.Params) -> Any:
-        _, slices = worker_count(self.axes)
-        gradient = jax.tree.map(
-            lambda p: jnp.zeros((slices, *p.shape), jnp.float32), params
-        )
         return AccumulateState(
             micro_step=jnp.zeros([], jnp.int32),
-            gradient=WorkerLocal(gradient, self.axes, "average"),
+            own=per_worker(_SUM, self.axes).init(params),
             inner=self.inner.init(params),
         )
 
@@ -117,42 +110,43 @@ class _Accumulate:
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, Any]:
-        gradient = self._added(state.gradient, updates)
+        check_all_axes(updates, self.axes, "accumulate")
+        sums, own = per_worker(_SUM, self.axes).update(updates, state.own)
         micro_step = state.micro_step + 1
 
         @jax.jit  # traced once, for `no_update` and for the branch
         def take() -> tuple[optax.Updates, Any]:
             # Of as many as there are: a state may have been saved with other `steps`.
             mean = jax.tree.map(
-                lambda sums, g: (sums[0] / micro_step.astype(jnp.float32)).astype(
-                    g.dtype
-                ),
-                gradient,
+                lambda x, g: (x / micro_step.astype(jnp.float32)).astype(g.dtype),
+                sums,
                 updates,
             )
             new_updates, inner_state = self.inner.update(
                 mean, state.inner, params, **extra_args
             )
-            return new_updates, (inner_state, jax.tree.map(jnp.zeros_like, gradient))
+            return new_updates, (inner_state, jax.tree.map(jnp.zeros_like, own))
 
         def wait() -> tuple[optax.Updates, Any]:
-            return no_update(take), (state.inner, gradient)
+            return no_update(take), (state.inner, own)
 
         due = micro_step >= self.steps
-        new_updates, (inner_state, gradient) = lax.cond(due, take, wait)
+        new_updates, (inner_state, own) = lax.cond(due, take, wait)
         return new_updates, AccumulateState(
             micro_step=jnp.where(due, 0, micro_step),
-            gradient=WorkerLocal(gradient, self.axes, "average"),
+            own=own,
             inner=inner_state,
         )
 
-    def _added(self, sums: WorkerLocal, updates: optax.Updates) -> Any:
-        """The sums with one step's gradients added, as this worker's own."""
-        workers = bound_workers(self.axes)
-        check_all_axes(updates, self.axes, "accumulate")
-        check_local(updates, self.axes, "accumulate")
-        fits = [x.shape[0] == 1 for x in jax.tree.leaves(sums)]
-        check_workers(all(fits), "accumulate", workers, self.axes)
-        return jax.tree.map(
-            lambda x, g: x + g[None].astype(jnp.float32), sums.value, updates
-        )
+
+def _zeros(params: optax.Params) -> optax.Params:
+    return optax.tree.zeros_like(params, dtype=jnp.float32)
+
+
+def _add(updates: optax.Updates, sums: Any, params: Any = None) -> tuple[Any, Any]:
+    del params
+    sums = jax.tree.map(lambda x, g: x + g.astype(jnp.float32), sums, updates)
+    return sums, sums
+
+
+_SUM = optax.GradientTransformation(_zeros, _add)

@@ -17,6 +17,7 @@ from onebit_jax.workers.axes import (
     check_all_axes,
     check_local,
 )
+from onebit_jax.workers.states import optimizer_state
 
 if TYPE_CHECKING:
     from jax import Array
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float32, Int32
 
 
+@optimizer_state
 class ClipByWorkerNormState(NamedTuple):
     """State of `clip_by_worker_norm`.
 

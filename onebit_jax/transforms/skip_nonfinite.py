@@ -17,12 +17,14 @@ from onebit_jax.workers.axes import (
     bound_workers,
     check_all_axes,
 )
+from onebit_jax.workers.states import optimizer_state
 
 if TYPE_CHECKING:
     from jax import Array
     from jaxtyping import Int32
 
 
+@optimizer_state
 class SkipNonfiniteState(NamedTuple):
     """State of `skip_nonfinite`.
 

@@ -103,10 +103,13 @@ def varying_axes(x: Any) -> frozenset[str]:
 def is_recorded(axes: tuple[str, ...]) -> bool:
     """True where types tell what differs over the axes.
 
-    Not without `check_vma`, nor where `jax.vmap` binds the axes.
+    Not without `check_vma`, nor where `jax.vmap` binds the axes, nor outside of both.
     """
-    # The worker's own index differs.
-    return set(axes) <= varying_axes(worker_index(axes))
+    try:
+        # The worker's own index differs.
+        return set(axes) <= varying_axes(worker_index(axes))
+    except NameError:
+        return False
 
 
 def is_agreed(x: Any, axes: tuple[str, ...]) -> bool:

@@ -15,10 +15,14 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from optax import contrib
 
 from onebit_jax.workers.axes import not_bound
-from onebit_jax.workers.chains import check_chains
-from onebit_jax.workers.nodes import nodes_with
 from onebit_jax.workers.specs import is_spec, names_of
-from onebit_jax.workers.worker_local import is_worker_local, worker_local_nodes
+from onebit_jax.workers.states import check_chains, distances
+from onebit_jax.workers.worker_local import (
+    WorkerLocal,
+    is_worker_local,
+    partitions,
+    worker_local_nodes,
+)
 
 _REPLACEMENTS = {
     optax.MultiStepsState: ("optax.MultiSteps", "onebit_jax.accumulate"),
@@ -54,15 +58,10 @@ def state_specs(state: Any) -> Any:
     """
     check_wrappers(state)
 
-    def specs(node: Any) -> Any:
-        if not is_worker_local(node):
-            return PartitionSpec()
-        partitions = jax.tree.map(
-            lambda spec: _over(node.axes, spec), node.partitions(), is_leaf=is_spec
-        )
-        return dataclasses.replace(node, value=partitions)
-
-    return jax.tree.map(specs, state, is_leaf=is_worker_local)
+    axes = {name for node in worker_local_nodes(state) for name in node.axes}
+    return jax.tree.map(
+        lambda spec: _over(axes, spec), partitions(state), is_leaf=is_spec
+    )
 
 
 def abstract_state(
@@ -110,21 +109,23 @@ def abstract_state(
     workers = {axis for node in worker_local_nodes(state) for axis in node.axes}
     own_spec = functools.partial(_spec_of_parameter, placed, workers)
 
-    def place_node(path: Any, node: Any) -> Any:
-        if not is_worker_local(node):
-            return place(node, own_spec(path, node.shape))
+    def place_node(path: Any, node: Any, spec: Any) -> Any:
+        if isinstance(node, WorkerLocal):
+            value = jax.tree.map_with_path(
+                lambda below, x, inside: place_node((*path, *below), x, inside),
+                node.value,
+                spec.value,
+                is_leaf=is_worker_local,
+            )
+            return dataclasses.replace(node, value=value)
+        # A worker's own array for a parameter is placed as that, after its own axes.
+        if names_of(spec) <= workers:
+            spec = PartitionSpec(*spec, *own_spec(path, node.shape[len(spec) :]))
+        return place(node, spec)
 
-        def place_leaf(
-            below: Any, x: jax.ShapeDtypeStruct, spec: PartitionSpec
-        ) -> jax.ShapeDtypeStruct:
-            if not node.specs:
-                spec = PartitionSpec(*spec, *own_spec(below, x.shape[1:]))
-            return place(x, spec)
-
-        value = jax.tree.map_with_path(place_leaf, node.value, node.partitions())
-        return dataclasses.replace(node, value=value)
-
-    return jax.tree.map_with_path(place_node, state, is_leaf=is_worker_local)
+    return jax.tree.map_with_path(
+        place_node, state, partitions(state), is_leaf=is_worker_local
+    )
 
 
 def _spec_of_parameter(
@@ -205,11 +206,9 @@ def _warn_of_separate_processes() -> None:
             return
 
 
-def _over(axes: tuple[str, ...], spec: PartitionSpec) -> PartitionSpec:
+def _over(axes: set[str], spec: PartitionSpec) -> PartitionSpec:
     """The part of a partition over the workers; `shard_map` leaves the rest alone."""
-    kept = [
-        entry if names_of(PartitionSpec(entry)) <= set(axes) else None for entry in spec
-    ]
+    kept = [entry if names_of(PartitionSpec(entry)) <= axes else None for entry in spec]
     while kept and kept[-1] is None:
         kept.pop()
     return PartitionSpec(*kept)
@@ -264,7 +263,7 @@ def check_wrappers(state: Any) -> None:
                 f"from worker to worker for the same on all: use {replacement}."
             )
     nodes = jax.tree.leaves(state, is_leaf=_is_schedule_free)
-    if nodes_with(list(filter(_is_schedule_free, nodes)), "local_params"):
+    if distances(list(filter(_is_schedule_free, nodes))):
         raise ValueError(
             "contrib.schedule_free rescales steps of all workers, and not those that "
             "workers take by themselves: use zero_one_adam without it."

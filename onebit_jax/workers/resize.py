@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from onebit_jax.workers.placement import abstract_state
 from onebit_jax.workers.specs import names_of
 from onebit_jax.workers.worker_local import (
+    Resizing,
     WorkerLocal,
     is_worker_local,
     types_by_path,
@@ -53,15 +54,15 @@ def resize(
         workers of the new one.
 
     Example:
-      >>> import dataclasses, jax, jax.numpy as jnp, onebit_jax
+      >>> import jax, jax.numpy as jnp, onebit_jax
       >>> from jax.sharding import AbstractMesh
       >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
       >>> tx = onebit_jax.accumulate(onebit_jax.exact_mean('data'), 2, 'data')
       >>> state = onebit_jax.init(tx, jnp.zeros(1), mesh)
-      >>> gradient = dataclasses.replace(state.gradient, value=jnp.arange(4.0)[:, None])
-      >>> four = state._replace(gradient=gradient)
+      >>> four = jax.tree.map(
+      ...     lambda x: jnp.arange(4.0)[:, None] if x.ndim else x, state)
       >>> old_mesh = AbstractMesh((4,), ('data',))
-      >>> resize(four, tx, jnp.zeros(1), old_mesh, mesh).gradient.value
+      >>> resize(four, tx, jnp.zeros(1), old_mesh, mesh).own.inner.value
       Array([[1.5]], dtype=float32)
     """
     if not _is_made_like(state, abstract_state(tx, params, old_mesh)):
@@ -72,12 +73,15 @@ def resize(
         )
     target = abstract_state(tx, params, mesh)
 
-    def convert(old: Any, new: Any) -> Any:
+    def convert(old: Any, new: Any, around: tuple[WorkerLocal, ...] = ()) -> Any:
         if not is_worker_local(old):
-            return jax.device_put(old, new.sharding)
+            return _converted(old, new, around)
         _check_shards(old, old_mesh, mesh)
         value = jax.tree.map(
-            lambda x, like: _convert_leaf(old, x, like), old.value, new.value
+            lambda x, like: convert(x, like, (old, *around)),
+            old.value,
+            new.value,
+            is_leaf=is_worker_local,
         )
         return dataclasses.replace(new, value=value)
 
@@ -121,19 +125,15 @@ def saved_state(
     """
     here = abstract_state(tx, params, mesh)
 
-    def place(old: Any, new: Any) -> Any:
-        if not is_worker_local(old):
+    def place(
+        old: jax.ShapeDtypeStruct, new: jax.ShapeDtypeStruct
+    ) -> jax.ShapeDtypeStruct:
+        # A step that is given arrays where it returns them is compiled once.
+        if old.shape == new.shape:
             return jax.ShapeDtypeStruct(old.shape, old.dtype, sharding=new.sharding)
-        value = jax.tree.map(
-            # A step that is given arrays where it returns them is compiled once.
-            lambda x, like: like if x.shape == like.shape else _divided(x, mesh),
-            old.value,
-            new.value,
-        )
-        return dataclasses.replace(old, value=value)
+        return _divided(old, mesh)
 
-    old = abstract_state(tx, params, old_mesh)
-    return jax.tree.map(place, old, here, is_leaf=is_worker_local)
+    return jax.tree.map(place, abstract_state(tx, params, old_mesh), here)
 
 
 def _divided(x: jax.ShapeDtypeStruct, mesh: Mesh) -> jax.ShapeDtypeStruct:
@@ -160,26 +160,45 @@ def _check_shards(node: WorkerLocal, old_mesh: Mesh | AbstractMesh, mesh: Mesh) 
         )
 
 
-def _convert_leaf(
-    node: WorkerLocal, old: jax.Array, new: jax.ShapeDtypeStruct
+def _converted(
+    old: jax.Array, new: jax.ShapeDtypeStruct, nodes: tuple[WorkerLocal, ...]
 ) -> jax.Array:
+    """An array of the state, whose first axes are those of the nodes around it."""
     if old.shape == new.shape:
         return jax.device_put(old, new.sharding)
-    if node.resizing == "drop":
-        return jnp.zeros(new.shape, new.dtype, device=new.sharding)
+    old = _automatic(old)
+    for axis, node in enumerate(nodes):
+        # All other axes of workers number shards, which are resized one by one.
+        others = len(nodes) - 1 + node.shard_axes
+        x = jnp.moveaxis(old, axis, 0)
+        shape = (new.shape[axis], *x.shape[1 : len(nodes)], *new.shape[len(nodes) :])
+        old = jnp.moveaxis(_resized(x, shape, node.resizing, others), 0, axis)
+    old = old if old.dtype == new.dtype else old.astype(new.dtype)
+    return jax.device_put(old, new.sharding)
+
+
+def _resized(
+    old: jax.Array, shape: tuple[int, ...], resizing: Resizing, others: int
+) -> jax.Array:
+    """An array whose first axis is that of the workers, the next ones of shards."""
+    if old.shape == shape:
+        return old
+    if resizing == "drop":
+        return jnp.zeros(shape, old.dtype)
+    if resizing == "first":
+        return jnp.broadcast_to(old[:1], shape)
     # A row for each shard: what its workers hold, one after another.
-    number, old = math.prod(old.shape[1 : 1 + node.shard_axes]), _automatic(old)
+    number = math.prod(old.shape[1 : 1 + others])
     rows = jnp.moveaxis(old.reshape(old.shape[0], number, -1), 1, 0)
-    if node.resizing == "average":
-        if old.shape[0] != new.shape[0]:
-            rows = jnp.mean(rows.astype(jnp.float32), axis=1, keepdims=True)
-        size = math.prod(new.shape[1:]) // number
-        rows = _fit(rows.astype(new.dtype), size)
-        rows = jnp.broadcast_to(rows, (number, new.shape[0], size))
+    if resizing == "average":
+        if old.shape[0] != shape[0]:
+            wide = jnp.promote_types(old.dtype, jnp.float32)
+            rows = jnp.mean(rows.astype(wide), axis=1, keepdims=True)
+        size = math.prod(shape[1:]) // number
+        rows = jnp.broadcast_to(_fit(rows, size), (number, shape[0], size))
     else:
-        rows = _fit(rows.reshape(number, 1, -1), new.size // number)
-    rows = jnp.moveaxis(rows.reshape(number, new.shape[0], -1), 1, 0)
-    return jax.device_put(rows.reshape(new.shape), new.sharding)
+        rows = _fit(rows.reshape(number, 1, -1), math.prod(shape) // number)
+    return jnp.moveaxis(rows.reshape(number, shape[0], -1), 1, 0).reshape(shape)
 
 
 def _automatic(x: jax.Array) -> jax.Array:

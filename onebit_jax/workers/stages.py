@@ -6,10 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 from jax import lax
-
-from onebit_jax.workers.nodes import nodes_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -65,7 +62,7 @@ def run_stage(
     return lax.switch(current, branches)
 
 
-def run_sometimes(
+def run_nested_stage(
     name: str,
     happens: Bool[Array, ""],
     then: Callable[[], Result],
@@ -87,7 +84,7 @@ def run_sometimes(
 
     Example:
       >>> import jax.numpy as jnp
-      >>> run_sometimes('measuring', jnp.bool(True), lambda: jnp.int32(1),
+      >>> run_nested_stage('measuring', jnp.bool(True), lambda: jnp.int32(1),
       ...               lambda: jnp.int32(0))
       Array(1, dtype=int32)
     """
@@ -100,36 +97,6 @@ def _scoped(name: str, function: Callable[[], Result]) -> Callable[[], Result]:
             return function()
 
     return run
-
-
-def steps_by_stage(state: Any) -> dict[str, Int32[Array, ""]]:
-    """The steps taken in each stage, told by the optimizer's state.
-
-    A named tuple in the state that has a method `steps_by_stage` tells its own: a
-    dictionary from the names of its stages, in their order, to numbers of steps.
-
-    Args:
-      state: an optimizer's state.
-
-    Returns:
-      Steps by the stage's name, each counted once: those of a nested stage, such as
-      'compressed/measuring', are not counted in the outer one too. Of several nodes
-      that have a stage of the same name, as in `optax.partition`, the most. Empty
-      where no node tells. Steps that `skip_nonfinite` has skipped are in no stage.
-
-    Example:
-      >>> import jax, jax.numpy as jnp, onebit_jax
-      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
-      >>> tx = onebit_jax.onebit_adam(
-      ...     1e-3, onebit_jax.sign_mean('data'), onebit_jax.freeze_at(10))
-      >>> list(steps_by_stage(onebit_jax.init(tx, jnp.zeros(3), mesh)))
-      ['warmup', 'compressed/measuring', 'compressed']
-    """
-    steps: dict[str, Any] = {}
-    for node in nodes_with((state,), "steps_by_stage"):
-        for stage, taken in node.steps_by_stage().items():
-            steps[stage] = jnp.maximum(steps.get(stage, taken), taken)
-    return steps
 
 
 def branches_in(name_stacks: Iterable[str]) -> dict[str, int]:

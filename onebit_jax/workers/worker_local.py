@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
-import optax
 from jax.sharding import PartitionSpec
 
 from onebit_jax.workers.axes import varying_axes
+from onebit_jax.workers.specs import is_spec
 
-Resizing = Literal["average", "concatenate", "drop"]
+Resizing = Literal["average", "first", "concatenate", "drop"]
 
 
 @jax.tree_util.register_dataclass
@@ -22,15 +22,17 @@ class WorkerLocal:
 
     Everything else in an optimizer's state is the same on all workers. This node
     tells a function which is which, wherever it stands inside `optax.chain`,
-    `optax.masked` or `optax.inject_hyperparams`.
+    `optax.masked` or `optax.inject_hyperparams`. One may stand inside another, over
+    other axes: the leading axis is then the inner one's, and the next the outer one's.
 
     Attributes:
       value: a tree of arrays of shape (workers, ...); (1, ...) inside `shard_map`.
       axes: the mesh axes whose members are the workers.
       resizing: the meaning of the slices when the number of workers changes.
         'average': each worker holds its own share of a mean, which is preserved by
-        giving every new worker the mean. 'concatenate': the slices are consecutive
-        parts of one buffer, which is divided anew. 'drop': zeros take their place.
+        giving every new worker the mean. 'first': each is given the first worker's.
+        'concatenate': the slices are consecutive parts of one buffer, which is divided
+        anew. 'drop': zeros take their place.
       specs: the partition of each leaf; None for the leading axis over `axes` alone.
         Over other axes than the workers' it tells where a leaf is placed.
       shard_axes: axes after the worker axis that number shards, each of which is
@@ -52,13 +54,6 @@ class WorkerLocal:
     )
     shard_axes: int = dataclasses.field(default=0, metadata={"static": True})
 
-    def partitions(self) -> Any:
-        """The partition of each leaf, in the structure of the value."""
-        leaves, treedef = jax.tree.flatten(self.value)
-        first = self.axes[0] if len(self.axes) == 1 else self.axes
-        specs = self.specs or [PartitionSpec(first)] * len(leaves)
-        return treedef.unflatten(specs[: len(leaves)])
-
     def leading_axes(self) -> tuple[str, ...]:
         """The mesh axes that the leading axis is sharded over."""
         if not self.specs:
@@ -72,10 +67,53 @@ def is_worker_local(node: object) -> bool:
     return isinstance(node, WorkerLocal)
 
 
+def is_over(axes: tuple[str, ...]) -> Callable[[Any], bool]:
+    """A test for nodes over these axes; for `is_leaf`."""
+    return lambda node: isinstance(node, WorkerLocal) and node.axes == axes
+
+
+def is_own_array(node: Any) -> bool:
+    """True of a `WorkerLocal` of a single array; for `is_leaf`."""
+    return isinstance(node, WorkerLocal) and hasattr(node.value, "shape")
+
+
 def worker_local_nodes(state: Any) -> list[WorkerLocal]:
-    """All worker-local nodes of a state."""
-    nodes = jax.tree.leaves(state, is_leaf=is_worker_local)
-    return [node for node in nodes if is_worker_local(node)]
+    """All worker-local nodes of a state, outer ones before those inside them."""
+    found: list[WorkerLocal] = []
+    for node in jax.tree.leaves(state, is_leaf=is_worker_local):
+        if isinstance(node, WorkerLocal):
+            found += [node, *worker_local_nodes(node.value)]
+    return found
+
+
+def partitions(state: Any) -> Any:
+    """The partition of each array of a state by its `WorkerLocal` nodes alone.
+
+    Args:
+      state: a state, or its shapes and dtypes.
+
+    Returns:
+      A tree of the state's structure: `PartitionSpec()` outside of such nodes.
+    """
+
+    def of(node: Any) -> Any:
+        if not isinstance(node, WorkerLocal):
+            return PartitionSpec()
+        inside, treedef = jax.tree.flatten(node.value, is_leaf=is_worker_local)
+        first = node.axes[0] if len(node.axes) == 1 else node.axes
+        specs = node.specs or [PartitionSpec(first)] * len(inside)
+        placed = [
+            jax.tree.map(
+                # The inner node's axis comes first.
+                lambda inner, outer=spec: PartitionSpec(*inner, *outer),
+                of(x),
+                is_leaf=is_spec,
+            )
+            for x, spec in zip(inside, specs[: len(inside)], strict=True)
+        ]
+        return dataclasses.replace(node, value=treedef.unflatten(placed))
+
+    return jax.tree.map(of, state, is_leaf=is_worker_local)
 
 
 def types_by_path(state: Any) -> dict[str, Any]:
@@ -90,31 +128,6 @@ def types_by_path(state: Any) -> dict[str, Any]:
             type_ = f"{x.dtype}{x.shape}" if is_worker_local(node) else x.shape
             types[jax.tree_util.keystr((*path, *below))] = type_
     return types
-
-
-def add_own(params: Any, own: WorkerLocal) -> Any:
-    """Agreed parameters plus what each worker's differ by.
-
-    Args:
-      params: the same on all workers.
-      own: for each leaf `(workers, *shape)`, of which the mean over the first axis is
-        added. Inside `shard_map` that axis has length 1: what is added is the worker's
-        own. Leaves that `optax.masked` leaves out stay.
-
-    Returns:
-      A tree like the parameters.
-    """
-
-    def add(x: Any, p: Any) -> Any:
-        if isinstance(x, optax.MaskedNode):
-            return p
-        dtype = p.dtype if jnp.finfo(p.dtype).bits > 32 else jnp.float32
-        own = jnp.mean(x, axis=0)
-        return (p.astype(dtype) + own.astype(dtype)).astype(p.dtype)
-
-    return jax.tree.map(
-        add, own.value, params, is_leaf=lambda x: isinstance(x, optax.MaskedNode)
-    )
 
 
 def check_agreed(updates: Any, state: Any, axes: tuple[str, ...]) -> None:

@@ -5,23 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from onebit_jax.exchanges.exchange import Exchange, exact_mean
-from onebit_jax.optimizers.parts.floor import FloorAtMean
 from onebit_jax.optimizers.parts.freeze import FreezeRule
 
 
-def check_parts(who: str, exchange: Any, freeze: Any, floor: Any, bound: Any) -> None:
+def check_parts(who: str, exchange: Any, freeze: Any) -> None:
     """Refuses parts that an optimizer with a frozen variance cannot use.
 
     Args:
       who: the optimizer's name, for error messages.
       exchange: what is to be an exchange of values with their scale.
       freeze: what is to be a freeze rule.
-      floor: what is to be a floor or None.
-      bound: what is to be a positive number or None.
 
     Raises:
       TypeError: if a part is of another type, or the exchange returns votes.
-      ValueError: if the bound is not more than 0.
     """
     if not isinstance(exchange, Exchange):
         raise TypeError(
@@ -36,10 +32,6 @@ def check_parts(who: str, exchange: Any, freeze: Any, floor: Any, bound: Any) ->
             f"{who} divides what is agreed by a variance, and votes have no scale: "
             f"give it an exchange such as sign_mean('data'), not {exchange!r}."
         )
-    if floor is not None and not isinstance(floor, FloorAtMean):
-        raise TypeError(f"floor must be a FloorAtMean or None, got {floor!r}.")
-    if isinstance(bound, (int, float)) and not bound > 0:
-        raise ValueError(f"bound must be more than 0, or None for none, got {bound}.")
 
 
 def gradient_mean(given: Exchange | None, exchange: Exchange, name: str) -> Exchange:

@@ -59,6 +59,3 @@ class FloorAtMean:
         size = max(sum(v.size for v in jax.tree.leaves(nu)), 1)
         number = sum(jnp.sum(x, dtype=jnp.float32) for x in jax.tree.leaves(low))
         return raised, jnp.asarray(number / float(size), jnp.float32)
-
-
-FLOOR = FloorAtMean()

@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+from jax import lax
 from jax.core import Tracer
 
+from onebit_jax.workers.axes import bound_workers
+from onebit_jax.workers.stages import run_stage
+
 if TYPE_CHECKING:
-    import optax
     from jax import Array
     from jaxtyping import Bool, Float32, Int32
 
@@ -27,17 +31,17 @@ class FreezeRule(NamedTuple):
       init: makes the rule's state.
       update: from the state, the number of steps taken and the 1-norm of the
         variance that they led to, tells whether the variance is to be frozen now,
-        and the new state. Called in compiled code until the freeze: at the end of each
-        step that refreshes the variance, in 0/1 Adam at the end of every step.
+        and the new state. Called in compiled code at the end of each step until the
+        freeze.
       earliest: the fewest steps after which it may freeze.
-      by_norm: whether it decides by the norms, which say nothing new after a step that
-        has not refreshed the variance.
+      reads_norm: whether it decides by the norms, which say nothing new after a step
+        that has not refreshed the variance.
 
     Example:
       >>> import jax.numpy as jnp
       >>> def small(state, count, norm):
       ...     return (count >= 10) & (norm < 1), state
-      >>> rule = FreezeRule(tuple, small, earliest=10, by_norm=True)
+      >>> rule = FreezeRule(tuple, small, earliest=10, reads_norm=True)
       >>> print(rule.update((), jnp.int32(10), jnp.float32(0.5))[0])
       True
     """
@@ -47,31 +51,109 @@ class FreezeRule(NamedTuple):
         [Any, Int32[Array, ""], Float32[Array, ""]], tuple[Bool[Array, ""], Any]
     ]
     earliest: int
-    by_norm: bool = False
+    reads_norm: bool = False
 
 
-def asks_to_freeze(
-    rule: FreezeRule,
-    state: Any,
-    count: Int32[Array, ""],
-    norm: Any,
-    exchange: Exchange,
-) -> tuple[Bool[Array, ""], Any]:
-    """A flag, set where a rule asks to freeze the variance now, and its new state.
+class Freezing(NamedTuple):
+    """How an optimizer freezes its variance.
 
-    Args:
-      rule: the rule.
-      state: its state.
-      count: number of steps taken.
-      norm: 1-norm of the variance, a scalar.
+    Attributes:
+      rule: when.
       exchange: the optimizer's. A single worker, which has nobody to exchange with,
         never freezes.
+      norm: from the state the 1-norm of the variance.
+      frozen: from the state after the last step before the freeze the one after it,
+        with `frozen_at` set.
+    """
+
+    rule: FreezeRule
+    exchange: Exchange
+    norm: Callable[[Any], Any]
+    frozen: Callable[[Any], Any]
+
+    def if_due(self, state: Any, can_be: Bool[Array, ""] | bool = True) -> Any:
+        """The state frozen, if the rule asks for it now.
+
+        Args:
+          state: with the steps taken so far as `count`, the rule's state as `freeze`.
+          can_be: False where it must not be frozen whatever the rule asks.
+
+        Returns:
+          The state with the rule's new state.
+        """
+        norm = jnp.asarray(self.norm(state), jnp.float32)
+        fires, rule = self.rule.update(state.freeze, state.count, norm)
+        state = state._replace(freeze=rule)
+        now = fires & (not self.exchange.is_alone()) & can_be
+        return lax.cond(now, self.frozen, lambda same: same, state)
+
+
+def freeze_then(
+    warmup: Callable[[Any, Any, Any], tuple[optax.Updates, Any]],
+    compressed: Callable[[Any, Any, Any], tuple[optax.Updates, Any]],
+    freezing: Freezing,
+) -> Callable[..., tuple[optax.Updates, Any]]:
+    """The update of an optimizer that learns a variance and then freezes it.
+
+    Args:
+      warmup: from each worker's own gradients, the state with the number of this step
+        as `count`, and the parameters, to the updates in float32 and the new state.
+      compressed: the same, for steps after the freeze.
+      freezing: when and how.
 
     Returns:
-      A flag, and the state.
+      The `update` of a transformation, with the extra argument `stage`.
     """
-    fires, state = rule.update(state, count, jnp.asarray(norm, jnp.float32))
-    return fires & (not exchange.is_alone()), state
+
+    def update(
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        *,
+        stage: str | None = None,
+        **extra_args: object,
+    ) -> tuple[optax.Updates, Any]:
+        del extra_args
+        bound_workers(freezing.exchange.axes)
+        state = state._replace(count=jnp.asarray(optax.safe_increment(state.count)))
+
+        def learn() -> tuple[optax.Updates, Any]:
+            new_updates, new = warmup(updates, state, params)
+            return new_updates, freezing.if_due(new)
+
+        stages = {
+            "warmup": learn,
+            "compressed": lambda: compressed(updates, state, params),
+        }
+        index = (state.frozen_at > 0).astype(jnp.int32)
+        new_updates, state = run_stage(stages, index, stage)
+        return optax.tree.cast_like(new_updates, updates), state
+
+    return update
+
+
+def stage_refusal(frozen_at: Any, stage: str, first: str = "warmup") -> str | None:
+    """The reason why a stage cannot be the next one; None if it can.
+
+    Args:
+      frozen_at: of the state.
+      stage: the name.
+      first: the name of a stage that learns a variance.
+    """
+    if isinstance(frozen_at, Tracer) or not isinstance(frozen_at, jax.Array):
+        return None
+    step = int(frozen_at)
+    if stage == first and step:
+        return (
+            f"the variance was frozen after {step} steps, and {stage!r} would learn "
+            "another: go on with stage='compressed', or leave the stage out."
+        )
+    if stage != first and not step:
+        return (
+            f"no variance is frozen yet, so that {stage!r} has none to divide by: "
+            f"begin with stage={first!r}, or leave the stage out."
+        )
+    return None
 
 
 def freeze_at(step: int) -> FreezeRule:
@@ -191,7 +273,7 @@ def freeze_when_stable(
         old_enough = (count >= min_steps) & (count > interval)
         return stable & old_enough, StableState(state.norms.at[place].set(norm))
 
-    return FreezeRule(init_fn, update_fn, max(min_steps, interval + 1), by_norm=True)
+    return FreezeRule(init_fn, update_fn, max(min_steps, interval + 1), reads_norm=True)
 
 
 def warn_if_rising(learning_rate: optax.ScalarOrSchedule, freeze: FreezeRule) -> None:

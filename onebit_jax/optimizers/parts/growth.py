@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from onebit_jax.workers.arithmetic import means, replicated
-from onebit_jax.workers.stages import run_sometimes
+from onebit_jax.workers.stages import run_nested_stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -156,28 +156,8 @@ class GrowthByMeanSquares:
         )
         return GrowthState(now, frozen, jnp.zeros([], jnp.int32))
 
-    def follow_mean(
-        self, mean: optax.Updates, state: GrowthState, decay: ArrayLike
-    ) -> GrowthState:
-        r"""Adds a mean gradient that all workers have.
-
-        Args:
-          mean: the exact mean of the workers' gradients, float32.
-          state: so far.
-          decay: :math:`\beta_2`.
-
-        Returns:
-          The new state.
-        """
-        squares = self._means(jax.tree.map(jnp.square, mean))
-        now = optax.tree.update_moment(squares, state.now, decay, 1)
-        return state._replace(now=now)
-
     def freeze(self, nu: optax.Params, state: GrowthState) -> GrowthState:
         """Sets the mean squares, of now and the freeze, to those of a frozen variance.
-
-        They are the running means that `follow_mean` would have reached, also where the
-        variance was another optimizer's.
 
         Args:
           nu: the variances, without bias correction.
@@ -211,7 +191,7 @@ class GrowthByMeanSquares:
         Returns:
           The new state; the one so far in a step that does not measure.
         """
-        followed = run_sometimes(
+        followed = run_nested_stage(
             "measuring",
             count % self.period == 0,
             lambda: self._measured(gradients, state, decay, count, axes),

@@ -1,0 +1,339 @@
+"""What an optimizer's state tells of itself: the one protocol, and who reads it.
+
+A transformation cannot see what stands around it, and a step cannot see which
+optimizer it runs. Both read the state: a named tuple that is declared by
+`optimizer_state` may tell any of the names below.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from onebit_jax.workers.worker_local import is_worker_local
+
+if TYPE_CHECKING:
+    from jax import Array
+    from jaxtyping import Int32
+
+    from onebit_jax.workers.worker_local import WorkerLocal
+
+State = TypeVar("State", bound=type)
+
+
+class Told:
+    """What a state may tell, and what is taken where it does not.
+
+    Attributes:
+      local_stages: names of the stages that exchange nothing: a program of one of
+        them has no collective between workers.
+      warmup_stages: names of the stages that end by themselves, so that `refusal` is
+        asked before each of their steps and not before the first alone.
+      wrapper: name of a transformation that decides what the one inside it sees, as
+        `accumulate` does, and keeps its state in the field `inner`; None for others.
+      is_opaque: whether what is inside tells nothing of the whole run, as the state
+        of `per_worker` does.
+    """
+
+    local_stages: tuple[str, ...] = ()
+    warmup_stages: tuple[str, ...] = ()
+    wrapper: str | None = None
+    is_opaque: bool = False
+
+    def steps_by_stage(self) -> dict[str, Int32[Array, ""]]:
+        """The steps taken in each stage, by the stages' names in their order."""
+        return {}
+
+    def metrics(self) -> dict[str, Array]:
+        """Measures of the optimizer: scalars by name, from global arrays."""
+        return {}
+
+    def distance(self) -> Any:
+        """What each worker's own parameters have beyond the agreed ones.
+
+        A tree like the parameters, a `WorkerLocal` in the place of each leaf; None
+        where workers take no steps of their own.
+        """
+        return None
+
+    def refusal(self, stage: str) -> str | None:
+        """The reason why a static stage cannot be the next one; None if it can."""
+        del stage
+        return None
+
+
+_NAMES = tuple(name for name in vars(Told) if not name.startswith("_"))
+_DECLARED: set[type] = set()
+
+
+def optimizer_state(kind: State) -> State:
+    """Declares a named tuple as a state that tells of itself, by the names of `Told`.
+
+    Args:
+      kind: a class made by `typing.NamedTuple`. Methods and attributes of its own are
+        those of `Told`, or begin with an underscore.
+
+    Returns:
+      The class.
+
+    Raises:
+      TypeError: if it has another public attribute, which nobody would read.
+
+    Example:
+      >>> from typing import Any, NamedTuple
+      >>> @optimizer_state
+      ... class CountedState(NamedTuple):
+      ...     taken: Any
+      ...     def metrics(self):
+      ...         return {'taken': self.taken}
+      >>> declared((CountedState(3),))[0].metrics()
+      {'taken': 3}
+    """
+    fields = getattr(kind, "_fields", ())
+    for name in vars(kind):
+        if not (name.startswith("_") or name in fields or name in _NAMES):
+            raise TypeError(
+                f"{kind.__name__}.{name} is nothing that a state tells: name it one of "
+                f"{', '.join(_NAMES)}, or begin it with an underscore."
+            )
+    for name in _NAMES:
+        if name not in vars(kind):
+            setattr(kind, name, vars(Told)[name])
+    _DECLARED.add(kind)
+    return kind
+
+
+def is_declared(node: Any) -> bool:
+    """True of a state that tells of itself; for `is_leaf`."""
+    return type(node) in _DECLARED
+
+
+def declared(state: Any) -> list[Any]:
+    """The nodes of a state that tell of themselves, outer ones before inner ones."""
+    found = []
+    for node in jax.tree.leaves(state, is_leaf=is_declared):
+        if is_declared(node):
+            found.append(node)
+            if not node.is_opaque:
+                found += declared(tuple(node))
+    return found
+
+
+def steps_by_stage(state: Any) -> dict[str, Int32[Array, ""]]:
+    """The steps taken in each stage, told by the optimizer's state.
+
+    Args:
+      state: an optimizer's state.
+
+    Returns:
+      Steps by the stage's name, each counted once: those of a nested stage, such as
+      'compressed/measuring', are not counted in the outer one too. Of several states
+      that have a stage of the same name, as in `optax.partition`, the most. Empty
+      where no state tells. Steps that `skip_nonfinite` has skipped are in no stage.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, onebit_jax
+      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
+      >>> tx = onebit_jax.onebit_adam(
+      ...     1e-3, onebit_jax.sign_mean('data'), onebit_jax.freeze_at(10))
+      >>> list(steps_by_stage(onebit_jax.init(tx, jnp.zeros(3), mesh)))
+      ['warmup', 'compressed/measuring', 'compressed']
+    """
+    steps: dict[str, Any] = {}
+    for node in declared(state):
+        for stage, taken in node.steps_by_stage().items():
+            steps[stage] = jnp.maximum(steps.get(stage, taken), taken)
+    return steps
+
+
+def is_local_stage(state: Any, stage: str | None) -> bool:
+    """True of the name of a stage in which no part of an optimizer exchanges."""
+    telling = [node for node in declared(state) if node.steps_by_stage()]
+    return bool(telling) and all(stage in node.local_stages for node in telling)
+
+
+def distances(state: Any) -> list[Any]:
+    """Each state's distance of workers' own parameters from the agreed ones."""
+    told = (node.distance() for node in declared(state))
+    return [distance for distance in told if distance is not None]
+
+
+def own_params(params: Any, state: Any) -> Any:
+    r"""The parameters at which a worker computes its loss.
+
+    .. math:: p^{(i)} = p + d^{(i)}
+
+    Parameters are the same on all workers. An optimizer whose workers take steps of
+    their own between exchanges keeps what they add, :math:`d^{(i)}`, in its state.
+
+    Args:
+      params: the agreed parameters.
+      state: the optimizer's state, inside `shard_map`, where it is one worker's.
+
+    Returns:
+      A tree like the parameters, each worker's own.
+
+    Raises:
+      ValueError: outside of `shard_map`, where the state has the arrays of all workers.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, onebit_jax
+      >>> from jax.sharding import PartitionSpec as P
+      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
+      >>> tx = onebit_jax.zero_one_adam(
+      ...     1e-3, onebit_jax.sign_mean('data'), onebit_jax.freeze_at(10))
+      >>> state = onebit_jax.init(tx, jnp.ones(3), mesh)
+      >>> own = jax.shard_map(
+      ...     lambda p, s: own_params(p, s)[None], mesh=mesh, out_specs=P('data'),
+      ...     in_specs=(P(), onebit_jax.state_specs(state)))
+      >>> print(own(jnp.ones(3), state))
+      [[1. 1. 1.]]
+    """
+    for distance in distances(state):
+        if any(x.shape[0] != 1 for x in jax.tree.leaves(distance)):
+            raise ValueError(
+                "own_params gives one worker's parameters, and this state has those of "
+                "all: call it inside jax.shard_map, evaluate the agreed parameters as "
+                "they are, or take onebit_jax.mean_params."
+            )
+        params = _added(params, distance)
+    return params
+
+
+def mean_params(params: Any, state: Any) -> Any:
+    r"""The mean of all workers' own parameters, by an exchange in full precision.
+
+    .. math:: p + \tfrac1n \textstyle\sum_i d^{(i)}
+
+    It costs as much as an exact exchange of all parameters. Evaluations and
+    checkpoints of the agreed parameters cost none.
+
+    Args:
+      params: the agreed parameters.
+      state: the optimizer's state with the arrays of all workers, outside `shard_map`.
+
+    Returns:
+      A tree like the parameters.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, onebit_jax
+      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
+      >>> tx = onebit_jax.zero_one_adam(
+      ...     1e-3, onebit_jax.sign_mean('data'), onebit_jax.freeze_at(10))
+      >>> print(mean_params(jnp.ones(3), onebit_jax.init(tx, jnp.ones(3), mesh)))
+      [1. 1. 1.]
+    """
+    for distance in distances(state):
+        params = _added(params, distance)
+    return params
+
+
+def _added(params: Any, distance: Any) -> Any:
+    """Parameters plus the mean of the distances that are here."""
+
+    def add(own: WorkerLocal, p: Any) -> Any:
+        # Leaves that `optax.masked` leaves out stay.
+        if isinstance(own, optax.MaskedNode):
+            return p
+        dtype = p.dtype if jnp.finfo(p.dtype).bits > 32 else jnp.float32
+        mean = jnp.mean(own.value, axis=0)
+        return (p.astype(dtype) + mean.astype(dtype)).astype(p.dtype)
+
+    def is_place(node: Any) -> bool:
+        return is_worker_local(node) or isinstance(node, optax.MaskedNode)
+
+    return jax.tree.map(add, distance, params, is_leaf=is_place)
+
+
+def check_stage(state: Any, stage: str, *, begun: bool) -> None:
+    """Refuses a static stage that cannot be the next one, by what the state holds.
+
+    Args:
+      state: the optimizer's state, whose counters are read: this waits for the step
+        that returns it.
+      stage: the name.
+      begun: whether an earlier step of this state was in the stage, so that only the
+        end of a warm-up can be in the way.
+
+    Raises:
+      ValueError: if a state says why not.
+    """
+    for node in declared(state):
+        asked = not begun or stage in node.warmup_stages
+        if asked and (reason := node.refusal(stage)):
+            raise ValueError(reason)
+
+
+def check_chains(state: Any) -> None:
+    """Refuses chains whose parts are out of order.
+
+    Args:
+      state: an optimizer's state, or its shapes.
+
+    Raises:
+      ValueError: if what waits, or skips, stands beside the exchange that it should
+        hold, or something follows steps that each worker takes by itself.
+    """
+    for parts in _chains(state):
+        for place, part in enumerate(parts):
+            after = parts[place + 1 :]
+            if any(map(_has_exchange, after)):
+                _check_holds_exchange(part)
+            # After a masked part there may be one for the other leaves.
+            masked = isinstance(part, optax.MaskedState)
+            if after and not masked and distances(part):
+                raise ValueError(
+                    "an optimizer whose workers take steps of their own is followed by "
+                    "what does not see them: make it the last of a chain, and put a "
+                    "factor or a schedule into its learning rate."
+                )
+
+
+def _check_holds_exchange(state: Any) -> None:
+    for node in declared((state,)):
+        if node.wrapper and not _has_exchange(node.inner):
+            raise ValueError(
+                f"{node.wrapper} decides what the optimizer inside it sees, and the "
+                "exchange that follows would take its zeros for gradients: put the "
+                f"exchange inside {node.wrapper}(...)."
+            )
+
+
+def _has_exchange(state: Any) -> bool:
+    """True of worker-local state other than what workers keep of their own."""
+
+    def is_known(node: Any) -> bool:
+        return is_worker_local(node) or is_declared(node)
+
+    def has(node: Any) -> bool:
+        if not is_declared(node):
+            return is_worker_local(node)
+        inside = node.inner if node.wrapper else tuple(node)
+        return not node.is_opaque and _has_exchange(inside)
+
+    return any(map(has, jax.tree.leaves(state, is_leaf=is_known)))
+
+
+def _chains(state: Any) -> list[list[Any]]:
+    """The states of each chain's parts, in a row where chains are parts of chains."""
+    nodes = jax.tree.leaves(state, is_leaf=_is_chain)
+    found = [list(_parts(x)) for x in nodes if _is_chain(x)]
+    return found + [deeper for parts in found for x in parts for deeper in _chains(x)]
+
+
+def _parts(chain: Any) -> Iterator[Any]:
+    for part in chain.values() if isinstance(chain, OrderedDict) else chain:
+        if _is_chain(part):
+            yield from _parts(part)
+        else:
+            yield part
+
+
+def _is_chain(node: Any) -> bool:
+    """True of the state of `optax.chain` and `optax.named_chain`."""
+    return type(node) is tuple or isinstance(node, OrderedDict)
