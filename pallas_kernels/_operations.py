@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import _reference
 from pallas_kernels._choose import mosaic
-from pallas_kernels._packing import ROWS, check_block_size
+from pallas_kernels._packing import ROWS, check_block_size, unpack_signs
 
 if TYPE_CHECKING:
     from jax import Array
@@ -32,6 +32,7 @@ def compress(
     scale: Scale = "rms",
     momentum: Float32[Array, " size"] | None = None,
     decay: float | Array | None = None,
+    counts: Int32[Array, " b"] | None = None,
     implementation: Implementation | None = None,
 ) -> tuple[UInt32[Array, "b w"], Float32[Array, " b"], Float[Array, " size"]]:
     r"""Compresses a buffer to one sign a value and one scale a block.
@@ -60,6 +61,9 @@ def compress(
       scale: 'rms' as in the formula, or 'mean_abs' for :math:`\sum |x_i| / |b|`.
       momentum: the momentum that the gradient is added to.
       decay: :math:`\beta`, given with the momentum.
+      counts: how many values of each block are not padding, which is zero in value,
+        momentum and error, and in the new error; None where only the last block of the
+        buffer may be cut short.
       implementation: 'xla', 'mosaic' (a kernel for NVIDIA GPUs from Hopper on) or
         'mosaic_interpreted' (the same, slow, on a CPU); None for 'xla', and for
         'mosaic' on GPUs where that was measured to be faster: none yet.
@@ -91,13 +95,39 @@ def compress(
     _check_shape("error", error, value.shape)
     if momentum is not None:
         _check_shape("momentum", momentum, value.shape)
+    if counts is not None:
+        _check_shape("counts", counts, (value.size // block_size,))
     arguments = (value, error, momentum, decay, block_size, scale)
     if kernels := mosaic(implementation, "compress", value):
         interpreted = implementation == "mosaic_interpreted"
-        return kernels.compress(*arguments, interpreted=interpreted)
+        result = kernels.compress(*arguments, interpreted=interpreted)
+        return result if counts is None else _without_padding(*result, counts, scale)
     if isinstance(decay, float):
-        return _reference.compress_by_number(*arguments)
-    return _reference.compress_by_array(*arguments)
+        return _reference.compress_by_number(*arguments, counts)
+    return _reference.compress_by_array(*arguments, counts)
+
+
+def _without_padding(
+    words: UInt32[Array, "b w"],
+    scales: Float32[Array, " b"],
+    error: Float[Array, " size"],
+    counts: Int32[Array, " b"],
+    scale: Scale,
+) -> tuple[UInt32[Array, "b w"], Float32[Array, " b"], Float[Array, " size"]]:
+    """What is right of blocks whose padding took part in their scales, as zeros."""
+    block_size = ROWS * words.shape[1]
+    share = jnp.maximum(counts, 1).astype(jnp.float32) / block_size
+    cut = counts < block_size
+    larger = scales / (jnp.sqrt(share) if scale == "rms" else share)
+    larger = jnp.where(cut, larger, scales)
+    change = unpack_signs(words, larger - scales).reshape(-1, block_size)
+    place = jnp.arange(block_size, dtype=jnp.int32)[None]
+    right = jnp.where(
+        place < counts[:, None],
+        error.reshape(-1, block_size).astype(jnp.float32) - change,
+        jnp.float32(0),
+    )
+    return words, larger, right.reshape(-1).astype(error.dtype)
 
 
 def average_and_recompress(

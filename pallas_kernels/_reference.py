@@ -155,6 +155,7 @@ def compress(
     decay: float | Array | None,
     block_size: int,
     scale: Scale,
+    counts: Int32[Array, " b"] | None = None,
 ) -> tuple[UInt32[Array, "b w"], Float32[Array, " b"], Float[Array, " size"]]:
     """`pallas_kernels.compress` as XLA compiles it."""
     size = value.size
@@ -164,11 +165,11 @@ def compress(
     options = {"decay": decay, "block_size": block_size, "scale": scale}
     whole = functools.partial(_compress_whole, **options)
     if size <= _most_at_once(block_size):
-        result = whole(value, error, momentum)
+        result = whole(value, error, momentum, counts)
     else:
         by_chunks = functools.partial(_compress_by_chunks, **options)
         result = lax.platform_dependent(
-            value, error, momentum, cpu=by_chunks, default=whole
+            value, error, momentum, counts, cpu=by_chunks, default=whole
         )
     words, scales, new_error = result
     return words, scales, new_error.reshape(size)
@@ -183,6 +184,7 @@ def _compress_whole(
     value: Float[Array, "*rows"],
     error: Float[Array, "*rows"],
     momentum: Float32[Array, "*rows"] | None,
+    counts: Int32[Array, " b"] | None,
     *,
     decay: float | Array | None,
     block_size: int,
@@ -190,9 +192,14 @@ def _compress_whole(
 ) -> tuple[UInt32[Array, "b w"], Float32[Array, " b"], Float[Array, "*rows"]]:
     """Compresses all values at once, viewed in rows as by `_row_shape`."""
     x = running_mean(value, momentum, decay) + error.astype(jnp.float32)
-    padded, counts = to_blocks(x.reshape(-1), block_size)
+    padded, cut = to_blocks(x.reshape(-1), block_size)
     padded = padded.reshape(-1, ROWS, block_size // ROWS)
-    words, scales, new_error = quantise(padded, counts, scale)
+    number = cut if counts is None else counts
+    words, scales, new_error = quantise(padded, number, scale)
+    if counts is not None:
+        place = jnp.arange(block_size, dtype=jnp.int32).reshape(padded.shape[1:])
+        is_value = place[None] < counts[:, None, None]
+        new_error = jnp.where(is_value, new_error, jnp.float32(0))
     new_error = new_error.reshape(-1)[: x.size].reshape(error.shape)
     return words, scales, new_error.astype(error.dtype)
 
@@ -201,6 +208,7 @@ def _compress_by_chunks(
     value: Float[Array, "*rows"],
     error: Float[Array, "*rows"],
     momentum: Float32[Array, "*rows"] | None,
+    counts: Int32[Array, " b"] | None,
     *,
     decay: float | Array | None,
     block_size: int,
@@ -215,14 +223,18 @@ def _compress_by_chunks(
     def compress_at(
         first: int | Array, number: int, values: int, carry: tuple[Array, Array, Array]
     ) -> tuple[Array, Array, Array]:
-        del number
         words, scales, error = carry
         start = first * (block_size // row)
         chunk = jax.tree.map(
             lambda x: lax.dynamic_slice_in_dim(x, start, values // row),
             (value, error, momentum),
         )
-        new = _compress_whole(*chunk, decay=decay, block_size=block_size, scale=scale)
+        cut = counts
+        if cut is not None:
+            cut = lax.dynamic_slice_in_dim(cut, first, number)
+        new = _compress_whole(
+            *chunk, cut, decay=decay, block_size=block_size, scale=scale
+        )
         put = lax.dynamic_update_slice_in_dim
         return (
             put(words, new[0], first, 0),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +24,13 @@ from pallas_kernels import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from jax import Array
     from jaxtyping import Float32
 
 _ROWS = 32  # bits of a word
+
+Ballot = Callable[["Float32[Array, 'n 32 w']", int], "Float32[Array, 'n 32 w']"]
+Verdict = Callable[["Float32[Array, '32 w']", int], "Float32[Array, '32 w']"]
 
 
 def declared_voters(axes: tuple[str, ...]) -> WorkerLocal:
@@ -45,8 +47,9 @@ def exchange_votes(
     axes: tuple[str, ...],
     who: str,
     *,
-    ballot: Callable[[Float32[Array, "n 32 w"]], Float32[Array, "n 32 w"]],
-    verdict: Callable[[Float32[Array, "32 w"]], Float32[Array, "32 w"]] | None,
+    bucket_size: int,
+    ballot: Ballot,
+    verdict: Verdict | None,
 ) -> optax.Updates:
     r"""Counts the workers' votes: an all-to-all of bits, and an all-gather.
 
@@ -58,8 +61,10 @@ def exchange_votes(
       updates: each worker's own tree.
       axes: the worker axes.
       who: the exchange's name, for error messages.
-      ballot: from a worker's values, a row for each server, to the values whose signs
-        it votes; zero votes 1, NaN -1.
+      bucket_size: the most values that one pair of collectives exchanges, but at least
+        a leaf.
+      ballot: from a worker's values, a row for each server, and the number of their
+        bucket to the values whose signs it votes; zero votes 1, NaN -1.
       verdict: from the means of the votes that are counted here to the values whose
         signs are sent back; None to send back the means, as digits of base n + 1.
 
@@ -74,12 +79,46 @@ def exchange_votes(
         )
     check_local(updates, axes, who)
     leaves, treedef = jax.tree.flatten(updates)
-    size = sum(x.size for x in leaves)
-    if not size:
-        return jax.tree.map(lambda x: lax.pmean(x, axes), updates)
-    flat = jnp.concatenate([x.astype(jnp.float32).reshape(-1) for x in leaves])
-    flat = jnp.pad(flat, (0, _ROWS * workers * _served(size, workers) - size))
-    ballots = stored(pack_signs(ballot(flat.reshape(workers, _ROWS, -1))))
+    results: list[Any] = []
+    for number, bucket in enumerate(_buckets(leaves, bucket_size)):
+        flat = jnp.concatenate([x.astype(jnp.float32).reshape(-1) for x in bucket])
+        if flat.size:
+            flat = _counted(flat, number, axes, ballot, verdict)
+        else:
+            flat = lax.pmean(flat, axes)
+        # Made once: each leaf would count the votes of all.
+        flat, first = lax.optimization_barrier(flat), 0
+        for x in bucket:
+            leaf = flat[first : first + x.size].reshape(x.shape)
+            results.append(leaf.astype(x.dtype))
+            first += x.size
+    return treedef.unflatten(results)
+
+
+def _buckets(leaves: list[Array], size: int) -> list[list[Array]]:
+    """Leaves in a row, as many as have no more values together; at least one."""
+    buckets: list[list[Array]] = []
+    room = 0
+    for x in leaves:
+        if x.size > room or not buckets:
+            buckets.append([])
+            room = size
+        buckets[-1].append(x)
+        room -= x.size
+    return buckets
+
+
+def _counted(
+    flat: Float32[Array, " size"],
+    number: int,
+    axes: tuple[str, ...],
+    ballot: Ballot,
+    verdict: Verdict | None,
+) -> Float32[Array, " size"]:
+    """The means, or signs, of one bucket."""
+    workers, size = bound_workers(axes), flat.size
+    flat = jnp.pad(flat, (0, -size % (_ROWS * workers)))
+    ballots = stored(pack_signs(ballot(flat.reshape(workers, _ROWS, -1), number)))
     ballots = lax.all_to_all(ballots, axes, 0, 0)
     ayes = jnp.sum(unpack_bits(ballots), axis=0, dtype=jnp.uint32)
     if verdict is None:
@@ -88,19 +127,9 @@ def exchange_votes(
         agreed = _mean(unpack_digits(digits, workers, ayes.size), workers)
     else:
         mean = _mean(ayes.astype(jnp.int32).astype(jnp.float32), workers)
-        signs = gather(stored(pack_signs(verdict(mean))), axes)
+        signs = gather(stored(pack_signs(verdict(mean, number))), axes)
         agreed = unpack_signs(signs, jnp.ones(workers, jnp.float32))
-    agreed, results, first = agreed.reshape(-1), [], 0
-    for x in leaves:
-        leaf = agreed[first : first + x.size].reshape(x.shape)
-        results.append(leaf.astype(x.dtype))
-        first += x.size
-    return treedef.unflatten(results)
-
-
-def _served(size: int, workers: int) -> int:
-    """Words of ballots that each worker counts."""
-    return -(-size // (_ROWS * workers))
+    return agreed.reshape(-1)[:size]
 
 
 def _mean(ayes: Array, workers: int) -> Array:

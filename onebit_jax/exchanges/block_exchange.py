@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from onebit_jax.exchanges.blocks import Division, divide, exact_means
+from onebit_jax.exchanges.blocks import Division, divide
 from onebit_jax.exchanges.exchange import Exchange
-from onebit_jax.workers.arithmetic import gather
+from onebit_jax.workers.arithmetic import mean, means
 from onebit_jax.workers.axes import (
     bound_workers,
     check_floats,
@@ -24,7 +24,7 @@ from onebit_jax.workers.axes import (
     worker_count,
 )
 from onebit_jax.workers.worker_local import WorkerLocal
-from pallas_kernels import running_mean, to_blocks
+from pallas_kernels import running_mean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,14 +40,17 @@ class ErrorFeedbackState(NamedTuple):
     """The errors of an exchange of blocks.
 
     Attributes:
-      worker_error: for each leaf, `(workers, *shape)`: of each worker's values, the
-        part that its messages have not carried yet; zero for leaves exchanged exactly.
+      worker_error: for each large leaf, `(workers, *shape)`: of each worker's values,
+        the part that its messages have not carried yet; None for other leaves.
+      small_error: (workers, blocks, block_size): the same of all small leaves, each
+        beginning a block; no array where there are none.
       server_error: (workers, blocks served, block_size): of each worker's averages, as
-        the server of its share of the blocks, the part not sent back yet; no arrays
+        the server of its share of the blocks, the part not sent back yet; no array
         in an exchange without servers.
     """
 
     worker_error: WorkerLocal
+    small_error: WorkerLocal
     server_error: WorkerLocal
 
 
@@ -58,20 +61,23 @@ class Buffer(NamedTuple):
       value: what is to be sent; with a momentum, the gradient.
       error: the residual of earlier messages.
       momentum: float32, the same on all workers; None for a value as it is.
+      counts: of a buffer of whole blocks, the values of each that are not padding; None
+        for a buffer without padding, of which only the last block may be cut short.
     """
 
     value: Float[Array, " size"]
     error: Float[Array, " size"]
     momentum: Float32[Array, " size"] | None = None
+    counts: Int32[Array, " blocks"] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockExchange(Exchange):
     """An exchange of blocks over worker axes; subclasses say how blocks are agreed.
 
-    One worker encodes nothing (`Alone`). Its state has errors of the usual shapes all
-    the same. They are zero, unless the state was resized from that of several workers:
-    then the next update adds them in full.
+    One worker encodes nothing. Its state has errors of the usual shapes all the same.
+    They are zero, unless the state was resized from that of several workers: then the
+    next update adds them in full.
 
     Attributes:
       name: the exchange's name, for error messages.
@@ -112,28 +118,20 @@ class BlockExchange(Exchange):
         return self.codec.block_size
 
     @abc.abstractmethod
-    def words(self, workers: int) -> int:
-        """Words that a block takes in an agreed message."""
-
-    @abc.abstractmethod
     def agree(
         self,
         buffers: Sequence[Buffer],
         decay: Any,
         counts: Int32[Array, " blocks"],
         server_error: Float[Array, "1 served block_size"] | None,
-        *,
-        padded: bool = False,
     ) -> tuple[UInt32[Array, "blocks words"], list[Array], Array | None]:
-        """Exchanges blocks, the same number from every worker.
+        """Exchanges blocks, the same number from each of several workers.
 
         Args:
           buffers: the values, from the first block on.
           decay: of the momentum, where the buffers have one.
           counts: values of each block that are not padding; a multiple of the workers.
           server_error: of the blocks served here; None without a server.
-          padded: whether the buffers hold the padding of blocks that are cut short;
-            otherwise only a buffer's last block is, and its padding is left out.
 
         Returns:
           A message that is the same on all workers, a row a block; the new errors
@@ -160,13 +158,6 @@ class BlockExchange(Exchange):
           The values.
         """
 
-    def among(self, workers: int) -> BlockExchange:
-        """The exchange among so many workers: for one, `Alone`."""
-        if workers > 1:
-            return self
-        shared = dataclasses.fields(BlockExchange)
-        return Alone(**{field.name: getattr(self, field.name) for field in shared})
-
     def divide(self, shapes: Sequence[tuple[int, ...]], workers: int) -> Division:
         """Divides leaves by this exchange's rule, for so many workers."""
         return divide(
@@ -187,15 +178,22 @@ class BlockExchange(Exchange):
         """Errors of zero."""
         workers, slices = worker_count(self.axes)
         check_floats(params, self.name)
-        shapes = [p.shape for p in jax.tree.leaves(params)]
-        served = self.divide(shapes, workers).layout.served_blocks
-        worker = jax.tree.map(
-            lambda p: jnp.zeros((slices, *p.shape), self.error_dtype), params
-        )
+        leaves, treedef = jax.tree.flatten(params)
+        division = self.divide([p.shape for p in leaves], workers)
+
+        def zeros(*shape: int) -> Array:
+            return jnp.zeros((slices, *shape), self.error_dtype)
+
+        large = [
+            zeros(*p.shape) if i in division.large else None
+            for i, p in enumerate(leaves)
+        ]
+        blocks = division.small_layout.total_blocks
+        small = zeros(blocks, self.block_size) if division.small else None
         server = None
         if self.has_server:
-            server = jnp.zeros((slices, served, self.block_size), self.error_dtype)
-        return self._state(worker, server)
+            server = zeros(division.layout.served_blocks, self.block_size)
+        return self._state(treedef.unflatten(large), small, server)
 
     def update(
         self,
@@ -218,9 +216,10 @@ class BlockExchange(Exchange):
         """The momentum's sum made in the pass that encodes it."""
         return self._exchange(gradients, momentum, decay, state)
 
-    def _state(self, worker: Any, server: Array | None) -> ErrorFeedbackState:
+    def _state(self, large: Any, small: Any, server: Any) -> ErrorFeedbackState:
         return ErrorFeedbackState(
-            WorkerLocal(worker, self.axes, "average"),
+            WorkerLocal(large, self.axes, "average"),
+            WorkerLocal(small, self.axes, "average"),
             WorkerLocal(server, self.axes, "concatenate"),
         )
 
@@ -232,92 +231,118 @@ class BlockExchange(Exchange):
         values, treedef = jax.tree.flatten(updates)
         momenta = treedef.flatten_up_to(momentum)
         errors = treedef.flatten_up_to(state.worker_error.value)
-        server = state.server_error.value
+        small, server = state.small_error.value, state.server_error.value
         division = self.divide([x.shape for x in values], workers)
-        layout = division.layout
-        shape = (1, layout.served_blocks, self.block_size)
-        fits = [e.shape == (1, *x.shape) for x, e in zip(values, errors, strict=True)]
-        fits.append(server is None or server.shape == shape)
-        check_workers(all(fits), self.name, workers, self.axes)
-
+        self._check(division, values, errors, small, server, workers)
         dtypes = [
             x.dtype if m is None else m.dtype
             for x, m in zip(values, momenta, strict=True)
         ]
         results: list[Any] = [None] * len(values)
-        means = exact_means(
-            [running_mean(values[i], momenta[i], decay) for i in division.exact],
-            [dtypes[i] for i in division.exact],
-            self.axes,
-        )
-        for i, mean in zip(division.exact, means, strict=True):
-            results[i] = mean
-        if division.compressed:
-            flat = jax.tree.map(lambda x: x.reshape(-1), (values, errors, momenta))
-            buffers = [Buffer(*(x[i] for x in flat)) for i in division.compressed]
-            among = self.among(workers)
-            message, new_errors, server = among.agree(
-                buffers, decay, layout.counts(), server
+
+        def sum_of(i: int) -> Array:
+            return running_mean(values[i], momenta[i], decay)
+
+        exact = means([sum_of(i) for i in division.exact], self.axes)
+        for i, x in zip(division.exact, exact, strict=True):
+            results[i] = x.astype(dtypes[i])
+        if division.large or division.small:
+            buffers = [
+                Buffer(*(x if x is None else x.reshape(-1) for x in parts))
+                for i in division.large
+                for parts in [(values[i], errors[i], momenta[i])]
+            ]
+            if division.small:
+                buffers.append(
+                    Buffer(
+                        division.small_layout.joined(
+                            [sum_of(i) for i in division.small]
+                        ).reshape(-1),
+                        small.reshape(-1),
+                        counts=division.small_layout.counts(),
+                    )
+                )
+            agree = self._agreed if workers > 1 else self._alone
+            agreed, new_errors, server = agree(
+                buffers, decay, division, [dtypes[i] for i in division.large], server
             )
-            for i, rows, error, buffer in zip(
-                division.compressed, layout.slices, new_errors, buffers, strict=True
-            ):
+            for i, x, error in zip(division.large, agreed, new_errors, strict=False):
+                results[i] = x.reshape(values[i].shape)
                 errors[i] = error.reshape(errors[i].shape)
-                size, into = buffer.value.size, buffer.momentum
-                mean = among.read(message[rows], size, dtypes[i], into)
-                results[i] = mean.reshape(values[i].shape)
+            if division.small:
+                small = new_errors[-1].reshape(small.shape)
+                parts = division.small_layout.parted(
+                    # Made once: each leaf would decode the blocks of all.
+                    lax.optimization_barrier(agreed[-1]).reshape(-1, self.block_size)
+                )
+                for i, x in zip(division.small, parts, strict=True):
+                    results[i] = x.reshape(values[i].shape).astype(dtypes[i])
         return treedef.unflatten(results), self._state(
-            treedef.unflatten(errors), server
+            treedef.unflatten(errors), small, server
         )
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Alone(BlockExchange):
-    """The exchange of one worker: its values plus the residual, not encoded.
-
-    There is a residual after a state of several workers was resized; the first update
-    adds all of it, and leaves none.
-    """
-
-    has_server = False  # Server errors of a resized state are added with its own.
-
-    def words(self, workers: int) -> int:
-        """A word a value."""
-        del workers
-        return self.block_size
-
-    def agree(
+    def _check(
         self,
-        buffers: Sequence[Buffer],
-        decay: Any,
-        counts: Int32[Array, " blocks"],
-        server_error: Float[Array, "1 served block_size"] | None,
-        *,
-        padded: bool = False,
-    ) -> tuple[UInt32[Array, "blocks words"], list[Array], Array | None]:
-        """The values plus all errors, not encoded; errors of zero."""
-        del padded  # New errors are zero everywhere.
-        flat = [
-            running_mean(x.value, x.momentum, decay) + x.error.astype(jnp.float32)
-            for x in buffers
+        division: Division,
+        values: list[Array],
+        errors: list[Array | None],
+        small: Array | None,
+        server: Array | None,
+        workers: int,
+    ) -> None:
+        """Refuses a state of other leaves, or of another number of workers."""
+        wanted = [
+            (1, *x.shape) if i in division.large else None for i, x in enumerate(values)
         ]
-        blocks = jnp.concatenate([to_blocks(x, self.block_size)[0] for x in flat])
-        blocks = jnp.pad(blocks, ((0, counts.size - blocks.shape[0]), (0, 0)))
-        if server_error is not None:
-            blocks = blocks + server_error[0].astype(jnp.float32)
-            server_error = jnp.zeros_like(server_error)
-        words = lax.bitcast_convert_type(blocks, jnp.uint32)
-        message = gather(words, self.axes, tiled=True)
-        return message, [jnp.zeros_like(x.error) for x in buffers], server_error
+        wanted.append(None)
+        if division.small:
+            wanted[-1] = (1, division.small_layout.total_blocks, self.block_size)
+        wanted.append(None)
+        if self.has_server:
+            wanted[-1] = (1, division.layout.served_blocks, self.block_size)
+        shapes = [None if x is None else x.shape for x in (*errors, small, server)]
+        check_workers(shapes == wanted, self.name, workers, self.axes)
 
-    def read(
+    def _agreed(
         self,
-        message: UInt32[Array, "b words"],
-        size: int,
-        dtype: DTypeLike,
-        into: Float32[Array, " size"] | None = None,
-    ) -> Float[Array, " size"]:
-        """The values that the words are."""
-        del into
-        values = lax.bitcast_convert_type(message, jnp.float32)
-        return values.reshape(-1)[:size].astype(dtype)
+        buffers: list[Buffer],
+        decay: Any,
+        division: Division,
+        dtypes: list[Any],
+        server: Array | None,
+    ) -> tuple[list[Array], list[Array], Array | None]:
+        """The means of buffers by messages, their new errors, and the servers'."""
+        layout = division.layout
+        message, errors, server = self.agree(buffers, decay, layout.counts(), server)
+        agreed, first = [], 0
+        for buffer, dtype in itertools.zip_longest(
+            buffers, dtypes, fillvalue=jnp.float32
+        ):
+            rows = slice(first, first + -(-buffer.value.size // self.block_size))
+            size, into = buffer.value.size, buffer.momentum
+            agreed.append(self.read(message[rows], size, dtype, into))
+            first = rows.stop
+        return agreed, errors, server
+
+    def _alone(
+        self,
+        buffers: list[Buffer],
+        decay: Any,
+        division: Division,
+        dtypes: list[Any],
+        server: Array | None,
+    ) -> tuple[list[Array], list[Array], Array | None]:
+        """One worker's values plus the residual that a resized state has; no errors."""
+        del division
+        agreed, first = [], 0
+        for buffer, dtype in itertools.zip_longest(
+            buffers, dtypes, fillvalue=jnp.float32
+        ):
+            x = running_mean(buffer.value, buffer.momentum, decay)
+            x = x + buffer.error.astype(jnp.float32)
+            if server is not None:
+                x = x + server.reshape(-1)[first : first + x.size].astype(jnp.float32)
+            agreed.append(mean(x, self.axes).astype(dtype))
+            first += -(-x.size // self.block_size) * self.block_size
+        nothing = [jnp.zeros_like(buffer.error) for buffer in buffers]
+        return agreed, nothing, None if server is None else jnp.zeros_like(server)

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from onebit_jax.workers.arithmetic import joined_means
+from onebit_jax.workers.arithmetic import SMALL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jax import Array
-    from jax.typing import DTypeLike
     from jaxtyping import Float, Float32, Int32
 
 
@@ -86,19 +85,37 @@ class BlockLayout(NamedTuple):
         flat.append(jnp.zeros(unused * self.block_size, jnp.float32))
         return jnp.concatenate(flat).reshape(-1, self.block_size)
 
+    def parted(
+        self, blocks: Float[Array, "total_blocks block_size"]
+    ) -> list[Float[Array, " size"]]:
+        """The inverse of `joined`: each leaf's values, flat."""
+        return [
+            blocks[rows].reshape(-1)[:size]
+            for rows, size in zip(self.slices, self.sizes, strict=True)
+        ]
+
 
 class Division(NamedTuple):
-    """Leaves divided into those that are exchanged exactly and the others.
+    """Leaves divided by their sizes.
 
     Attributes:
       exact: places of the leaves that are averaged exactly.
-      compressed: places of the others.
-      layout: the others' blocks.
+      large: places of those that are encoded each by itself.
+      small: places of those that are encoded together, in one buffer of whole blocks:
+        a program of a kernel for each would take long to compile.
+      layout: the blocks of the large leaves and then of the small ones.
     """
 
     exact: tuple[int, ...]
-    compressed: tuple[int, ...]
+    large: tuple[int, ...]
+    small: tuple[int, ...]
     layout: BlockLayout
+
+    @property
+    def small_layout(self) -> BlockLayout:
+        """The blocks of the small leaves alone, without padding behind them."""
+        sizes = self.layout.sizes[len(self.large) :]
+        return BlockLayout(sizes, self.layout.block_size, 1)
 
 
 def divide(
@@ -121,22 +138,16 @@ def divide(
     Returns:
       The division.
     """
-    sizes = [math.prod(shape) for shape in shapes]
-    exact = tuple(
-        i
-        for i, shape in enumerate(shapes)
-        if sizes[i] < max(1, exact_below) or (exact_1d and len(shape) < 2)
-    )
-    compressed = tuple(i for i in range(len(shapes)) if i not in exact)
-    layout = BlockLayout(tuple(sizes[i] for i in compressed), block_size, workers)
-    return Division(exact, compressed, layout)
-
-
-def exact_means(
-    leaves: Sequence[Float[Array, ...]],
-    dtypes: Sequence[DTypeLike],
-    axes: tuple[str, ...],
-) -> list[Float[Array, ...]]:
-    """The exact means of leaves, in one all-reduce of float32."""
-    means = joined_means([x.astype(jnp.float32) for x in leaves], axes)
-    return [mean.astype(dtype) for mean, dtype in zip(means, dtypes, strict=True)]
+    exact, large, small = [], [], []
+    for i, shape in enumerate(shapes):
+        size = math.prod(shape)
+        if size < max(1, exact_below) or (exact_1d and len(shape) < 2):
+            exact.append(i)
+        # Padded to whole blocks, which must not be far larger than they are.
+        elif size < SMALL and block_size <= SMALL:
+            small.append(i)
+        else:
+            large.append(i)
+    sizes = tuple(math.prod(shapes[i]) for i in (*large, *small))
+    layout = BlockLayout(sizes, block_size, workers)
+    return Division(tuple(exact), tuple(large), tuple(small), layout)

@@ -13,7 +13,6 @@ from onebit_jax.exchanges.codec import clear_padding
 from onebit_jax.exchanges.sign_mean import SignCodec, split_message
 from onebit_jax.workers.axes import AxisNames, as_tuple, bound_workers
 from pallas_kernels import (
-    digits_of_word,
     pack_digits,
     unpack_bits,
     unpack_digits,
@@ -40,6 +39,7 @@ def count_mean(
     scale: Scale = "rms",
     error_dtype: DTypeLike = jnp.float32,
     exact_below: int | None = None,
+    exact_1d: bool = False,
     bucket_size: int = 2**27,
 ) -> Exchange:
     r"""Averages over the workers in one all-reduce that counts positive signs.
@@ -81,6 +81,7 @@ def count_mean(
       error_dtype: dtype of the stored errors, float32 or bfloat16.
       exact_below: leaves of fewer values are averaged exactly, all in one all-reduce.
         None for block_size / 32 + 2, as in `sign_mean`.
+      exact_1d: whether leaves of fewer than two dimensions are averaged exactly too.
       bucket_size: the most values that one all-reduce sums, but at least a block.
 
     Returns:
@@ -115,7 +116,7 @@ def count_mean(
         codec=codec,
         error_dtype=error_dtype,
         exact_below=codec.words + 1 if exact_below is None else exact_below,
-        exact_1d=False,
+        exact_1d=exact_1d,
         bucket_size=bucket_size,
     )
 
@@ -132,18 +133,12 @@ class CountMean(BlockExchange):
 
     has_server = False  # Sums are exact.
 
-    def words(self, workers: int) -> int:
-        """The words of a block's digits, and two of its scale."""
-        return -(-self.block_size // digits_of_word(workers)) + 2
-
     def agree(
         self,
         buffers: Sequence[Buffer],
         decay: Any,
         counts: Int32[Array, " blocks"],
         server_error: Float[Array, "1 served block_size"] | None,
-        *,
-        padded: bool = False,
     ) -> tuple[UInt32[Array, "blocks words"], list[Array], Array | None]:
         """Adds the counts of all workers; errors are those of the shared scale."""
         workers = bound_workers(self.axes)
@@ -159,7 +154,7 @@ class CountMean(BlockExchange):
                 buffer.error.astype(jnp.float32),
                 momentum=buffer.momentum,
                 decay=decay,
-                counts=counts if padded else None,
+                counts=buffer.counts,
             )
             for buffer in buffers
         ]
@@ -173,15 +168,15 @@ class CountMean(BlockExchange):
 
         shared = _shared_scales(agreed, workers)
         new_errors, first = [], 0
-        for words, error in encoded:
+        for buffer, (words, error) in zip(buffers, encoded, strict=True):
             last = first + words.shape[0]
             # The error so far is that of the worker's own scale.
             signs, scales = split_message(words)
             change = unpack_signs(signs, scales - shared[first:last]).reshape(-1)
             error = error + change[: error.size]
-            if padded:
+            if buffer.counts is not None:
                 blocks = error.reshape(-1, self.block_size)
-                error = clear_padding(blocks, counts).reshape(-1)
+                error = clear_padding(blocks, buffer.counts).reshape(-1)
             new_errors.append(error.astype(self.error_dtype))
             first = last
         return agreed, new_errors, server_error

@@ -6,11 +6,10 @@ import abc
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-import jax
 import jax.numpy as jnp
 import optax
 
-from onebit_jax.workers.arithmetic import mean
+from onebit_jax.workers.arithmetic import means
 from onebit_jax.workers.axes import AxisNames, as_tuple, bound_workers, check_local
 from onebit_jax.workers.worker_local import WorkerLocal
 
@@ -153,7 +152,7 @@ class ExactMean(Exchange):
         del params
         bound_workers(self.axes)
         check_local(updates, self.axes, "exact_mean")
-        return jax.tree.map(lambda g: mean(g, self.axes), updates), state
+        return means(updates, self.axes), state
 
 
 def exact_mean(axis: AxisNames) -> Exchange:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,16 +11,11 @@ import optax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from onebit_jax.exchanges.block_exchange import (
-    BlockExchange,
-    Buffer,
-    ErrorFeedbackState,
-)
-from onebit_jax.exchanges.blocks import exact_means
+from onebit_jax.exchanges.block_exchange import BlockExchange, Buffer
 from onebit_jax.exchanges.exchange import Exchange
 from onebit_jax.exchanges.per_shard import PerShard
 from onebit_jax.exchanges.shards import NESTED, add_shard_axis, of_shard, put_shard
-from onebit_jax.workers.arithmetic import gather
+from onebit_jax.workers.arithmetic import gather, mean, means
 from onebit_jax.workers.axes import (
     AxisNames,
     as_tuple,
@@ -60,11 +55,9 @@ def hierarchical(exchange: Exchange, within: AxisNames) -> Exchange:
       within: name, or names, of the mesh axes of the devices inside a host.
 
     Returns:
-      An exchange over the axes of both. Of an exchange of blocks its state is an
-      `ErrorFeedbackState` with errors by block, in the order of the leaves: worker
-      errors of shape (H, H, D * blocks served, block_size), server errors of (H, D *
-      blocks served, block_size). Of any other it is that exchange's, for flat shares
-      of the leaves, with an axis of D devices after that of the hosts.
+      An exchange over the axes of both. Of an exchange of blocks its state is a
+      `HierarchicalState`. Of any other it is that exchange's, for flat shares of the
+      leaves, with an axis of D devices after that of the hosts.
 
     Raises:
       TypeError: if `exchange` is not an exchange, or is `hierarchical` or `per_shard`
@@ -96,6 +89,20 @@ def hierarchical(exchange: Exchange, within: AxisNames) -> Exchange:
         )
     kind = _OfBlocks if isinstance(exchange, BlockExchange) else _OfLeaves
     return kind(exchange, inside, (*exchange.axes, *inside))
+
+
+class HierarchicalState(NamedTuple):
+    """The errors of an exchange of blocks between hosts of several devices.
+
+    Attributes:
+      worker_error: (hosts, hosts, devices * blocks served, block_size): of each host's
+        mean, the part that its messages have not carried yet.
+      server_error: (hosts, devices * blocks served, block_size): of each host's
+        averages as a server; no array in an exchange without servers.
+    """
+
+    worker_error: WorkerLocal
+    server_error: WorkerLocal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,11 +158,14 @@ class _OfLeaves(_Hierarchical):
 
 
 class _OfBlocks(_Hierarchical):
-    """Of an exchange of blocks: each device has its share of the blocks."""
+    """Of an exchange of blocks: each device has its share of the blocks.
+
+    Inside a host the compressed message is gathered, and not what it stands for.
+    """
 
     exchange: BlockExchange
 
-    def init(self, params: optax.Params) -> ErrorFeedbackState:
+    def init(self, params: optax.Params) -> HierarchicalState:
         hosts, slices = worker_count(self.exchange.axes)
         devices, slices_inside = worker_count(self.inside)
         check_floats(params, self.exchange.name)
@@ -169,60 +179,76 @@ class _OfBlocks(_Hierarchical):
     def update(
         self,
         updates: optax.Updates,
-        state: ErrorFeedbackState,
+        state: HierarchicalState,
         params: optax.Params | None = None,
-    ) -> tuple[optax.Updates, ErrorFeedbackState]:
+    ) -> tuple[optax.Updates, HierarchicalState]:
         del params
         hosts, devices = map(bound_workers, (self.exchange.axes, self.inside))
-        exchange = self.exchange.among(hosts)
-        name = f"hierarchical {exchange.name}"
+        name = f"hierarchical {self.exchange.name}"
         check_local(updates, self.axes, name)
         values, treedef = jax.tree.flatten(updates)
-        division = exchange.divide([x.shape for x in values], hosts * devices)
+        division = self.exchange.divide([x.shape for x in values], hosts * devices)
         layout = division.layout
-        error = state.worker_error.value
-        server = state.server_error.value
+        error, server = state.worker_error.value, state.server_error.value
         shapes = error.shape, None if server is None else server.shape
         fits = shapes == self._shapes(layout, hosts, 1, 1)
         check_workers(fits, name, hosts * devices, self.axes)
 
         results: list[Any] = [None] * len(values)
-        exact = [values[i] for i in division.exact]
-        means = exact_means(exact, [x.dtype for x in exact], self.axes)
-        for i, mean in zip(division.exact, means, strict=True):
-            results[i] = mean
-        if division.compressed:
-            blocks = layout.joined([values[i] for i in division.compressed])
-            message, error, server = self._agree(blocks, layout, error, server)
-            for i, rows in zip(division.compressed, layout.slices, strict=True):
-                x = values[i]
-                mean = exchange.read(message[rows], x.size, x.dtype)
-                results[i] = mean.reshape(x.shape)
+        exact = [values[i].astype(jnp.float32) for i in division.exact]
+        for i, x in zip(division.exact, means(exact, self.axes), strict=True):
+            results[i] = x.astype(values[i].dtype)
+        blocked = (*division.large, *division.small)
+        if blocked:
+            share = self._share(layout.joined([values[i] for i in blocked]), hosts)
+            agree = self._agreed if hosts > 1 else self._alone
+            flat, error, server = agree(share, layout, error, server)
+            for i, x in zip(blocked, flat, strict=True):
+                results[i] = x.reshape(values[i].shape).astype(values[i].dtype)
         return treedef.unflatten(results), self._state(error, server)
 
-    def _agree(
-        self, blocks: Array, layout: BlockLayout, error: Array, server: Array | None
-    ) -> tuple[Array, Array, Array | None]:
-        """A message of all blocks that all hosts agree on, and the new errors."""
-        inside, served = self.inside, layout.served_blocks
-        hosts, devices = map(bound_workers, (self.exchange.axes, inside))
-        blocks = blocks.reshape(hosts, devices * served, -1)
-        share = lax.psum_scatter(blocks, inside, scatter_dimension=1, tiled=True)
-        counts = layout.counts().reshape(hosts, devices, served)
+    def _share(self, blocks: Array, hosts: int) -> Array:
+        """This device's share of its host's mean, `(hosts, served, block_size)`."""
+        blocks = blocks.reshape(hosts, -1, self.exchange.block_size)
+        total = lax.psum_scatter(blocks, self.inside, scatter_dimension=1, tiled=True)
+        return total / bound_workers(self.inside)
+
+    def _agreed(
+        self, share: Array, layout: BlockLayout, error: Array, server: Array | None
+    ) -> tuple[list[Array], Array, Array | None]:
+        """The leaves of a message that all hosts agree on, and the new errors."""
+        hosts, served = share.shape[:2]
+        counts = layout.counts().reshape(hosts, -1, served)
         counts = lax.dynamic_index_in_dim(
-            counts, worker_index(inside), 1, keepdims=False
-        )
+            counts, worker_index(self.inside), 1, keepdims=False
+        ).reshape(-1)
         # In float32: errors of cut blocks are corrected before they are rounded.
-        buffer = Buffer(
-            (share / devices).reshape(-1), error.reshape(-1).astype(jnp.float32)
-        )
-        message, (new_error,), server = self.exchange.among(hosts).agree(
-            [buffer], None, counts.reshape(-1), server, padded=True
+        own = error.reshape(-1).astype(jnp.float32)
+        buffer = Buffer(share.reshape(-1), own, counts=counts)
+        message, (new_error,), server = self.exchange.agree(
+            [buffer], None, counts, server
         )
         message = message.reshape(hosts, served, -1)
-        message = gather(message, inside, axis=1, tiled=True)
-        message = message.reshape(hosts * devices * served, -1)
-        return message, new_error.reshape(error.shape).astype(error.dtype), server
+        message = gather(message, self.inside, axis=1, tiled=True)
+        message = message.reshape(layout.total_blocks, -1)
+        flat = [
+            self.exchange.read(message[rows], size, jnp.float32)
+            for rows, size in zip(layout.slices, layout.sizes, strict=True)
+        ]
+        return flat, new_error.reshape(error.shape).astype(error.dtype), server
+
+    def _alone(
+        self, share: Array, layout: BlockLayout, error: Array, server: Array | None
+    ) -> tuple[list[Array], Array, Array | None]:
+        """The leaves of one host's mean plus the residual that a resized state has."""
+        share = share + error.reshape(share.shape).astype(jnp.float32)
+        if server is not None:
+            share = share + server.reshape(share.shape).astype(jnp.float32)
+            server = jnp.zeros_like(server)
+        share = mean(share, self.exchange.axes)
+        blocks = gather(share, self.inside, axis=1, tiled=True)
+        flat = layout.parted(blocks.reshape(-1, self.exchange.block_size))
+        return flat, jnp.zeros_like(error), server
 
     def _shapes(
         self, layout: BlockLayout, hosts: int, slices: int, slices_inside: int
@@ -231,11 +257,11 @@ class _OfBlocks(_Hierarchical):
         server = (slices, served, size) if self.exchange.has_server else None
         return (slices, hosts, served, size), server
 
-    def _state(self, worker: Array, server: Array | None) -> ErrorFeedbackState:
+    def _state(self, worker: Array, server: Array | None) -> HierarchicalState:
         between = self.exchange.axes
         worker_spec = (PartitionSpec(between, None, self.inside),)
         server_spec = (PartitionSpec(between, self.inside),)
-        return ErrorFeedbackState(
+        return HierarchicalState(
             WorkerLocal(worker, self.axes, "average", worker_spec),
             WorkerLocal(server, self.axes, "concatenate", server_spec),
         )

@@ -39,7 +39,11 @@ _LEVELS = 2**_BITS
 
 
 def random_vote_mean(
-    axis: AxisNames, *, back: Back = "mean", seed: int = 0
+    axis: AxisNames,
+    *,
+    back: Back = "mean",
+    seed: int = 0,
+    bucket_size: int = 2**27,
 ) -> Exchange:
     r"""Averages values in [-1, 1] over the workers by random votes without bias.
 
@@ -72,6 +76,8 @@ def random_vote_mean(
         workers the same values are agreed on. Devices inside a host (`hierarchical`),
         and shards (`per_shard`), draw their own where their types are checked, the same
         where they are not.
+      bucket_size: the most values that one pair of collectives exchanges, but at least
+        a leaf.
 
     Returns:
       An exchange. Its state is a `RandomVoteState`; `update` computes in float32 and
@@ -104,7 +110,7 @@ def random_vote_mean(
     """
     if back not in get_args(Back):
         raise ValueError(f"back must be 'mean' or 'vote', got {back!r}.")
-    return RandomVoteMean(as_tuple(axis), back, operator.index(seed))
+    return RandomVoteMean(as_tuple(axis), back, operator.index(seed), bucket_size)
 
 
 class RandomVoteState(NamedTuple):
@@ -127,11 +133,13 @@ class RandomVoteMean(Exchange):
       axes: the worker axes.
       back: what servers send back.
       seed: of the random numbers.
+      bucket_size: the most values that one pair of collectives exchanges.
     """
 
     axes: tuple[str, ...]
     back: Back
     seed: int
+    bucket_size: int
     keeps_scale = False
 
     def init(self, params: optax.Params) -> RandomVoteState:
@@ -157,15 +165,18 @@ class RandomVoteMean(Exchange):
         shared, permuted, served = jax.random.split(key, 3)
 
         def ballot(
-            values: Float32[Array, "n 32 words"],
+            values: Float32[Array, "n 32 words"], bucket: int
         ) -> Float32[Array, "n 32 words"]:
             place = jax.random.permutation(permuted, workers)[worker_index(self.axes)]
             shift = _share(place.astype(jnp.uint32), workers)
-            key = _of_shard(shared, values, self.axes)
+            key = _of_shard(_of_bucket(shared, bucket), values, self.axes)
             return values - _thresholds(key, values.shape, shift)
 
-        def verdict(means: Float32[Array, "32 words"]) -> Float32[Array, "32 words"]:
-            key = jax.random.fold_in(served, worker_index(self.axes))
+        def verdict(
+            means: Float32[Array, "32 words"], bucket: int
+        ) -> Float32[Array, "32 words"]:
+            key = _of_bucket(served, bucket)
+            key = jax.random.fold_in(key, worker_index(self.axes))
             key = _of_shard(key, means, self.axes)
             return means - _thresholds(key, means.shape, jnp.uint32(0))
 
@@ -173,6 +184,7 @@ class RandomVoteMean(Exchange):
             updates,
             self.axes,
             "random_vote_mean",
+            bucket_size=self.bucket_size,
             ballot=ballot,
             verdict=verdict if self.back == "vote" else None,
         )
@@ -205,6 +217,11 @@ def _share(place: UInt32[Array, ""], workers: int) -> UInt32[Array, ""]:
     """
     whole, rest = divmod(_LEVELS, workers)
     return place * jnp.uint32(whole) + place * jnp.uint32(rest) // jnp.uint32(workers)
+
+
+def _of_bucket(key: Key[Array, ""], bucket: int) -> Key[Array, ""]:
+    """The key of a bucket, which draws numbers of its own."""
+    return jax.random.fold_in(key, bucket) if bucket else key
 
 
 def _of_shard(key: Key[Array, ""], values: Array, axes: tuple[str, ...]) -> Any:

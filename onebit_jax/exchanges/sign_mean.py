@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 from jax import lax
 
-from onebit_jax.exchanges.codec import Codec, clear_padding
+from onebit_jax.exchanges.codec import Codec
 from onebit_jax.exchanges.two_phase import two_phase
 from pallas_kernels import (
     average_and_recompress,
@@ -186,22 +186,10 @@ class SignCodec(Codec):
             scale=self.scale,
             momentum=momentum,
             decay=None if momentum is None else decay,
+            counts=counts,
             implementation=self.implementation,
         )
-        if counts is None:
-            return _message(words, scales), new_error
-        # Padding took part in the scales as zeros: fewer values share the sum.
-        share = jnp.maximum(counts, 1).astype(jnp.float32) / self.block_size
-        larger = scales / (jnp.sqrt(share) if self.scale == "rms" else share)
-        blocks = new_error.reshape(-1, self.block_size)
-        change = unpack_signs(words, larger - scales).reshape(blocks.shape)
-        cut = counts < self.block_size
-        blocks = jnp.where(
-            cut[:, None],
-            clear_padding(blocks - change.astype(error.dtype), counts),
-            blocks,
-        )
-        return _message(words, jnp.where(cut, larger, scales)), blocks.reshape(-1)
+        return _message(words, scales), new_error
 
     def average_and_encode(
         self,

@@ -27,19 +27,12 @@ class TwoPhase(BlockExchange):
 
     has_server = True
 
-    def words(self, workers: int) -> int:
-        """The codec's, whatever the number of workers."""
-        del workers
-        return self.codec.words
-
     def agree(
         self,
         buffers: Sequence[Buffer],
         decay: Any,
         counts: Int32[Array, " blocks"],
         server_error: Float[Array, "1 served block_size"] | None,
-        *,
-        padded: bool = False,
     ) -> tuple[UInt32[Array, "blocks words"], list[Array], Array | None]:
         """Sends each server its blocks, and gathers the averages that they encode."""
         assert server_error is not None, "two phases have servers"
@@ -49,7 +42,7 @@ class TwoPhase(BlockExchange):
                 buffer.error,
                 momentum=buffer.momentum,
                 decay=decay,
-                counts=counts if padded else None,
+                counts=buffer.counts,
             )
             for buffer in buffers
         ]

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 Back = Literal["majority", "mean"]
 
 
-def vote_mean(axis: AxisNames, *, back: Back = "majority") -> Exchange:
+def vote_mean(
+    axis: AxisNames, *, back: Back = "majority", bucket_size: int = 2**27
+) -> Exchange:
     r"""Returns the sign of the sum of the workers' signs, or the mean of these.
 
     .. math::
@@ -46,6 +48,9 @@ def vote_mean(axis: AxisNames, *, back: Back = "majority") -> Exchange:
     Args:
       axis: name, or names, of the mesh axes whose members are the workers.
       back: 'majority' or 'mean', what the servers send back.
+      bucket_size: the most values that one pair of collectives exchanges, but at least
+        a leaf. The collectives of one bucket can overlap with the computation of
+        another.
 
     Returns:
       An exchange without a state.
@@ -73,7 +78,7 @@ def vote_mean(axis: AxisNames, *, back: Back = "majority") -> Exchange:
     """
     if back not in get_args(Back):
         raise ValueError(f"back must be 'majority' or 'mean', got {back!r}.")
-    return VoteMean(as_tuple(axis), back)
+    return VoteMean(as_tuple(axis), back, bucket_size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,10 +88,12 @@ class VoteMean(Exchange):
     Attributes:
       axes: the worker axes.
       back: what servers send back.
+      bucket_size: the most values that one pair of collectives exchanges.
     """
 
     axes: tuple[str, ...]
     back: Back
+    bucket_size: int
     keeps_scale = False
 
     def init(self, params: optax.Params) -> WorkerLocal:
@@ -103,11 +110,17 @@ class VoteMean(Exchange):
         """The majority's votes, or the means of all, in the dtypes of the updates."""
         del params
 
-        def as_it_is(x: Array) -> Array:
+        def as_it_is(x: Array, bucket: int) -> Array:
+            del bucket
             return x
 
         verdict = as_it_is if self.back == "majority" else None
         agreed = exchange_votes(
-            updates, self.axes, "vote_mean", ballot=as_it_is, verdict=verdict
+            updates,
+            self.axes,
+            "vote_mean",
+            bucket_size=self.bucket_size,
+            ballot=as_it_is,
+            verdict=verdict,
         )
         return agreed, state

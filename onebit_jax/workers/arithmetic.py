@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -31,21 +30,13 @@ def mean(x: Any, axes: tuple[str, ...]) -> Any:
     return lax.pmean(x, axes)
 
 
+SMALL = 16_384
+"""Leaves of fewer values are encoded together, and come from one collective."""
+
+
 def means(tree: Any, axes: tuple[str, ...]) -> Any:
-    """The exact means of a tree of small float32 values, in one all-reduce.
-
-    Beside automatic mesh axes in one each: those would divide the values put together,
-    with collectives of their own at each seam.
-    """
-    if AxisType.Auto in jax.sharding.get_abstract_mesh().axis_types:
-        return jax.tree.map(lambda x: lax.pmean(replicated(x), axes), tree)
-    return joined_means(tree, axes)
-
-
-def joined_means(tree: Any, axes: tuple[str, ...]) -> Any:
-    """The exact means of a tree of float32 values, put together in one all-reduce."""
-    flat, unravel = ravel_pytree(tree)
-    return unravel(lax.pmean(flat, axes)) if jax.tree.leaves(tree) else tree
+    """The exact means of a tree; the compiler puts the all-reduces together."""
+    return jax.tree.map(lambda x: mean(x, axes), tree)
 
 
 def zero_after(tree: Any) -> Int32[Array, ""]:
@@ -64,10 +55,12 @@ def zero_after(tree: Any) -> Int32[Array, ""]:
     """
     if AxisType.Auto in jax.sharding.get_abstract_mesh().axis_types:
         return jnp.zeros([], jnp.int32)
+    large = [x for x in jax.tree.leaves(tree) if x.size >= SMALL]
+    # Small leaves come from one collective, so that one of them stands for all.
+    small = [x for x in jax.tree.leaves(tree) if 0 < x.size < SMALL][:1]
     firsts = [
         lax.bitcast_convert_type(x.reshape(-1)[0].astype(jnp.float32), jnp.int32)
-        for x in jax.tree.leaves(tree)
-        if x.size
+        for x in (*large, *small)
     ]
     odd = sum(firsts, start=jnp.int32(0)) & 1
     # XLA does not see that it is a constant.

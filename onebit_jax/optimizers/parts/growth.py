@@ -213,7 +213,8 @@ class GrowthByMeanSquares:
         key = jax.random.fold_in(jax.random.key(0), count)
         signs = jax.random.rademacher(key, (sum(sizes),), jnp.float32)
         sums = tuple(map(self._sums, leaves, _cut(signs, sizes)))
-        squares = treedef.unflatten(map(_of_sums, means(sums, axes), leaves))
+        agreed = means(jax.tree.map(replicated, sums), axes)
+        squares = treedef.unflatten(map(_of_sums, agreed, leaves))
         now = optax.tree.update_moment(squares, state.now, decay**self.period, 1)
         return state._replace(now=now, measured=state.measured + 1)
 
