@@ -20,7 +20,7 @@ from onebit_jax.optimizers.parts.freeze import (
     warn_if_rising,
 )
 from onebit_jax.optimizers.parts.moments import as_float32, divide_by_weight
-from onebit_jax.workers.arithmetic import replicated
+from onebit_jax.workers.arithmetic import made_once, replicated
 from onebit_jax.workers.states import optimizer_state
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ class ScaleByOnebitLambState(NamedTuple):
         warm-up.
       ratio_weight: weight of all ratios so far in that mean.
       factor: of each layer, on the frozen ratio in the last step; 1 before the freeze.
-      magnitude: of each layer, factors of momenta that are exchanged; 1 before the freeze.
+      magnitude: of each layer, a factor of momenta that are exchanged; 1 before the
+        freeze.
       floored: share of the frozen variances that the floor raised.
       freeze: state of the freeze rule.
       decay: state of the weight decay.
@@ -440,7 +441,8 @@ def _equal_magnitudes(momentum: optax.Params) -> Any:
         momentum,
     )
     each = jnp.stack([*jax.tree.leaves(magnitudes), jnp.float32(0)])
-    mean = jnp.sum(each) / jnp.maximum(jnp.sum(each > 0, dtype=jnp.float32), 1)
+    number = jnp.sum(each > 0, dtype=jnp.float32)
+    mean = made_once(jnp.sum(each) / jnp.maximum(number, 1))
 
     def factor(magnitude: Array) -> Array:
         known = magnitude > _NEGLIGIBLE * mean

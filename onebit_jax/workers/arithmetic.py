@@ -67,6 +67,23 @@ def zero_after(tree: Any) -> Int32[Array, ""]:
     return odd * (1 - odd)
 
 
+def made_once(x: Array) -> Array:
+    """A small value that much else is computed from, made once.
+
+    XLA's CPU backend would compute it again in the kernel of each leaf that uses it,
+    which takes time that grows with the square of their number to compile.
+    """
+
+    def through_a_loop(x: Array) -> Array:
+        # Hidden from the compiler, which removes a loop that runs once.
+        once = lax.optimization_barrier(jnp.int32(1))
+        return lax.fori_loop(
+            0, once, lambda i, x: jnp.where(i < 0, jnp.zeros_like(x), x), x
+        )
+
+    return lax.platform_dependent(x, cpu=through_a_loop, default=lambda x: x)
+
+
 def gather(x: Array, axes: tuple[str, ...], **options: Any) -> Array:
     """`jax.lax.all_gather`, of a type that says that all workers have the same."""
     if is_recorded(axes):

@@ -24,6 +24,7 @@ from exchanges.formulas import (
 )
 from jax.sharding import PartitionSpec as P
 
+import onebit_jax.exchanges.blocks as blocks
 from onebit_jax import (
     count_mean,
     deepspeed_sign_mean,
@@ -37,6 +38,8 @@ from onebit_jax import (
 )
 
 BLOCK = 32
+SMALL = 50
+blocks.SMALL = SMALL  # so that some of the leaves below are large
 # Cut short, whole, smaller than exact_below, at it, of 16 bits, and of nothing.
 SHAPES = {
     "empty": (0, 3),

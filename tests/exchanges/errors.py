@@ -6,7 +6,7 @@ What depends on the form of an exchange's state stands here alone.
 import math
 
 import numpy as np
-from exchanges.cases import BLOCK, SHAPES, SPECS
+from exchanges.cases import BLOCK, SHAPES, SMALL, SPECS
 
 
 def errors_of(case, state):
@@ -17,47 +17,55 @@ def errors_of(case, state):
     """
     sizes = {name: math.prod(shape) for name, shape in SHAPES.items()}
     teams = math.prod(case.mesh[a] for a in case.axes if a not in case.inside)
-    none = {n: (np.zeros((teams, s)), np.zeros(s)) for n, s in sizes.items()}
-    if hasattr(state, "groups") and hasattr(state.groups[0], "worker_error"):
-        return errors_of_shards(case, state.groups)
-    if not hasattr(state, "worker_error"):
-        return none
-    worker, servers = state.worker_error.value, [state.server_error.value]
-    if case.fused:
-        ends = np.cumsum(list(sizes.values()))[:-1]
-        own = np.split(flat(worker), ends, axis=1)
-        served = np.split(flat(servers[0]).reshape(-1), ends)
-        return dict(zip(SHAPES, zip(own, served, strict=True), strict=True))
-    if isinstance(servers[0], dict):
-        return {n: (flat(worker[n]), flat(servers[0][n]).reshape(-1)) for n in SHAPES}
-    own = (
-        {n: flat(worker[n]) for n in SHAPES}
-        if isinstance(worker, dict)
-        else in_order(case, flat(worker), SHAPES)
-    )
-    served = {n: np.zeros((1, s)) for n, s in sizes.items()}
-    if servers[0] is not None:
-        served = in_order(case, flat(servers[0]).reshape(1, -1), SHAPES)
-    return {n: (own[n], served[n].reshape(-1)) for n in SHAPES}
+    found = {n: (np.zeros((teams, s)), np.zeros(s)) for n, s in sizes.items()}
+    if hasattr(state, "groups"):
+        by_axes = {}
+        for name in SHAPES:
+            by_axes.setdefault(tuple(a for a in SPECS[name] if a), []).append(name)
+        for names, group in zip(by_axes.values(), state.groups, strict=True):
+            if hasattr(group, "worker_error"):
+                worker = dict(zip(names, group.worker_error.value, strict=True))
+                number = len(case.shards_of(names[0]))
+                fill(case, found, names, worker, group, shards=range(number))
+    elif hasattr(state, "worker_error"):
+        worker, server = state.worker_error.value, state.server_error.value
+        if case.fused:
+            ends = np.cumsum(list(sizes.values()))[:-1]
+            own = np.split(flat(worker), ends, axis=1)
+            served = np.split(flat(server).reshape(-1), ends)
+            return dict(zip(SHAPES, zip(own, served, strict=True), strict=True))
+        if isinstance(server, dict):
+            return {n: (flat(worker[n]), flat(server[n]).reshape(-1)) for n in SHAPES}
+        fill(case, found, SHAPES, worker, state)
+    return found
 
 
-def errors_of_shards(case, groups):
-    """The same of leaves that are sharded: a state for each set of axes."""
-    by_axes, result = {}, {}
-    for name in SHAPES:
-        by_axes.setdefault(tuple(a for a in SPECS[name] if a), []).append(name)
-    for names, state in zip(by_axes.values(), groups, strict=True):
-        served = {n: np.zeros((1, math.prod(SHAPES[n]))) for n in names}
+def fill(case, found, names, worker, state, shards=(None,)):
+    """Puts the errors of an exchange of blocks, shard by shard, where they belong."""
+    blocked = [name for name in names if not case.is_exact(name)]
+    small = [n for n in blocked if case.shards_of(n)[0].size < SMALL]
+    large = [n for n in blocked if n not in small]
+    for number in shards:
+
+        def here(x, number=number):
+            return flat(x if number is None else np.asarray(x, float)[:, number])
+
+        if isinstance(worker, dict):
+            assert all(worker[n] is None for n in names if n not in large)
+            own = {n: here(worker[n]) for n in large}
+            if small:
+                own |= in_order(case, here(state.small_error.value), small)
+        else:
+            own = in_order(case, here(worker), [*large, *small])
+        served = {}
         if state.server_error.value is not None:
-            buffer = np.asarray(state.server_error.value, float)
-            shards = np.swapaxes(buffer, 0, 1)
-            served = in_order(case, shards.reshape(len(shards), -1), names)
-        for name, errors in zip(names, state.worker_error.value, strict=True):
-            worker = np.zeros((case.workers, math.prod(SHAPES[name])))
-            for number, places in enumerate(case.shards_of(name)):
-                worker[:, places] = flat(errors[:, number])
-            result[name] = worker, served[name].reshape(-1)
-    return result
+            row = here(state.server_error.value).reshape(1, -1)
+            served = in_order(case, row, [*large, *small])
+        for name in blocked:
+            places = case.shards_of(name)[number or 0]
+            found[name][0][:, places] = own[name]
+            if served:
+                found[name][1][places] = served[name][0]
 
 
 def flat(x):
@@ -66,21 +74,12 @@ def flat(x):
 
 
 def in_order(case, rows, names):
-    """Leaves' values out of buffers of blocks: a row a team, or a shard."""
+    """Leaves' values out of rows of blocks."""
     found, start = {}, 0
     for name in names:
-        shards = case.shards_of(name)
-        size, by_shard = shards[0].size, len(shards) > 1
-        found[name] = np.zeros((1 if by_shard else len(rows), size * len(shards)))
-        if case.is_exact(name):
-            continue
-        part = rows[:, start : start + size]
-        if by_shard:
-            for places, row in zip(shards, part, strict=True):
-                found[name][0, places] = row
-        else:
-            found[name] = part
+        size = case.shards_of(name)[0].size
         end = start + -(-size // BLOCK) * BLOCK
+        found[name] = rows[:, start : start + size]
         assert not rows[:, start + size : end].any(), "padding has no error"
         start = end
     assert not rows[:, start:].any(), "padding has no error"

@@ -40,7 +40,8 @@ def onebit(exchange, **options):
     """All steps after the freeze measure the growth."""
     growth = onebit_jax.GrowthByMeanSquares(period=1)
     rule = onebit_jax.freeze_at(FREEZE)
-    return onebit_jax.onebit_adam(1e-2, exchange, rule, growth=growth, **options)
+    parts = onebit_jax.Compressed(growth=growth)
+    return onebit_jax.onebit_adam(1e-2, exchange, rule, compressed=parts, **options)
 
 
 def stage_of(step):
