@@ -47,7 +47,6 @@ EXCHANGES = {
         )
         for bits in (2, 4, 8)
     },
-    "deepspeed_sign_mean": onebit_jax.deepspeed_sign_mean,
     "vote_mean": onebit_jax.vote_mean,
     "vote_mean, mean back": functools.partial(onebit_jax.vote_mean, back="mean"),
     "random_vote_mean": onebit_jax.random_vote_mean,

@@ -3,7 +3,6 @@
 from onebit_jax.exchanges.block_exchange import ErrorFeedbackState
 from onebit_jax.exchanges.codec import Codec
 from onebit_jax.exchanges.count_mean import count_mean
-from onebit_jax.exchanges.deepspeed_sign_mean import deepspeed_sign_mean
 from onebit_jax.exchanges.exchange import Exchange, exact_mean
 from onebit_jax.exchanges.hierarchical import hierarchical
 from onebit_jax.exchanges.per_shard import per_shard
@@ -73,7 +72,6 @@ __all__ = [
     "clip_by_worker_norm",
     "count_mean",
     "data_parallel",
-    "deepspeed_sign_mean",
     "distributed_lion",
     "every",
     "exact_mean",

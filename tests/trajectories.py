@@ -36,7 +36,6 @@ EXCHANGES = {
     "count_mean": lambda: onebit_jax.count_mean(
         "data", block_size=64, scale="mean_abs"
     ),
-    "deepspeed_sign_mean": lambda: onebit_jax.deepspeed_sign_mean("data"),
     "exact_mean": lambda: onebit_jax.exact_mean("data"),
     "hierarchical": lambda: onebit_jax.hierarchical(
         onebit_jax.sign_mean("host", block_size=64, scale="mean_abs"), within="device"
@@ -55,8 +54,12 @@ NAMES = [f"{e}-{f}-{d}" for e in EXCHANGES for f in FORMS for d in DTYPES]
 
 def optimizer(exchange, form):
     freeze = onebit_jax.freeze_at(FREEZE)
-    parts = onebit_jax.AS_PUBLISHED if form == "published" else {}
-    return onebit_jax.onebit_adamw(1e-2, exchange, freeze, weight_decay=0.01, **parts)
+    parts = onebit_jax.Compressed()
+    if form == "published":
+        parts = onebit_jax.Compressed.published()
+    return onebit_jax.onebit_adamw(
+        1e-2, exchange, freeze, weight_decay=0.01, compressed=parts
+    )
 
 
 def kept(state):

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import optax
+from deepspeed_exchange import DeepSpeedSignMean
 
 import onebit_jax
 
@@ -44,14 +45,10 @@ class Masked(onebit_jax.Exchange):
         mean, state = self.exchange.update(updates, state, params)
         return self.mask(mean), state
 
-    def wire_cost(self, params, axis_sizes):
-        """The exchange's: what is masked is sent, too."""
-        return self.exchange.wire_cost(params, axis_sizes)
-
 
 def exchange_of(mask: Mask | None, *, fused: bool = False) -> onebit_jax.Exchange:
     """DeepSpeed's exchange, masked where there is a mask."""
-    exchange = onebit_jax.deepspeed_sign_mean("data", fused=fused)
+    exchange = DeepSpeedSignMean(fused=fused)
     if mask is None:
         return exchange
     if not callable(mask):
@@ -91,7 +88,7 @@ def onebit_adam(
         eps,
         weight_decay,
         bias_correction=False,
-        **onebit_jax.AS_PUBLISHED,
+        compressed=onebit_jax.Compressed.published(),
     )
 
 
@@ -124,7 +121,7 @@ def onebit_lamb(
         ratio_decay=coeff_beta,
         factor_limits=(factor_min, factor_max),
         factor_change=factor_threshold,
-        **onebit_jax.LAMB_AS_PUBLISHED,
+        compressed=onebit_jax.Compressed.published(),
     )
 
 
@@ -157,7 +154,10 @@ def zero_one_adam(
             counting="steps",
             aligned=True,
         ),
-        **onebit_jax.AS_DEEPSPEED,
+        before_freeze="gradient",
+        decay="accumulated",
+        bias_correction=False,
+        compressed=onebit_jax.Compressed.published(),
     )
     return tx._replace(init=lambda params: counted(tx.init(params)))
 

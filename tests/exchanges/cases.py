@@ -10,7 +10,6 @@ import dense
 import jax.numpy as jnp
 import numpy as np
 from exchanges.formulas import (
-    as_deepspeed,
     by_counts,
     by_levels,
     by_random_votes,
@@ -27,7 +26,6 @@ from jax.sharding import PartitionSpec as P
 import onebit_jax.exchanges.blocks as blocks
 from onebit_jax import (
     count_mean,
-    deepspeed_sign_mean,
     exact_mean,
     hierarchical,
     per_shard,
@@ -231,44 +229,6 @@ CASES = {
     "count-16-bits": Case(
         lambda: counts("data", **BITS_16), data(4), rms_counts, **low
     ),
-    "deepspeed-1": Case(
-        lambda: deepspeed_sign_mean("data"),
-        data(1),
-        as_deepspeed,
-        exact_below=0,
-        spoils="value",
-    ),
-    "deepspeed-2": Case(
-        lambda: deepspeed_sign_mean("data"),
-        data(2),
-        as_deepspeed,
-        exact_below=0,
-        spoils="leaf",
-        squares=True,
-        resized=moved(data(3), data(1)),
-    ),
-    "deepspeed-3": Case(
-        lambda: deepspeed_sign_mean("data"),
-        data(3),
-        as_deepspeed,
-        exact_below=0,
-        spoils="leaf",
-        squares=True,
-        resized=moved(data(2)),
-    ),
-    **{
-        f"deepspeed-fused-{workers}": Case(
-            lambda: deepspeed_sign_mean("data", fused=True),
-            data(workers),
-            as_deepspeed,
-            exact_below=0,
-            spoils="tree" if workers > 1 else "value",
-            fused=True,
-            squares=workers > 1,
-            resized=moved(data(2), data(1)),
-        )
-        for workers in (1, 3)
-    },
     "hierarchical-sign-3x2": two_levels(
         lambda: signs("host"),
         3,

@@ -21,21 +21,6 @@ def paid_in_full(values, errors, server_error):
     return dense.exact_mean(paid, errors, server_error)
 
 
-def as_deepspeed(values, errors, server_error, blocks):
-    """One scale a leaf and one a server's share, of padding as well."""
-    size = values.shape[1]
-    if len(values) == 1:
-        return paid_in_full(values, errors, server_error)
-    values = np.pad(values, ((0, 0), (0, errors.shape[1] - size)))
-    codec = functools.partial(dense.signs, kind="rms")
-    place = np.arange(errors.shape[1])
-    served = place // (errors.shape[1] // len(values))
-    result = dense.two_phases(values, errors, server_error, codec, 0 * place, served)
-    return result._replace(
-        agreed=result.agreed[:size], undecided=result.undecided[:size]
-    )
-
-
 def by_votes(values, errors, server_error, blocks, back="majority"):
     del blocks
     votes = np.where(values >= 0, 1, -1).mean(axis=0)

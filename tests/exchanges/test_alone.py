@@ -97,16 +97,6 @@ def test_others_do_not_freeze_either(make):
     assert frozen == {1: 0, 2: 2}
 
 
-def test_deepspeed_freezes_alone():
-    tx = onebit_jax.onebit_adam(
-        0.1, onebit_jax.deepspeed_sign_mean("data"), freeze_at(2)
-    )
-    run = Workers(tx, jnp.ones(SHAPE), mesh_of(1))
-    for step in range(3):
-        run.update(gradients_of(1, step))
-    assert int(onebit_jax.metrics(run.state)["frozen_at"]) == 2
-
-
 @pytest.mark.parametrize("make", [sign_mean, count_mean])
 def test_what_several_have_left_is_paid(make):
     tx, params = make("data"), jnp.zeros(SHAPE)

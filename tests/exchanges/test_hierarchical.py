@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from deepspeed_exchange import DeepSpeedSignMean
 from virtual_workers import Workers, mesh_of, mesh_over
 
 import onebit_jax
@@ -73,11 +74,9 @@ def test_what_is_no_exchange_is_refused():
 
 def test_any_exchange_is_given_a_share_of_the_means_of_hosts():
     hosts, devices, size = 3, 2, 70
-    tx = onebit_jax.hierarchical(onebit_jax.deepspeed_sign_mean("host"), "device")
+    tx = onebit_jax.hierarchical(DeepSpeedSignMean(("host",)), "device")
     run = Workers(tx, jnp.zeros((7, 10)), mesh_over({"host": hosts, "device": devices}))
-    alone = Workers(
-        onebit_jax.deepspeed_sign_mean("data"), jnp.zeros(35), mesh_of(hosts)
-    )
+    alone = Workers(DeepSpeedSignMean(), jnp.zeros(35), mesh_of(hosts))
     states, expected = [alone.state] * devices, [None] * devices
     for step in range(3):
         x = np.random.default_rng(step).normal(size=(hosts, devices, size))
@@ -93,7 +92,7 @@ def test_any_exchange_is_given_a_share_of_the_means_of_hosts():
 
 def test_shares_of_another_exchange_are_not_cut_anew():
     """DeepSpeed pads each share: joined, they are not the leaf."""
-    tx = onebit_jax.hierarchical(onebit_jax.deepspeed_sign_mean("host"), "device")
+    tx = onebit_jax.hierarchical(DeepSpeedSignMean(("host",)), "device")
     old, new = (mesh_over({"host": 2, "device": devices}) for devices in (2, 4))
     params = jnp.zeros(70)
     state = onebit_jax.init(tx, params, old)

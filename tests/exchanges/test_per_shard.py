@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from deepspeed_exchange import DeepSpeedSignMean
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from virtual_workers import Workers, mesh_of, mesh_over
@@ -228,10 +229,10 @@ def test_resizing_to_other_shards_is_refused():
 
 
 @pytest.mark.parametrize(
-    "exchange", [onebit_jax.sign_mean, onebit_jax.deepspeed_sign_mean]
+    "exchange", [onebit_jax.sign_mean("data"), DeepSpeedSignMean()]
 )
 def test_resizing_to_as_many_shards_cut_otherwise_is_refused(exchange):
-    tx = onebit_jax.per_shard(exchange("data"), P("a", "b"))
+    tx = onebit_jax.per_shard(exchange, P("a", "b"))
     params = jax.ShapeDtypeStruct((64, 64), jnp.float32)
     old, new = (mesh_over({"data": 2, "a": a, "b": 4 // a}) for a in (1, 2))
     state = onebit_jax.init(tx, jnp.zeros(params.shape), old)
@@ -240,13 +241,11 @@ def test_resizing_to_as_many_shards_cut_otherwise_is_refused(exchange):
 
 
 def test_any_exchange_is_given_the_shards():
-    tx = onebit_jax.per_shard(onebit_jax.deepspeed_sign_mean("data"), P(None, "model"))
+    tx = onebit_jax.per_shard(DeepSpeedSignMean(), P(None, "model"))
     run = Workers(
         tx, jnp.zeros((3, 20)), mesh_over(MESH), axes=("data",), specs=P(None, "model")
     )
-    alone = Workers(
-        onebit_jax.deepspeed_sign_mean("data"), jnp.zeros((3, 10)), mesh_of(2)
-    )
+    alone = Workers(DeepSpeedSignMean(), jnp.zeros((3, 10)), mesh_of(2))
     states, expected = [alone.state] * 2, [None] * 2
     for step in range(3):
         x = np.random.default_rng(step).normal(size=(2, 3, 20)).astype(np.float32)

@@ -5,22 +5,29 @@ What depends on the form of an optimizer's arguments and state stands here alone
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from optimizers import formula, formula_zero_one
+from optimizers import formulas
+from optimizers.formulas import due_steps
 
 import onebit_jax
-from onebit_jax import freeze_at, growing_intervals, onebit_adamw, zero_one_adam
+from onebit_jax import Compressed, freeze_at, growing_intervals
 
 # More than one leaf has rows and columns; one goes exactly.
 SHAPES = {"bias": (17,), "kernel": (30, 17), "matrix": (16, 20), "scale": ()}
 DECAYED = {"bias": False, "kernel": True, "matrix": True, "scale": False}
+FREEZE = 3
+"""The step of the freeze in all but the formulas."""
 LONGEST = 100
 """The most steps that a row is asked for."""
+PUBLISHED = {"compressed": Compressed.published()}
+FLOORED = frozenset({"floor", "bound, low", "bound, high"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,145 +35,211 @@ class Case:
     """An optimizer and the formula that it is to equal.
 
     Attributes:
-      make: makes it, of a learning rate, an exchange, a freeze rule and more.
-      moments: for each moment of the state what the formula calls it, and what Optax's
-        state does.
+      make: makes it, of a learning rate, an exchange and, if it has stages, a freeze
+        rule.
+      moments: where each moment is in the state, what the formula calls it, and what
+        Optax's state does.
+      leaf: the formula of one leaf; None where it is asked for in a file of its own.
+      uses: the parts and limits that change something in the formula's steps.
+      decays: what the formula is asked with, arguments of both.
       stage: from the number of a step, from 0, and of the freeze to the step's stage;
         None for an optimizer without stages.
-      leaf: the formula of one leaf; None where it is asked for in a file of its own.
+      refused: the stages that cannot be the next after so many steps.
       warmup: Optax's, on the mean gradient, that the steps before the freeze equal;
         None for none.
-      parts: those of 1-bit Adam's formula that it has.
+      warmup_options: what it is asked with then.
       exchange: makes the one that it is asked with.
+      exact: the exchange that it equals its formula with.
       by_chance: True where what is agreed depends on the number of workers.
     """
 
     make: Callable[..., Any]
     moments: Mapping[str, tuple[str | None, str | None]]
-    stage: Callable[[int, int], str] | None = None
     leaf: Callable[..., Any] | None = None
+    uses: frozenset[str] = frozenset()
+    decays: Mapping[str, float] = dataclasses.field(
+        default_factory=lambda: {"b1": 0.8, "b2": 0.95, "eps": 1e-3}
+    )
+    stage: Callable[[int, int], str] | None = None
+    refused: Mapping[int, frozenset[str]] = dataclasses.field(default_factory=dict)
     warmup: Callable[..., Any] | None = None
-    parts: frozenset[str] = frozenset()
+    warmup_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     exchange: Callable[[], onebit_jax.Exchange] = lambda: onebit_jax.sign_mean(
         "data", block_size=32
+    )
+    exact: onebit_jax.Exchange = dataclasses.field(
+        default_factory=lambda: onebit_jax.exact_mean("data")
     )
     by_chance: bool = False
 
 
-def onebit_adam(learning_rate, exchange, freeze, published, **options):
-    parts = onebit_jax.AS_PUBLISHED if published else {}
-    return onebit_adamw(learning_rate, exchange, freeze, **parts, **options)
+def frozen_stage(step, freeze):
+    return "warmup" if step < freeze else "compressed"
 
 
-def onebit_adam_row(parts, *, lead=0.0, refresh=None, **options):
-    refreshes = refresh and formula_zero_one.due_steps(refresh, LONGEST)
-    if refresh:
-        options["refresh"] = growing_intervals(refresh)
+def measured_stage(step, freeze):
+    measures = step >= freeze and (step + 1) % formulas.PERIOD == 0
+    return "compressed/measuring" if measures else frozen_stage(step, freeze)
+
+
+FROZEN = {0: frozenset({"compressed"}), FREEZE: frozenset({"warmup"})}
+ADAM = Case(
+    onebit_jax.onebit_adamw,
+    {"mu": ("m", "mu"), "nu": ("v", "nu")},
+    functools.partial(formulas.OnebitAdam, lead=1.14),
+    FLOORED,
+    stage=measured_stage,
+    refused=FROZEN,
+    warmup=optax.adamw,
+)
+LAMB = Case(
+    onebit_jax.onebit_lamb,
+    {"mu": ("m", "mu"), "nu": ("v", "nu"), "nu_fresh": ("fresh", None)},
+    formulas.OnebitLamb,
+    FLOORED | {"ratio, high", "factor, low", "factor, high", "change, low"},
+    stage=frozen_stage,
+    refused=FROZEN,
+    warmup=optax.lamb,
+    warmup_options={"ratio_limits": (0, 1e6)},
+)
+
+
+def zero_one_adam_row(*, refresh, sync, longest, before="compressed", **options):
+    refreshes, syncs = due_steps(refresh, LONGEST), due_steps(sync, LONGEST, longest)
 
     def stage(step, freeze):
         if step < freeze:
-            between = refresh and step + 1 not in refreshes
-            return "between" if between else "warmup"
-        measures = "growth" in parts and (step + 1) % formula.PERIOD == 0
-        return "compressed/measuring" if measures else "compressed"
-
-    return Case(
-        functools.partial(onebit_adam, **options),
-        {"mu": ("m", "mu"), "nu": ("v", "nu")},
-        stage,
-        functools.partial(formula.Leaf, parts=parts, lead=lead, refreshes=refreshes),
-        optax.adamw,
-        parts,
-    )
-
-
-def zero_one_adam_row(*, refresh, sync, longest, gradients=False, **options):
-    refreshes = formula_zero_one.due_steps(refresh, LONGEST)
-    syncs = formula_zero_one.due_steps(sync, LONGEST, longest)
-
-    def stage(step, freeze):
-        if step < freeze:
-            between = "gradient" if gradients else "compressed"
-            return "variance" if step + 1 in refreshes else between
+            return "variance" if step + 1 in refreshes else before
         return "compressed" if step + 1 - freeze in syncs else "local"
 
-    return Case(
-        functools.partial(
-            zero_one_adam,
-            refresh=growing_intervals(refresh),
-            sync=growing_intervals(sync, longest=longest),
-            **options,
-        ),
-        {"own_mu": ("own_m", None), "nu": ("v", None)},
-        stage,
-        functools.partial(
-            formula_zero_one.Leaf,
-            refreshes=refreshes,
-            syncs=syncs,
-            published="bound" in options,
-        ),
+    make = functools.partial(
+        onebit_jax.zero_one_adam,
+        refresh=growing_intervals(refresh),
+        sync=growing_intervals(sync, longest=longest),
+        **options,
     )
-
-
-def unfrozen(make):
-    """Of an optimizer that freezes nothing."""
-
-    def made(learning_rate, exchange, freeze, **options):
-        del freeze
-        return make(learning_rate, exchange, **options)
-
-    return made
-
-
-def unnamed(*moments):
-    return dict.fromkeys(moments, (None, None))
+    leaf = functools.partial(formulas.ZeroOneAdam, refreshes=refreshes, syncs=syncs)
+    learns = frozenset({"variance", before} - {"compressed"})
+    refused = {0: frozenset({"local", "compressed"}), FREEZE: learns}
+    moments = {"own_mu": ("own_m", None), "nu": ("v", None)}
+    return Case(make, moments, leaf, FLOORED, stage=stage, refused=refused)
 
 
 CASES = {
-    "1-bit Adam": onebit_adam_row(formula.PARTS, lead=1.14, published=False),
-    "1-bit Adam as published": onebit_adam_row(frozenset(), published=True),
+    "1-bit Adam": ADAM,
+    "1-bit Adam as published": dataclasses.replace(
+        ADAM,
+        make=functools.partial(onebit_jax.onebit_adamw, **PUBLISHED),
+        leaf=functools.partial(formulas.OnebitAdam, parts=frozenset()),
+        uses=frozenset(),
+        stage=frozen_stage,
+    ),
     "0/1 Adam": zero_one_adam_row(refresh=2, sync=1, longest=3),
-    "0/1 Adam as DeepSpeed's": zero_one_adam_row(
-        refresh=1, sync=2, longest=2, gradients=True, **onebit_jax.AS_DEEPSPEED
+    "0/1 Adam as DeepSpeed's": dataclasses.replace(
+        zero_one_adam_row(
+            refresh=1,
+            sync=2,
+            longest=2,
+            before="gradient",
+            before_freeze="gradient",
+            decay="accumulated",
+            bias_correction=False,
+            **PUBLISHED,
+        ),
+        leaf=None,
     ),
-    "1-bit LAMB": Case(
-        onebit_jax.onebit_lamb,
-        unnamed("mu", "nu", "nu_fresh"),
-        lambda step, freeze: "warmup" if step < freeze else "compressed",
-    ),
+    "1-bit LAMB": LAMB,
     "BinSGDM": Case(
-        unfrozen(onebit_jax.binsgdm),
-        unnamed("mu", "magnitude"),
+        onebit_jax.binsgdm,
+        {"own.inner.mu": ("m", None), "own.inner.magnitude": ("b", None)},
+        formulas.Binsgdm,
+        decays={"decay": 0.8, "eps": 1e-3},
         exchange=functools.partial(onebit_jax.random_vote_mean, "data"),
         by_chance=True,
     ),
     "Distributed Lion": Case(
-        unfrozen(onebit_jax.distributed_lion),
-        unnamed("mu"),
+        onebit_jax.distributed_lion,
+        {"own.inner.trace": ("m", None)},
+        functools.partial(formulas.DistributedLion, agree=formulas.majority),
+        decays={"b1": 0.8, "b2": 0.95},
         exchange=functools.partial(onebit_jax.vote_mean, "data"),
+        exact=onebit_jax.vote_mean("data"),
     ),
 }
-# With what is no default, which is asked for its formula alone, and without those that
-# are asked for it in files of their own.
-FORMULAS = {
-    "1-bit Adam of gradients": onebit_adam_row(
-        formula.PARTS, lead=1.14, published=False, send="gradient"
+
+
+def form_of(case, options, leaf_options, uses=frozenset()):
+    """A row with options of the optimizer and what its formula calls them."""
+    return dataclasses.replace(
+        case,
+        make=functools.partial(case.make, **options),
+        leaf=functools.partial(case.leaf, **leaf_options),
+        uses=uses,
+    )
+
+
+NARROW = {"ratio_limits": (0.2, 0.3), "ratio_decay": 0.5, "factor_change": 0.02}
+UNCORRECTED = {"bias_correction": False}
+# With what is no default, which is asked for its formula alone.
+FORMULAS = {name: case for name, case in CASES.items() if case.leaf} | {
+    "1-bit Adam without bias correction": form_of(
+        ADAM, UNCORRECTED, UNCORRECTED, ADAM.uses
     ),
-    "1-bit Adam refreshed at intervals": onebit_adam_row(
-        formula.PARTS, lead=1.14, refresh=2, published=False
+    "0/1 Adam to the letter": form_of(
+        zero_one_adam_row(refresh=3, sync=2, longest=4),
+        PUBLISHED,
+        {"parts": frozenset()},
     ),
-    "0/1 Adam to the letter": zero_one_adam_row(
-        refresh=3, sync=2, longest=4, floor=None, bound=None
+    "1-bit LAMB as published": form_of(
+        LAMB, PUBLISHED | UNCORRECTED, {"parts": frozenset()} | UNCORRECTED
     ),
-    **{name: case for name, case in CASES.items() if case.leaf},
+    "1-bit LAMB in narrow limits": form_of(
+        LAMB,
+        NARROW,
+        NARROW,
+        FLOORED | {"ratio, low", "ratio, high", "change, low", "change, high"},
+    ),
+    "1-bit LAMB with a bound alone": form_of(
+        LAMB,
+        {"compressed": Compressed(lead=None, growth=None, floor=None)},
+        {"parts": {"bound"}},
+        FLOORED - {"floor"},
+    ),
+    "Distributed Lion by means": dataclasses.replace(
+        CASES["Distributed Lion"],
+        leaf=functools.partial(formulas.DistributedLion, agree=formulas.mean_vote),
+        exact=onebit_jax.vote_mean("data", back="mean"),
+    ),
 }
-del FORMULAS["0/1 Adam as DeepSpeed's"]
-UNBOUNDED = "1-bit Adam as published", "0/1 Adam to the letter"
-"""Those whose frozen variance has no floor."""
 
 
-def freeze(step):
-    return freeze_at(step)
+def maker(case, step=FREEZE, **options):
+    """A function that makes an optimizer, of a learning rate and more.
+
+    Args:
+      case: its row, or the name of that.
+      step: of the freeze.
+      **options: of the optimizer; the exchange that the row is asked with without one.
+    """
+    case = CASES[case] if isinstance(case, str) else case
+    freeze = {"freeze": freeze_at(step)} if case.stage else {}
+    options = {"exchange": case.exchange(), **freeze, **options}
+    return functools.partial(case.make, **options)
+
+
+def made(case, step=FREEZE, *, learning_rate=0.1, **options):
+    """The optimizer itself."""
+    return maker(case, step, **options)(learning_rate=learning_rate)
+
+
+def tree_of(seed, workers=None, dtypes=None, scale=1.0, mean=0.1):
+    """Random values of all leaves, those of each worker along a first axis."""
+    rng, leading = np.random.default_rng(seed), () if workers is None else (workers,)
+    dtypes = dict.fromkeys(SHAPES, jnp.float32) if dtypes is None else dtypes
+    return {
+        k: jnp.asarray(rng.normal(mean, scale, size=(*leading, *s)), dtypes[k])
+        for k, s in SHAPES.items()
+    }
 
 
 def moments_of(state):
@@ -178,8 +251,10 @@ def moments_of(state):
 
 def moment_of(state, name):
     """A moment of the state, each worker's own where they differ."""
-    moment = getattr(moments_of(state), name)
-    return moment.value if is_local(moment) else moment
+    moment = operator.attrgetter(name)(moments_of(state))
+    return jax.tree.map(
+        lambda x: x.value if is_local(x) else x, moment, is_leaf=is_local
+    )
 
 
 def is_local(node):

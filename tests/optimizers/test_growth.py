@@ -6,11 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from virtual_workers import Workers, mesh_of
 
 import onebit_jax
-from onebit_jax import GrowthByMeanSquares, exact_mean, freeze_at, onebit_adam
+from onebit_jax import (
+    Compressed,
+    GrowthByMeanSquares,
+    exact_mean,
+    freeze_at,
+    onebit_adam,
+)
 
 WORKERS, COUNTS, SIDE = 4, 2000, 16
 SHAPES = {
@@ -114,21 +119,23 @@ def grown():
     """The variances of `AFTER`, of weights that are an eighth before and half after."""
     growth = GrowthByMeanSquares()
     before, after = (
-        {k: jnp.asarray(scene[i], jnp.float32) for k, scene in AFTER.items()}
+        {
+            k: jnp.square(jnp.asarray(scene[i], jnp.float32))
+            for k, scene in AFTER.items()
+        }
         for i in (0, 1)
     )
 
     @jax.jit
     def both(before, after):
-        init = growth.init(before)
-        frozen = growth.follow_mean(before, init, 7 / 8).now
-        now = growth.follow_mean(after, init, 1 / 2).now
         # Where there was nothing the floor is the mean.
-        nu = {
-            k: jnp.where(g == 0, jnp.mean(jnp.square(g)), jnp.square(g)) / 8
-            for k, g in before.items()
-        }
-        state = init._replace(now=now, frozen=frozen)
+        nu = {k: jnp.where(v == 0, jnp.mean(v), v) / 8 for k, v in before.items()}
+        eighth, half = (
+            {k: v * s for k, v in x.items()}
+            for x, s in ((before, 1 / 8), (after, 1 / 2))
+        )
+        state = growth.freeze(eighth, growth.init(before))
+        state = state._replace(now=growth.freeze(half, state).now)
         return growth.grow(nu, state, weight_now=0.5, weight_frozen=0.125)
 
     return both(before, after)
@@ -141,127 +148,21 @@ def test_the_variance_grows_with_its_row_its_column_and_the_whole(scene):
     np.testing.assert_allclose(8 * grown()[scene], expected, rtol=1e-4)
 
 
-FREEZE, STEPS, LATE, WOKEN = 50, 650, 350, 80
-SPIKE = 64  # a step that measures, of steps counted from 1
-B1, B2 = 0.5, 0.99
-ODD = np.array([1.0, -1.0] * (WORKERS // 2))
-SIGNS = np.random.default_rng(1).choice([-1.0, 1.0], size=(24, 16))
-# Gone in the mean of the workers, and ten times as large as any signal.
-NOISE = ODD[:, None, None] * np.random.default_rng(2).normal(0, 10, size=(24, 16))
-
-
-def scenes(step):
-    """All workers' gradients by leaf, each named for what becomes of them."""
-    after, woken = step > FREEZE, step > WOKEN
-    signs = jnp.stack([jnp.float32(SIGNS)] * WORKERS)
-    return {
-        "empty": jnp.zeros((WORKERS, 0, 16)),
-        "grows": signs * jnp.where(after, 1.0, 0.1) + jnp.float32(NOISE),
-        "overflows": signs.at[:, 2, 3].multiply(jnp.where(step == SPIKE, 3e19, 1.0)),
-        # Of one value a row and a column sums with signs are exact.
-        "one a line": signs[:, :16] * jnp.eye(16)[None],
-        "scalar": jnp.ones(WORKERS),
-        "wakes": signs * jnp.where(woken, 1.0, 0.0),
-    }
-
-
-@functools.cache
-def history(bias_correction):
-    """All updates of the parameters, (steps, *shape), by leaf, by sign."""
-    tx = onebit_adam(
-        1.0, exact_mean("data"), freeze_at(FREEZE), b1=B1, b2=B2,
-        bias_correction=bias_correction,
-    )  # fmt: skip
-    update = jax.vmap(tx.update, in_axes=(0, None), out_axes=None, axis_name="data")
-
-    def step(state, number):
-        updates, state = update(scenes(number), state)
-        return state, updates
-
-    first = tx.init(jax.tree.map(lambda g: g[0], scenes(1)))
-    numbers = jnp.arange(1, STEPS + 1)
-    state, updates = jax.jit(lambda: lax.scan(step, first, numbers))()
-    steps = {k: int(n) for k, n in onebit_jax.steps_by_stage(state).items()}
-    measuring = STEPS // 8 - FREEZE // 8
-    compressed = STEPS - FREEZE - measuring
-    assert steps == {
-        "warmup": FREEZE, "compressed/measuring": measuring, "compressed": compressed
-    }  # fmt: skip
-    signs = {k: 1.0 for k in updates} | dict.fromkeys(("grows", "wakes"), SIGNS)
-    return {k: -np.asarray(u) * signs[k] for k, u in updates.items()}
-
-
-def root_mean_square(updates):
-    return np.sqrt(np.mean(np.square(updates)))
-
-
-@pytest.mark.parametrize("bias_correction", [True, False])
-@pytest.mark.parametrize("leaf", ["one a line", "scalar"])
-def test_what_grows_evenly_stays_even(leaf, bias_correction):
-    """At the freeze, between two measurements, and ever after, as their sums are exact.
-
-    Without a correction the mean square is as it was for up to a period.
-    """
-    found = np.abs(history(bias_correction)[leaf].reshape(STEPS, -1))
-    found = found.max(axis=1)
-    if bias_correction:
-        np.testing.assert_allclose(found, 1, rtol=1e-4)
-        return
-    steps = np.arange(1, STEPS + 1)
-    adams = (1 - B1**steps) / np.sqrt(1 - B2**steps)
-    np.testing.assert_allclose(found[:FREEZE], adams[:FREEZE], rtol=1e-4)
-    np.testing.assert_allclose(found, adams, rtol=0.06)
-
-
-def test_noise_of_the_workers_that_is_gone_in_their_mean_hides_no_growth():
-    """Their own squares hardly grow, where those of the mean grow a hundredfold."""
-    late = history(True)["grows"][LATE:]
-    assert 0.9 < root_mean_square(late) < 1.25
-    assert np.all(late > 0)
-
-
-def test_a_leaf_without_gradients_before_the_freeze_has_the_variance_of_the_leaf():
-    found = history(True)["wakes"]
-    assert not found[:WOKEN].any()
-    assert found.max() <= 3
-    assert 1 / 1.1 < root_mean_square(found[LATE:]) < 1.1
-
-
-def test_an_overflow_does_not_become_nan():
-    """It says nothing of the growth, and other rows and columns go on."""
-    found = np.abs(history(True)["overflows"])
-    assert np.all(np.isfinite(found))
-    assert 0.9 < root_mean_square(found[LATE:]) < 1.25
-
-
-def test_a_leaf_of_nothing_is_no_division_by_zero():
-    assert history(True)["empty"].shape == (STEPS, 0, 16)
-    update = jax.vmap(
-        lambda state: GrowthByMeanSquares(period=1).follow(
-            {}, state, decay=0.9, count=jnp.int32(1), axes=("data",)
-        ),
-        axis_name="data", axis_size=2, in_axes=None, out_axes=None,
-    )  # fmt: skip
-    state = GrowthByMeanSquares().init({})
-    assert update(state) == state._replace(measured=1)
-
-
 @pytest.mark.parametrize("period", [1, 3])
 def test_a_step_that_measures_sends_its_sums_beside_what_others_send(period):
-    growth = GrowthByMeanSquares(period)
-    tx = onebit_adam(0.1, exact_mean("data"), freeze_at(2), growth=growth)
+    parts = Compressed(growth=GrowthByMeanSquares(period))
+    tx = onebit_adam(0.1, exact_mean("data"), freeze_at(2), compressed=parts)
     params = {"w": jnp.zeros((2, 20, 30)), "b": jnp.zeros(7)}
     own = jax.tree.map(lambda p: jnp.ones((WORKERS, *p.shape)), params)
     run = Workers(tx, params, mesh_of(WORKERS))
     traffic = run.traffic(own)
-    (told,) = growth.wire_cost(params, ("data",))
-    sums = 2 * (20 + 30) + 8
-    assert (told.op, told.axes, told.bytes) == ("all-reduce", ("data",), 4 * sums)
-    values = 4 * (2 * 20 * 30 + 7)
-    exact = onebit_jax.sent_bytes(
-        [onebit_jax.Transfer("all-reduce", values, ("data",))], {"data": WORKERS}
+    exact, more = (
+        onebit_jax.sent_bytes(
+            [onebit_jax.Transfer("all-reduce", 4 * values, ("data",))],
+            {"data": WORKERS},
+        )
+        for values in (2 * 20 * 30 + 7, 2 * (20 + 30) + 8)
     )
-    more = onebit_jax.sent_bytes([told], {"data": WORKERS})
     assert traffic.sent_bytes("warmup") == exact
     assert traffic.sent_bytes("compressed/measuring") == exact + more
     if period > 1:  # Of a choice that is none nothing may be left.

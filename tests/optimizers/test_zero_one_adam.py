@@ -6,10 +6,9 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax.sharding import PartitionSpec as P
-from optimizers import formula_zero_one
+from optimizers import formulas
 from virtual_workers import Workers, mesh_of
 
 import onebit_jax
@@ -23,49 +22,12 @@ from onebit_jax import (
 )
 
 
-def due_steps(rule, steps):
-    state, update, due = rule.init(), jax.jit(rule.update), []
-    for step in range(1, steps + 1):
-        now, state = update(state, jnp.int32(step))
-        due += [step] if now else []
-    return due
-
-
-@pytest.mark.parametrize("double_after", [1, 2, 5])
-@pytest.mark.parametrize("longest", [None, 1, 3, 8])
-def test_intervals_grow_by_the_papers_formula(double_after, longest):
-    due = due_steps(growing_intervals(double_after, longest=longest), 100)
-    gaps = [min(2 ** (j // double_after), longest or 2**30) for j in range(1, len(due))]
-    assert due[0] == 1
-    assert list(np.diff(due)) == gaps
-    assert due == formula_zero_one.due_steps(double_after, 100, longest or 2**30)
-
-
-def test_intervals_may_be_even_or_grow_by_steps_or_be_aligned():
-    assert due_steps(every(4), 13) == [4, 8, 12]
-    by_steps = growing_intervals(3, counting="steps", longest=4)
-    assert due_steps(by_steps, 17) == [1, 2, 3, 5, 9, 13, 17]
-    aligned = growing_intervals(3, aligned=True)
-    assert due_steps(aligned, 24) == [1, 2, 3, 4, 6, 8, 12, 16, 20, 24]
-
-
-@pytest.mark.parametrize("longest", [None, 2**30, 2**29 + 1])
-def test_intervals_do_not_overflow(longest):
-    rule = growing_intervals(1, counting="steps", longest=longest)
-    assert due_steps(rule, 70) == [1]
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: every(0), "steps must be at least 1"),
-        (lambda: growing_intervals(0), "double_after must be at least 1"),
-        (lambda: growing_intervals(2, longest=0), "longest must be at least 1"),
-        (lambda: growing_intervals(2, longest=2**30 + 1), "longest must be at most"),
-        (lambda: growing_intervals(2, counting="rounds"), "counting must be 'times'"),
         (lambda: adam(before_freeze="sign"), "before_freeze must be 'momentum'"),
-        (lambda: adam(bound=0.0), "bound must be more than 0"),
         (lambda: adam(decay="none"), "decay must be 'agreed'"),
+        (lambda: adam(compressed=onebit_jax.Compressed()), "0/1 Adam has no lead"),
     ],
 )
 def test_arguments_out_of_range_are_refused(make, message):
@@ -73,7 +35,7 @@ def test_arguments_out_of_range_are_refused(make, message):
         make()
 
 
-@pytest.mark.parametrize("part", ["refresh", "sync", "floor", "variance_exchange"])
+@pytest.mark.parametrize("part", ["refresh", "sync", "variance_exchange"])
 def test_parts_of_another_type_are_refused(part):
     with pytest.raises(TypeError, match=f"{part} must be"):
         adam(**{part: 16})
@@ -99,71 +61,54 @@ def targets():
     return jnp.asarray(np.random.default_rng(0).normal(size=(2, 5)), jnp.float32)
 
 
-def test_each_worker_computes_its_gradients_at_its_own_parameters():
+@pytest.mark.parametrize("static", [False, True])
+def test_each_worker_computes_its_gradients_at_its_own_parameters(static):
     tx, mesh = adam(), mesh_of(2)
     run = onebit_jax.data_parallel(loss_fn, tx, mesh)
     params, state = run.init(jnp.zeros(5))
-    refreshes = formula_zero_one.due_steps(16, 20)
-    leaf = formula_zero_one.Leaf(
-        (5,), 0.9, 0.9, 1e-8, 3, None, refreshes=refreshes,
-        syncs=formula_zero_one.due_steps(2, 20, 4), published=False,
+    refreshes = formulas.due_steps(16, 20)
+    syncs = formulas.due_steps(2, 20, 4)
+    leaf = formulas.ZeroOneAdam(
+        (5,), None, 3, 0.0, refreshes=refreshes, syncs=syncs,
+        b1=0.9, b2=0.9, eps=1e-8,
     )  # fmt: skip
     p, differed = np.zeros(5), 0
-    for _ in range(20):
+    for step in range(20):
         own = p + 0.1 * leaf.moved
-        p = p - 0.1 * leaf.update(own - np.asarray(targets(), float))
-        params, state, loss = run.step(params, state, targets())
+        p = p - 0.1 * leaf.update(own - np.asarray(targets(), float), p)
+        alone = step >= 3 and step - 2 not in syncs
+        # Of a stage without an exchange losses are each worker's own.
+        stage = {"stage": "local"} if static and alone else {}
+        params, state, loss = run.step(params, state, targets(), **stage)
         losses = 0.5 * np.sum((own - np.asarray(targets())) ** 2, axis=1)
-        np.testing.assert_allclose(loss, losses.mean(), rtol=1e-4)
+        losses = losses if stage else losses.mean()
+        assert loss.shape == losses.shape
+        np.testing.assert_allclose(loss, losses, rtol=1e-4)
         np.testing.assert_allclose(params, p, rtol=1e-4, atol=1e-5)
-        mean = onebit_jax.local_params(params, state)
-        expected = p + 0.1 * leaf.moved.mean(axis=0)
-        np.testing.assert_allclose(mean, expected, rtol=1e-4, atol=1e-5)
+        each = jax.shard_map(
+            lambda p, s: onebit_jax.own_params(p, s)[None], mesh=mesh,
+            in_specs=(P(), onebit_jax.state_specs(state)), out_specs=P("data"),
+        )(params, state)  # fmt: skip
+        expected = p + 0.1 * np.broadcast_to(leaf.moved, (2, 5))
+        np.testing.assert_allclose(each, expected, rtol=1e-4, atol=1e-5)
+        mean = onebit_jax.mean_params(params, state)
+        np.testing.assert_allclose(mean, expected.mean(0), rtol=1e-4, atol=1e-5)
         differed += np.ptp(leaf.moved, axis=0).max() > 0.1
     assert differed >= 8, "no worker is ever alone"
+    with pytest.raises(ValueError, match=r"call it inside jax\.shard_map"):
+        onebit_jax.own_params(params, state)
 
 
-def test_a_step_alone_has_no_collective():
-    run = Workers(adam(exchange=sign_mean("data")), jnp.zeros(500), mesh_of(4))
-    gradients = jnp.ones((4, 500))
-    assert run.traffic(gradients, jnp.zeros(500)).collectives
-    alone = Workers(run.tx, jnp.zeros(500), run.mesh, stage="local")
-    assert not alone.traffic(gradients, jnp.zeros(500)).collectives
-
-
-def test_a_program_of_steps_alone_does_not_ask_whether_to_freeze():
+def test_a_step_alone_has_no_collective_and_does_not_ask_whether_to_freeze():
     def asked(*args):
         raise AssertionError(args)
 
     rule = onebit_jax.FreezeRule(tuple, asked, earliest=1)
-    tx = zero_one_adam(0.1, exact_mean("data"), rule)
-    run = Workers(tx, jnp.zeros(5), mesh_of(2), stage="local")
-    assert not run.update(targets(), jnp.zeros(5)).any()
-
-
-def test_a_static_stage_in_the_wrong_place_still_makes_sense():
-    # Without a variance, steps are as long as the bound.
-    for stage in ("compressed", "local"):
-        early = Workers(adam(), jnp.zeros(5), mesh_of(2), stage=stage)
-        early.update(targets(), jnp.zeros(5))
-        early.update(targets(), jnp.zeros(5))
-        moved = onebit_jax.local_params(jnp.zeros(5), early.state)
-        assert np.abs(moved).max() <= 3 * early.state.rates * 1.001
-        assert np.isfinite(early.state.own_mu.value).all()
-    # With a frozen variance, it stays.
-    late = Workers(adam(), jnp.zeros(5), mesh_of(2), stage="variance")
-    for _ in range(3):
-        late.update(targets(), jnp.zeros(5))
-    before = late.state
-    assert int(before.frozen_at) == 3
-    late.update(2 * targets(), jnp.zeros(5))
-    for kept in ("nu", "refreshed", "frozen_at", "floored"):
-        np.testing.assert_array_equal(getattr(late.state, kept), getattr(before, kept))
-
-
-def test_a_freeze_before_the_learning_rate_has_risen_is_warned_of():
-    with pytest.warns(UserWarning, match="learning rate still rises"):
-        adam(optax.linear_schedule(0.0, 1e-3, 100))
+    tx = zero_one_adam(0.1, sign_mean("data"), rule)
+    run = Workers(tx, jnp.zeros(500), mesh_of(4), stage="local")
+    gradients = jnp.ones((4, 500))
+    assert not run.traffic(gradients, jnp.zeros(500)).collectives
+    assert not run.update(gradients, jnp.zeros(500)).any()
 
 
 def test_parameters_of_64_bits_keep_them_where_a_worker_has_moved():
@@ -172,7 +117,7 @@ def test_parameters_of_64_bits_keep_them_where_a_worker_has_moved():
         own = onebit_jax.WorkerLocal(jnp.zeros((2, 2), "f4"), ("data",), "average")
         with jax.set_mesh(mesh_of(2)):
             state = adam().init(params)._replace(moved=own)
-        moved = onebit_jax.local_params(params, state)
+        moved = onebit_jax.mean_params(params, state)
         np.testing.assert_array_equal(moved, params)
 
 
@@ -239,34 +184,13 @@ def weight_decay(count):
     return 0.1 / (1.0 + jnp.asarray(count, jnp.float32))
 
 
-@pytest.mark.parametrize("decay", ["agreed", "accumulated"])
-def test_hyperparameters_may_be_in_the_state(decay):
-    """Of 16-bit parameters."""
-    make = functools.partial(
-        zero_one_adam, exchange=exact_mean("data"), freeze=freeze_at(3),
-        sync=growing_intervals(2, longest=4), decay=decay,
-    )  # fmt: skip
-    options = {"learning_rate": 0.1, "b1": 0.8, "b2": 0.9, "eps": 1e-3}
-    options |= {"weight_decay": 0.5, "bound": 2.0}
-    params, own = jnp.ones(5, jnp.bfloat16), targets().astype(jnp.bfloat16)
-    with jax.numpy_dtype_promotion("standard"):
-        runs = [
-            Workers(tx, params, mesh_of(2))
-            for tx in (optax.inject_hyperparams(make)(**options), make(**options))
-        ]
-        for _ in range(6):
-            ours, plain = (run.update(own, params) for run in runs)
-            assert ours.dtype == jnp.bfloat16
-            np.testing.assert_allclose(*(np.float32(u) for u in (ours, plain)), 0.02)
-    assert runs[1].state.nu.dtype == jnp.float32
-
-
 def test_hyperparameters_may_be_arrays_of_another_dtype():
     """Under strict promotion, which refuses to mix them."""
-    names = "learning_rate", "b1", "b2", "eps", "weight_decay", "bound"
-    run = Workers(
-        adam(**dict.fromkeys(names, jnp.bfloat16(0.5))), jnp.zeros(5), mesh_of(2)
-    )
+    names = "learning_rate", "b1", "b2", "eps", "weight_decay"
+    half = jnp.bfloat16(0.5)
+    parts = onebit_jax.Compressed(lead=None, growth=None, bound=half)
+    tx = adam(**dict.fromkeys(names, half), compressed=parts)
+    run = Workers(tx, jnp.zeros(5), mesh_of(2))
     updates = run.update(targets(), jnp.zeros(5))
     assert updates.dtype == run.state.nu.dtype == jnp.float32
 
@@ -314,23 +238,3 @@ def test_the_first_step_has_a_variance_whatever_the_rule():
     update = run.update(targets(), jnp.zeros(5))
     np.testing.assert_allclose(update, -0.1 * np.sign(mean), rtol=1e-4)
     assert int(onebit_jax.steps_by_stage(run.state)["variance"]) == 1
-
-
-def test_inside_optaxs_wrappers_the_others_parameters_stay():
-    """Masked, frozen leaves are what they are; the others as alone."""
-    params = {"a": jnp.ones(40), "b": jnp.ones(3)}
-    alone = Workers(adam(), {"a": params["a"]}, mesh_of(2))
-    masked = optax.masked(adam(), {"a": True, "b": False})
-    tx = optax.chain(masked, optax.masked(exact_mean("data"), {"a": False, "b": True}))
-    both = Workers(tx, params, mesh_of(2))
-    rng = np.random.default_rng(1)
-    for _ in range(6):
-        own = jnp.asarray(rng.normal(size=(2, 40)), jnp.float32)
-        expected = alone.update({"a": own}, {"a": params["a"]})["a"]
-        found = both.update({"a": own, "b": jnp.ones((2, 3))}, params)
-        np.testing.assert_array_equal(found["a"], expected)
-    moved = onebit_jax.local_params(params, both.state)
-    like = onebit_jax.local_params({"a": params["a"]}, alone.state)["a"]
-    assert np.abs(moved["a"] - params["a"]).max() > 0.01
-    np.testing.assert_array_equal(moved["a"], like)
-    np.testing.assert_array_equal(moved["b"], params["b"])

@@ -14,7 +14,6 @@ from onebit_jax import (
     accumulate,
     clip_by_worker_norm,
     data_parallel,
-    deepspeed_sign_mean,
     exact_mean,
     freeze_at,
     local_value_and_grad,
@@ -24,7 +23,6 @@ from onebit_jax import (
 
 TRANSFORMATIONS = {
     "sign_mean": lambda axis: sign_mean(axis),
-    "deepspeed_sign_mean": lambda axis: deepspeed_sign_mean(axis),
     "exact_mean": lambda axis: exact_mean(axis),
     "onebit_adam": lambda axis: onebit_adam(0.1, sign_mean(axis), freeze_at(2)),
     "random_vote_mean": lambda axis: onebit_jax.random_vote_mean(axis),
@@ -85,7 +83,6 @@ def test_a_mesh_without_the_axis():
     "name",
     [
         "sign_mean",
-        "deepspeed_sign_mean",
         "exact_mean",
         "onebit_adam",
         "clip",
@@ -158,9 +155,8 @@ def test_local_gradients_are_the_workers_own():
     np.testing.assert_array_equal(gq, np.ones((4, 2)))
 
 
-@pytest.mark.parametrize("exchange", [sign_mean, deepspeed_sign_mean])
-def test_a_state_of_another_number_of_workers(exchange):
-    tx = exchange("data")
+def test_a_state_of_another_number_of_workers():
+    tx = sign_mean("data")
     run = Workers(tx, jnp.zeros(5000), mesh_of(2))
     run.state = onebit_jax.init(tx, jnp.zeros(5000), mesh_of(4))
     run.state = jax.device_put(run.state, jax.devices()[0])
@@ -215,7 +211,7 @@ def test_a_state_made_from_another_tree():
 
 
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.complex64, jnp.bool_])
-@pytest.mark.parametrize("name", ["sign_mean", "deepspeed_sign_mean", "onebit_adam"])
+@pytest.mark.parametrize("name", ["sign_mean", "onebit_adam"])
 def test_leaves_that_are_not_real_numbers(name, dtype):
     params = {"fine": jnp.zeros(3), "odd": jnp.zeros(3, dtype)}
     told = {jnp.complex64: "its real and its imaginary part"}
@@ -228,7 +224,6 @@ def test_leaves_that_are_not_real_numbers(name, dtype):
     "tx",
     [
         sign_mean("data"),
-        deepspeed_sign_mean("data"),
         onebit_jax.per_shard(sign_mean("data"), PartitionSpec()),
         onebit_jax.distributed_lion(0.1, onebit_jax.vote_mean("data")),
     ],

@@ -13,7 +13,6 @@ WORKERS = 4
 EXCHANGES = {
     "sign_mean": onebit_jax.sign_mean("data", block_size=32, exact_below=20),
     "count_mean": onebit_jax.count_mean("data", block_size=32, exact_below=20),
-    "deepspeed_sign_mean": onebit_jax.deepspeed_sign_mean("data"),
     "vote_mean": onebit_jax.vote_mean("data"),
     "random_vote_mean": onebit_jax.random_vote_mean("data", back="vote"),
 }

@@ -116,8 +116,9 @@ class GrowthByMeanSquares:
       ...     onebit_jax.sign_mean('data'),
       ...     onebit_jax.freeze_at(1),
       ...     b1=0.0,
-      ...     lead=None,
-      ...     growth=onebit_jax.GrowthByMeanSquares(period=2),
+      ...     compressed=onebit_jax.Compressed(
+      ...         lead=None, growth=onebit_jax.GrowthByMeanSquares(period=2)
+      ...     ),
       ... )
       >>> run = onebit_jax.simulated(lambda p, x: jnp.mean(x) * p, tx, workers=2)
       >>> params, state = run.init(jnp.float32(0))

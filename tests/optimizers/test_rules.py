@@ -1,0 +1,119 @@
+"""Rules: when a variance is frozen, and which steps at intervals are due."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from optimizers import formulas
+
+from onebit_jax import every, freeze_at, freeze_when_stable, growing_intervals
+
+
+def fired(rule, norms):
+    """The steps after which the rule would freeze."""
+
+    def body(state, item):
+        now, state = rule.update(state, *item)
+        return state, now
+
+    steps = jnp.arange(1, len(norms) + 1, dtype=jnp.int32)
+    _, fires = jax.lax.scan(body, rule.init(), (steps, jnp.asarray(norms, jnp.float32)))
+    return list(np.flatnonzero(fires) + 1)
+
+
+def test_freeze_at_fires_from_its_step_on():
+    assert fired(freeze_at(3), [1.0] * 5) == [3, 4, 5]
+
+
+@given(
+    # XLA takes subnormal products for zeros and NumPy does not: no norm near them.
+    st.lists(
+        st.just(0.0) | st.floats(2.0**-100, 100, width=32), min_size=1, max_size=40
+    ),
+    st.integers(1, 12),
+    st.integers(1, 20),
+)
+def test_freeze_when_stable_is_the_two_sided_ratio(norms, interval, min_steps):
+    rule = freeze_when_stable(0.9, min_steps=min_steps, interval=interval)
+    expected = []
+    for t in range(1, len(norms) + 1):
+        if t > interval and t >= min_steps:
+            now, before = np.float32(norms[t - 1]), np.float32(norms[t - 1 - interval])
+            if min(now, before) >= np.float32(0.9) * max(now, before):
+                expected.append(t)
+    assert fired(rule, norms) == expected
+    assert not expected or expected[0] >= rule.earliest
+
+
+def test_a_rising_variance_is_not_stable():
+    """The paper's one-sided test passes at its first opportunity."""
+    rising = [1 - 0.999**t for t in range(1, 3000)]
+    assert fired(freeze_when_stable(min_steps=1, interval=500), rising[:1500]) == []
+    assert fired(freeze_when_stable(min_steps=1, interval=500), rising) != []
+
+
+def due_steps(rule, steps):
+    state, update, due = rule.init(), jax.jit(rule.update), []
+    for step in range(1, steps + 1):
+        now, state = update(state, jnp.int32(step))
+        due += [step] if now else []
+    return due
+
+
+@pytest.mark.parametrize("double_after", [1, 2, 5])
+@pytest.mark.parametrize("longest", [None, 1, 3, 8])
+def test_intervals_grow_by_the_papers_formula(double_after, longest):
+    due = due_steps(growing_intervals(double_after, longest=longest), 100)
+    gaps = [min(2 ** (j // double_after), longest or 2**30) for j in range(1, len(due))]
+    assert due[0] == 1
+    assert list(np.diff(due)) == gaps
+    assert due == formulas.due_steps(double_after, 100, longest or 2**30)
+
+
+def test_intervals_may_be_even_or_grow_by_steps_or_be_aligned():
+    assert due_steps(every(4), 13) == [4, 8, 12]
+    by_steps = growing_intervals(3, counting="steps", longest=4)
+    assert due_steps(by_steps, 17) == [1, 2, 3, 5, 9, 13, 17]
+    aligned = growing_intervals(3, aligned=True)
+    assert due_steps(aligned, 24) == [1, 2, 3, 4, 6, 8, 12, 16, 20, 24]
+
+
+@pytest.mark.parametrize("longest", [None, 2**30, 2**29 + 1])
+def test_intervals_do_not_overflow(longest):
+    rule = growing_intervals(1, counting="steps", longest=longest)
+    assert due_steps(rule, 70) == [1]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: freeze_at(0), "at least one warm-up step"),
+        (lambda: freeze_when_stable(1.5, min_steps=1), "threshold must lie between"),
+        (lambda: freeze_when_stable(min_steps=0), "must be at least 1"),
+        (lambda: freeze_when_stable(min_steps=1, interval=0), "must be at least 1"),
+        (lambda: every(0), "steps must be at least 1"),
+        (lambda: growing_intervals(0), "double_after must be at least 1"),
+        (lambda: growing_intervals(2, longest=0), "longest must be at least 1"),
+        (lambda: growing_intervals(2, longest=2**30 + 1), "longest must be at most"),
+        (lambda: growing_intervals(2, counting="rounds"), "counting must be 'times'"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: freeze_at(float("nan")),
+        lambda: freeze_at(0.2),
+        lambda: freeze_when_stable(min_steps=float("inf")),
+        lambda: freeze_when_stable(min_steps=1, interval=1.5),
+    ],
+)
+def test_steps_that_are_no_integers_are_refused(make):
+    with pytest.raises(TypeError, match="integer"):
+        make()
