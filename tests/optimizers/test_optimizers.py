@@ -26,7 +26,7 @@ from optimizers.cases import (
 from virtual_workers import Workers, mesh_of
 
 import onebit_jax
-from onebit_jax.inspect.collectives import is_of
+from onebit_jax.inspect.traffic import is_of
 from onebit_jax.optimizers.parts.moments import as_float32
 
 WORKERS, FREEZE, STEPS, STEPS_OF_FORMULA = 4, 3, 8, LONGEST
