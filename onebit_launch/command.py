@@ -160,8 +160,6 @@ def _mistakes_of_hosts(flags: argparse.Namespace) -> Iterator[str]:
 
 def _mistakes(flags: argparse.Namespace, command: Sequence[str]) -> Iterator[str]:
     """What else cannot be used."""
-    if not flags.grace >= 0:
-        yield "--grace must not be negative."
     if not command:
         yield "there is no command; give one after --, such as -- train.py."
     if re.fullmatch(r"python[\d.]*", Path(command[0]).name):
@@ -198,8 +196,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> Failure | None:
     Returns:
       The first failure; None if all processes succeeded.
     """
-    port = free_port()
-    coordinator = flags.coordinator or f"127.0.0.1:{port}"
+    coordinator = flags.coordinator or f"127.0.0.1:{free_port()}"
     lookout = advice = None
     if flags.hosts > 1:
         lookout = threading.Thread(
@@ -232,10 +229,6 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> Failure | None:
             say(advice)
         there = "on this host; the launchers of the others tell what was first there"
         return replace(failure, reason=f"{failure.reason} ({there})")
-    lost_port = f"listen on port {port} "
-    if failure and not flags.coordinator and lost_port in failure.reason:
-        # Another program was faster; the next attempt takes another port.
-        return replace(failure, is_final=False)
     return failure
 
 

@@ -126,7 +126,6 @@ def test_the_launcher_needs_python_alone():
         ),
         ("--processes 1 --host 0 -- x.py", "--coordinator and --host need --hosts"),
         ("--processes 1 --hosts 0 -- x.py", "--hosts must be at least 1"),
-        ("--processes 1 --grace nan -- x.py", "--grace must not be negative"),
         ("--processes 1", "there is no command; give one after --"),
         (
             "--processes 2 train.py --lr 3",

@@ -87,15 +87,10 @@ def test_a_process_that_ends_for_one_that_hangs_is_not_blamed(tmp_path):
     [
         ("import jax; jax.jit(lambda x: len(x))(1.0)", "TypeError: len() of unsized"),
         ("raise ValueError('first line\\n  second line\\nthird')", "ValueError: first"),
-        ("try: 1 / 0\nexcept OSError: pass", "ZeroDivisionError: division by zero"),
         ("try: 1 / 0\nexcept ArithmeticError: raise OSError('no')", "OSError: no"),
         (
-            "import traceback\ntry: 1 / 0\nexcept ArithmeticError: "
-            "traceback.print_exc(); sys.exit('error: a sentence')",
-            "error: a sentence",
-        ),
-        (
             "import traceback\ntry: 1 / 0\nexcept ArithmeticError:\n"
+            "    traceback.print_exc()\n"
             "    print('error: a sentence', file=sys.stderr)\n"
             "    traceback.print_exc()\n"
             "    print('another thread', file=sys.stderr); sys.exit(1)",
@@ -150,7 +145,7 @@ def test_a_process_that_waits_after_its_exception_is_told_of(tmp_path):
 
 
 REAL_TIME = "os.kill(os.getpid(), 40)"
-KILLED, ABORTED, LOST = "os.kill(os.getpid(), 9)", "os.abort()", "sys.exit(75)"
+ABORTED, LOST = "os.abort()", "sys.exit(75)"
 # As jax.distributed ends a process that an exception has ended.
 RAISED = "import atexit; atexit.register(os.abort); raise OSError('x')"
 CRASHED = "print('Traceback (most recent call last):\\nOSError: x', file=sys.stderr); "
@@ -160,7 +155,6 @@ CRASHED += "os.kill(os.getpid(), 11)"
 @pytest.mark.parametrize(
     ("early", "late", "status", "reason"),
     [
-        (LOST, KILLED, 137, "process 1 failed first, killed by SIGKILL"),
         (ABORTED, "sys.exit('x')", 1, "process 1 failed first, with exit status 1: x"),
         # Of those that end for another the first in time, which may say why.
         (ABORTED, LOST, 134, "process 0 failed first, killed by SIGABRT"),
@@ -247,14 +241,19 @@ def test_a_line_comes_whole_however_long_it_is(tmp_path):
     assert said.read_bytes() == b"[0] \xff" + b"x" * 30_000_000 + b"|\n"
 
 
-def test_training_goes_on_when_nobody_reads_along(tmp_path):
-    command = script(
-        tmp_path, f"{MUCH}\npathlib.Path(sys.argv[1]).touch()", tmp_path / "done"
-    )
-    launcher = subprocess.Popen([*LAUNCHER, *command], cwd=ROOT, stdout=subprocess.PIPE)
-    assert launcher.stdout.readline().startswith(b"[0] x")
-    launcher.stdout.close()
-    assert launcher.wait(30) == 0
+@NEEDS_FULL_DISK
+@pytest.mark.parametrize("output", ["closed", "full"])
+def test_training_goes_on_when_nothing_can_be_said(tmp_path, output):
+    text = f"{MUCH}\npathlib.Path(sys.argv[1]).touch(); sys.exit(3)"
+    command = [*LAUNCHER, *script(tmp_path, text, tmp_path / "done")]
+    if output == "closed":
+        launcher = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+        assert launcher.stdout.readline().startswith(b"[0] x")
+        launcher.stdout.close()
+    else:
+        with open("/dev/full", "wb") as full:
+            launcher = subprocess.Popen(command, cwd=ROOT, stdout=full, stderr=full)
+    assert launcher.wait(60) == 3
     assert (tmp_path / "done").exists()
 
 
@@ -270,13 +269,3 @@ def test_training_goes_on_when_the_disk_is_full(tmp_path):
         f"[launch] {tmp_path}/0.log cannot be written to (No space left on device); "
         "the processes go on, and what it should have held from here on is lost."
     )
-
-
-@NEEDS_FULL_DISK
-def test_the_exit_status_is_told_where_nothing_can_be_said(tmp_path):
-    command = [*LAUNCHER, *script(tmp_path, f"{MUCH}\nsys.exit(3)")]
-    with open("/dev/full", "wb") as full:
-        launcher = subprocess.run(
-            command, cwd=ROOT, stdout=full, stderr=full, timeout=60
-        )
-    assert launcher.returncode == 3

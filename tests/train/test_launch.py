@@ -5,7 +5,6 @@ import sys
 import pytest
 from launching import Launched, script
 
-from onebit_launch.environment import free_port
 from train import launch
 from train.launch import run_folder_of
 
@@ -75,29 +74,6 @@ def test_a_mistake_is_not_tried_again(tmp_path, text, status, reason):
     assert "restart" not in said
     (last,) = (line for line in said.splitlines() if line.startswith("[launch] "))
     assert last == f"[launch] process 0 failed first, with exit status {reason}"
-
-
-@pytest.mark.parametrize("is_chosen", [True, False])
-def test_a_port_that_was_lost_to_another_is_chosen_again(tmp_path, is_chosen):
-    text = (
-        "import socket\n"
-        "from train.core.processes.session import one_sentence\n"
-        "from train.core.processes.distributed import Cluster, initialize\n"
-        "address, port = os.environ['JAX_COORDINATOR_ADDRESS'].split(':')\n"
-        "with one_sentence(), socket.create_server(('', int(port))):\n"
-        "    initialize(Cluster(coordinator=f'{address}:{port}'))"
-    )
-    address = f"127.0.0.1:{free_port()}"
-    own = () if is_chosen else ("--hosts", "1", "--coordinator", address)
-    status, said = run(
-        *("--restarts", "1", *own),
-        command=script(
-            tmp_path, f"if process: time.sleep(60)\n{text}", "--out", tmp_path
-        ),
-    )
-    assert status == 1
-    assert said.count("[0] error: process 0 cannot listen on port") == 1 + is_chosen
-    assert ("restart 1 of 1" in said) == is_chosen
 
 
 @pytest.mark.parametrize(
