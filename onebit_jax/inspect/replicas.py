@@ -65,6 +65,7 @@ def replica_mismatches(
                 f"the mesh has axes {mesh.axis_names}, not {name!r}: name one of these."
             )
     arrays: dict[str, jax.Array] = {}
+    specs: list[P] = []
     for path, leaf in jax.tree.leaves_with_path(tree):
         sharding = getattr(leaf, "sharding", None)
         if not isinstance(sharding, NamedSharding) or sharding.mesh != mesh:
@@ -73,10 +74,10 @@ def replica_mismatches(
                 "jax.device_put(tree, NamedSharding(mesh, spec)) first."
             )
         arrays[jax.tree_util.keystr(path)] = leaf
+        specs.append(sharding.spec)
     if not arrays:
         return {}
-    specs = tuple(leaf.sharding.spec for leaf in arrays.values())
-    own = _fingerprint(mesh, specs)([*arrays.values()])
+    own = _fingerprint(mesh, tuple(specs))([*arrays.values()])
     names = (*axes, *(name for name in mesh.axis_names if name not in axes))
     order = [mesh.axis_names.index(name) for name in names]
     prints = np.asarray(_gather(mesh)(own)).transpose(*order, -2, -1)
