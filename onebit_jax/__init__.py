@@ -11,11 +11,10 @@ from onebit_jax.exchanges.random_vote_mean import random_vote_mean
 from onebit_jax.exchanges.sign_mean import sign_mean
 from onebit_jax.exchanges.two_phase import two_phase
 from onebit_jax.exchanges.vote_mean import vote_mean
-from onebit_jax.inspect.collectives import Collective
 from onebit_jax.inspect.metrics import metrics
 from onebit_jax.inspect.replicas import assert_replicas_identical, replica_mismatches
 from onebit_jax.inspect.stage_costs import stage_costs
-from onebit_jax.inspect.traffic import Traffic, traffic
+from onebit_jax.inspect.traffic import Collective, Traffic, traffic
 from onebit_jax.optimizers.binsgdm import binsgdm, scale_by_binsgdm
 from onebit_jax.optimizers.distributed_lion import (
     distributed_lion,

@@ -1,9 +1,15 @@
-"""The variables that tell processes their places among each other."""
+"""How processes find each other: their variables, and what may stand in the way."""
 
 from __future__ import annotations
 
 import ipaddress
 import socket
+import time
+
+from onebit_launch.output import say
+
+_PATIENCE = 20.0
+"""Seconds in which a coordinator may be silent before it is told of."""
 
 
 def environments(
@@ -27,9 +33,6 @@ def environments(
       coordinator: HOST:PORT at which process 0 is to listen.
       hosts: number of hosts.
       host: number of this one, from 0.
-
-    Returns:
-      The variables of each process.
 
     Example:
       >>> two = environments(2, 4, '10.0.0.1:29500', hosts=2, host=1)
@@ -93,13 +96,17 @@ def why_unfound(coordinator: str) -> str | None:
     if _is_loopback(coordinator.rpartition(":")[0].strip("[]")):
         return None
     try:
-        addresses = {info[4][0] for info in socket.getaddrinfo(name, None)}
+        addresses = {str(info[4][0]) for info in socket.getaddrinfo(name, None)}
     except OSError:
-        return f"this host's own name, {name}, does not resolve"
-    if all(map(_is_loopback, map(str, addresses))):
-        own = ", ".join(sorted(map(str, addresses)))
-        return f"this host's own name, {name}, resolves to {own}, where it is alone"
-    return None
+        addresses, found = set(), "does not resolve"
+    else:
+        found = f"resolves to {', '.join(sorted(addresses))}, where it is alone"
+    if not all(map(_is_loopback, addresses)):
+        return None
+    return (
+        f"this host's own name, {name}, {found}: give that name its address in "
+        "/etc/hosts here, as processes on CPUs look it up to find each other."
+    )
 
 
 def _is_loopback(host: str) -> bool:
@@ -107,3 +114,36 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:  # a name
         return host == "localhost"
+
+
+def tell_of_silence(coordinator: str, patience: float = _PATIENCE) -> None:
+    """Says, once, that a coordinator does not answer; JAX waits for it in silence.
+
+    Args:
+      coordinator: its HOST:PORT.
+      patience: seconds before it is said.
+    """
+    name, _, port = coordinator.rpartition(":")
+    address = name.strip("[]"), int(port)
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            socket.create_connection(address, timeout=5.0).close()
+            return
+        except socket.gaierror as error:
+            say(
+                f"{address[0]} is not known here ({error.strerror}); if it is not to "
+                "be known soon, give all hosts an address or a name that all of them "
+                "know."
+            )
+            return
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                say(
+                    f"nothing answers at {coordinator} yet ({error.strerror or error}),"
+                    " as while the script there still imports; if that goes on, see "
+                    "that it is an address of --host 0, that the launcher runs there, "
+                    "and that its script calls jax.distributed.initialize()."
+                )
+                return
+        time.sleep(min(1.0, patience))

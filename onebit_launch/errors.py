@@ -1,4 +1,4 @@
-"""The launcher's refusals, and the exit statuses by which its processes tell it why."""
+"""The exit statuses by which the launcher's processes tell it why they end."""
 
 USAGE_EXIT = 2
 """Exit status of a command line that cannot be used, by argparse, tyro and Python."""
@@ -6,7 +6,3 @@ USAGE_EXIT = 2
 LOST_EXIT = 75
 """Exit status of a process that ends because another one is lost or hangs; sysexits'
 EX_TEMPFAIL, as the same command may succeed when it is started again."""
-
-
-class UsageError(ValueError):
-    """The command line cannot be used; the message says what to do about it."""

@@ -1,63 +1,21 @@
-"""Output of several processes, line by line under their numbers, or in files."""
+"""Output of several processes, passed on line by line."""
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import sys
 import threading
 import time
-from typing import IO, TYPE_CHECKING
-
-from onebit_launch.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+from typing import IO
 
 _LONGEST = 400
 """Characters that are kept of a last line."""
 _FRAME = "│ \t\r\n"
 """What stands around the words of a line, as in the boxes that tyro draws."""
-_TRACEBACK = "Traceback (most recent call last):"
-_ERROR = "error: "
-"""How a line begins that says in a sentence why a process ends."""
 _LAST_WORDS = 2.0
-"""Seconds after such a line in which other threads may still print their tracebacks."""
-
-
-@contextlib.contextmanager
-def open_sinks(
-    numbers: Sequence[int], log_dir: Path | None
-) -> Iterator[list[list[IO[bytes]]]]:
-    """Files that take the output of processes.
-
-    Args:
-      numbers: their numbers.
-      log_dir: folder for a file for each, `0.log` and so on, which goes on where it is
-        there; None for this process's own standard output and error.
-
-    Yields:
-      The files of each process: one for all its output, or two.
-
-    Raises:
-      UsageError: They cannot be made.
-    """
-    with contextlib.ExitStack() as stack:
-        if log_dir is None:
-            yield [[sys.stdout.buffer, sys.stderr.buffer]] * len(numbers)
-            return
-        try:
-            log_dir.mkdir(parents=True, exist_ok=True)
-            paths = [log_dir / f"{number}.log" for number in numbers]
-            files = [path.open("ab") for path in paths]
-        except OSError as error:
-            raise UsageError(
-                f"--log-dir {log_dir} cannot be written to ({error.strerror}); give "
-                "another."
-            ) from error
-        yield [[stack.enter_context(file)] for file in files]
+"""Seconds after a line `error: …`, which says why a process ends, in which threads
+may still print their tracebacks."""
 
 
 class Relay(threading.Thread):
@@ -81,6 +39,7 @@ class Relay(threading.Thread):
         self.last_line, self.is_exception = "", False
         self.silent_since = time.monotonic()
         self._pipe, self._sink, self._prefix = pipe, sink, prefix
+        self._in_traceback, self._told_at = False, -_LAST_WORDS
         self.start()
 
     def run(self) -> None:
@@ -88,34 +47,28 @@ class Relay(threading.Thread):
         # Bytes that are no text come out as they came in.
         code = ("utf-8", "surrogateescape")
         with io.TextIOWrapper(self._pipe, *code, newline="") as lines:
-            in_traceback, told_at = False, -_LAST_WORDS
             for line in lines:
-                words = line[:_LONGEST].strip(_FRAME)
                 self.silent_since = time.monotonic()
-                if words.startswith(_ERROR):
-                    in_traceback = self.is_exception = False
-                    self.last_line, told_at = words, self.silent_since
-                elif self.silent_since - told_at > _LAST_WORDS:
-                    in_traceback = self._follow(line, words, in_traceback)
+                self._note(line, line[:_LONGEST].strip(_FRAME))
                 # A bar that is drawn again and again is for those who watch.
                 if not line.endswith("\r") or self._sink.isatty():
                     end = "" if line.endswith(("\n", "\r")) else "\n"
                     self._write(f"{self._prefix}{line}{end}".encode(*code))
 
-    def _follow(self, line: str, words: str, in_traceback: bool) -> bool:
-        """Notes a line that is none of an error.
-
-        Returns:
-          Whether a traceback goes on after it.
-        """
-        if line.startswith(_TRACEBACK):
-            in_traceback, self.is_exception = True, False
-        if any(map(str.isalpha, words)) and not self.is_exception:
+    def _note(self, line: str, words: str) -> None:
+        if words.startswith("error: "):
+            self._told_at = self.silent_since
+            self._in_traceback = self.is_exception = False
             self.last_line = words
-        if in_traceback and not line.startswith((" ", _TRACEBACK)):
-            self.is_exception = True
-            return False
-        return in_traceback
+        elif self.silent_since - self._told_at <= _LAST_WORDS:
+            return
+        elif line.startswith("Traceback (most recent call last):"):
+            self._in_traceback, self.is_exception = True, False
+        elif self._in_traceback and not line.startswith(" "):
+            self._in_traceback, self.is_exception = False, True
+            self.last_line = words
+        elif any(map(str.isalpha, words)) and not self.is_exception:
+            self.last_line = words
 
     def _write(self, line: bytes) -> None:
         error = _write_or_drop(self._sink, line)
@@ -137,13 +90,6 @@ def _write_or_drop(sink: IO[bytes], line: bytes) -> OSError | None:
     """Writes a line; if that fails, drops it and all that is written there later.
 
     A full disk, or a reader who has gone, must not end the training.
-
-    Args:
-      sink: the file.
-      line: the line.
-
-    Returns:
-      Why it failed; None if it did not, or had failed before.
     """
     try:
         sink.write(line)

@@ -11,10 +11,10 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from onebit_launch.errors import LOST_EXIT, USAGE_EXIT
-from onebit_launch.output import Relay, open_sinks, say
+from onebit_launch.output import Relay, say
 
 if TYPE_CHECKING:
     import threading
@@ -40,7 +40,7 @@ class Failure:
     """The end of processes of which not all succeeded.
 
     Attributes:
-      reason: A sentence without its full stop.
+      reason: a sentence without its full stop.
       status: the exit status that a shell would tell.
       is_final: True where another attempt would end the same: after a signal to end,
         a command line that cannot be used, or a mistake that a sentence was said about.
@@ -49,6 +49,48 @@ class Failure:
     reason: str
     status: int
     is_final: bool = False
+
+
+class _Process:
+    """A process in a session of its own, and what passes its output on."""
+
+    def __init__(
+        self, number: int, command: Sequence[str], environment: Mapping[str, str]
+    ):
+        self.number = number
+        self.popen = subprocess.Popen(
+            command,
+            env={"PYTHONUNBUFFERED": "1", **os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=_die_with_parent(),
+        )
+
+    def relay(self, log: IO[bytes] | None) -> None:
+        """Passes its output on to a file, or under its number to this process's own."""
+        prefix = "" if log else f"[{self.number}] "
+        assert self.popen.stdout
+        assert self.popen.stderr
+        self.out = Relay(self.popen.stdout, log or sys.stdout.buffer, prefix)
+        self.err = Relay(self.popen.stderr, log or sys.stderr.buffer, prefix)
+
+    def is_victim(self) -> bool:
+        return self.popen.returncode in _VICTIM and not self.err.is_exception
+
+    def is_silent_after_exception(self) -> bool:
+        since = max(self.out.silent_since, self.err.silent_since)
+        return self.err.is_exception and time.monotonic() - since > _PATIENCE
+
+    def send(self, number: int) -> bool:
+        """Sends its session a signal; False if nothing of it runs."""
+        self.popen.poll()
+        try:
+            os.killpg(self.popen.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
 
 
 def run_together(
@@ -72,137 +114,88 @@ def run_together(
       grace: seconds between SIGTERM and SIGKILL.
       first: the number of the first among those of all hosts.
       log_dir: folder for the output, `0.log` and so on; None to print it.
-      lookout: A thread to start once they run; it may outlive them.
+      lookout: a thread to start once they run; it may outlive them.
 
     Returns:
       The failure; None if all ended with exit status 0.
-
-    Raises:
-      UsageError: The output's files cannot be made.
     """
-    numbers = range(first, first + len(environments))
-    processes: list[subprocess.Popen[bytes]] = []
-    relays: list[list[Relay]] = []
-    with open_sinks(numbers, log_dir) as sinks, _noted_signals() as signals:
+    processes: list[_Process] = []
+    with contextlib.ExitStack() as stack:
+        signals = stack.enter_context(_noted_signals())
         try:
-            for environment in environments:
-                processes.append(_start(command, environment, merged=bool(log_dir)))
+            for number, environment in enumerate(environments, first):
+                processes.append(_Process(number, command, environment))
             # Threads come last: a process that has some cannot be forked safely.
-            for number, process, files in zip(numbers, processes, sinks, strict=True):
-                pipes = filter(None, (process.stdout, process.stderr))
-                prefix = "" if log_dir else f"[{number}] "
-                both = zip(pipes, files, strict=True)
-                relays.append([Relay(pipe, sink, prefix) for pipe, sink in both])
+            for process in processes:
+                log = log_dir and (log_dir / f"{process.number}.log").open("ab")
+                process.relay(log and stack.enter_context(log))
             if lookout:
                 lookout.start()
-            failed = _wait(processes, relays, signals, numbers)
+            failed = _wait(processes, signals)
+            running = [p.number for p in processes if p.popen.poll() is None]
             if signals:
                 name = signal.Signals(signals[0]).name
                 again = "; again to end them now" if signals[0] == signal.SIGINT else ""
                 say(f"{name}: the processes are to end within {grace:g} s{again}.")
-            running = [
-                number
-                for number, process in zip(numbers, processes, strict=True)
-                if process.poll() is None
-            ]
         finally:
             _end(processes, grace, signals)
-            for relay in itertools.chain(*relays):
-                relay.join(_DRAIN)
+        for process in processes:
+            process.out.join(_DRAIN)
+            process.err.join(_DRAIN)
     if signals:
         name = signal.Signals(signals[0]).name
         return Failure(f"ended by {name}", 128 + signals[0], is_final=True)
-    if not failed:
-        return None
-
-    def is_victim(place: int) -> bool:
-        status = processes[place].returncode
-        return status in _VICTIM and not relays[place][-1].is_exception
-
-    at = min(failed, key=is_victim)
-    status, stderr = processes[at].returncode, relays[at][-1]
-    # Of signals, SIGABRT alone is what jax.distributed sends after an exception.
-    tells_why = status >= 0 or (status == -signal.SIGABRT and stderr.is_exception)
-    said = stderr.last_line if tells_why else ""
-    return _failure(numbers[at], status, said, running)
+    return _failure(min(failed, key=_Process.is_victim), running) if failed else None
 
 
-def _start(
-    command: Sequence[str], environment: Mapping[str, str], *, merged: bool
-) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        command,
-        env={"PYTHONUNBUFFERED": "1", **os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT if merged else subprocess.PIPE,
-        start_new_session=True,
-        preexec_fn=_die_with_parent(),
-    )
-
-
-def _wait(
-    processes: Sequence[subprocess.Popen[bytes]],
-    relays: Sequence[Sequence[Relay]],
-    signals: Sequence[int],
-    numbers: Sequence[int],
-) -> list[int]:
+def _wait(processes: Sequence[_Process], signals: Sequence[int]) -> list[_Process]:
     """Waits for the end of all, a signal, or a failure and those that follow it.
 
     Tells of each process that goes on in silence after an exception.
 
     Returns:
-      Places in `processes` of those that failed, in the order in which they were seen.
+      The processes that failed, in the order in which it was seen.
     """
-    failed: list[int] = []
-    told: set[int] = set()
-    deadline = None
-    while not signals and (deadline is None or time.monotonic() < deadline):
-        statuses = [process.poll() for process in processes]
-        failed += [i for i, s in enumerate(statuses) if s and i not in failed]
-        if None not in statuses:
+    failed: list[_Process] = []
+    silent: list[_Process] = []
+    deadline = float("inf")
+    while not signals and time.monotonic() < deadline:
+        running = [p for p in processes if p.popen.poll() is None]
+        failed += [p for p in processes if p.popen.returncode and p not in failed]
+        if not running:
             break
-        if failed and deadline is None:
-            deadline = time.monotonic() + _SETTLE
-        for place, streams in enumerate(relays):
-            runs = statuses[place] is None and place not in told
-            if runs and _is_silent_after_exception(streams):
-                told.add(place)
-                said = streams[-1].last_line.rstrip(".")
+        if failed:
+            deadline = min(deadline, time.monotonic() + _SETTLE)
+        for process in running:
+            if process not in silent and process.is_silent_after_exception():
+                silent.append(process)
                 say(
-                    f"process {numbers[place]} has gone on in silence after {said}: if "
-                    "that ended it, it waits for the others, by jax.distributed's "
-                    "default for 5 minutes; Ctrl-C ends all."
+                    f"process {process.number} has gone on in silence after "
+                    f"{process.err.last_line.rstrip('.')}: if that ended it, it waits "
+                    "for the others, by jax.distributed's default for 5 minutes; "
+                    "Ctrl-C ends all."
                 )
         time.sleep(_POLL)
     return failed
 
 
-def _is_silent_after_exception(streams: Sequence[Relay]) -> bool:
-    since = max(stream.silent_since for stream in streams)
-    return streams[-1].is_exception and time.monotonic() - since > _PATIENCE
-
-
-def _failure(first: int, status: int, said: str, running: Sequence[int]) -> Failure:
-    """The failure of a process.
-
-    Args:
-      first: its number.
-      status: its exit status; if a signal killed it, minus the signal's number.
-      said: the last line with a letter of its standard error; '' if it does not tell
-        why.
-      running: numbers of the processes that ran on.
-    """
+def _failure(process: _Process, running: Sequence[int]) -> Failure:
+    """The failure of a process, while others, by their numbers, ran on."""
+    status, stderr = process.popen.returncode, process.err
     is_victim = status in _VICTIM and running
     what = "ended, as another was lost or hangs" if is_victim else "failed first"
+    reason = f"process {process.number} {what}, "
     if status < 0:
         names = {each.value: each.name for each in signal.Signals}
-        by = names.get(-status, f"signal {-status}")  # real-time ones have no name
-        reason = f"process {first} {what}, killed by {by}"
+        # Real-time signals have no name.
+        reason += f"killed by {names.get(-status, f'signal {-status}')}"
         if status == -signal.SIGKILL:
             reason += ", as a system sends when memory runs out"
     else:
-        reason = f"process {first} {what}, with exit status {status}"
+        reason += f"with exit status {status}"
+    # Of signals, SIGABRT alone is what jax.distributed sends after an exception.
+    tells_why = status >= 0 or (status == -signal.SIGABRT and stderr.is_exception)
+    said = stderr.last_line if tells_why else ""
     if said:
         reason += f": {said.rstrip('.')}"
     if running:
@@ -213,33 +206,18 @@ def _failure(first: int, status: int, said: str, running: Sequence[int]) -> Fail
     return Failure(reason, 128 - status if status < 0 else status, is_mistake)
 
 
-def _end(
-    processes: Sequence[subprocess.Popen[bytes]], grace: float, noted: Sequence[int]
-) -> None:
+def _end(processes: Sequence[_Process], grace: float, signals: Sequence[int]) -> None:
     """Ends all processes and those that they have started, at a second SIGINT now."""
     for sent in ((signal.SIGTERM, signal.SIGCONT), (signal.SIGKILL,)):
         for process, number in itertools.product(processes, sent):
-            # Its session may be gone.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
+            process.send(number)
         deadline = time.monotonic() + grace
-        while any(map(_is_alive, processes)) and time.monotonic() < deadline:
-            if noted.count(signal.SIGINT) > 1:
+        while any(process.send(0) for process in processes):
+            if time.monotonic() >= deadline or signals.count(signal.SIGINT) > 1:
                 break
             time.sleep(_POLL)
     for process in processes:
-        process.wait()
-
-
-def _is_alive(process: subprocess.Popen[bytes]) -> bool:
-    """True while a process, or one of its session, runs."""
-    if process.poll() is None:
-        return True
-    try:
-        os.killpg(process.pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+        process.popen.wait()
 
 
 @contextlib.contextmanager

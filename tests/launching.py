@@ -21,6 +21,17 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 SMALL_PRETRAIN = str(ROOT / "tests" / "small_pretrain.py")
 
 
+def script(folder, text, *arguments):
+    """A command that runs a text as Python, with what it is likely to need."""
+    file = folder / "script.py"
+    file.write_text(
+        "import os, pathlib, signal, subprocess, sys, time\n"
+        "process = int(os.environ['JAX_PROCESS_ID'])\n"
+        f"{text}\n"
+    )
+    return [file, *arguments]
+
+
 class Launched:
     """A launcher that runs, its output read as it comes.
 
@@ -28,12 +39,9 @@ class Launched:
     """
 
     def __init__(self, *arguments, processes=2, command=(), env=None):
-        own = ["--processes", str(processes), *map(str, arguments)]
+        launcher = (sys.executable, "-m", "train.launch", "--processes", processes)
         self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "train.launch"),
-                *(*own, "--", *map(str, command)),
-            ],
+            [str(each) for each in (*launcher, *arguments, "--", *command)],
             cwd=ROOT,
             env={**os.environ, **(env or {})},
             stdout=subprocess.PIPE,

@@ -64,32 +64,29 @@ def replica_mismatches(
             raise ValueError(
                 f"the mesh has axes {mesh.axis_names}, not {name!r}: name one of these."
             )
-    paths, leaves, specs = [], [], []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    arrays: dict[str, jax.Array] = {}
+    specs: list[P] = []
+    for path, leaf in jax.tree.leaves_with_path(tree):
         sharding = getattr(leaf, "sharding", None)
         if not isinstance(sharding, NamedSharding) or sharding.mesh != mesh:
             raise ValueError(
                 f"{jax.tree_util.keystr(path)} is not placed on this mesh: use "
                 "jax.device_put(tree, NamedSharding(mesh, spec)) first."
             )
-        paths.append(jax.tree_util.keystr(path))
-        leaves.append(leaf)
+        arrays[jax.tree_util.keystr(path)] = leaf
         specs.append(sharding.spec)
-    if not leaves:
+    if not arrays:
         return {}
-    prints = np.asarray(_gather(mesh)(_fingerprint(mesh, tuple(specs))(leaves)))
-    others = tuple(k for k, name in enumerate(mesh.axis_names) if name not in axes)
-    inside = [name for name in mesh.axis_names if name in axes]
-    order = [inside.index(name) for name in axes]
+    own = _fingerprint(mesh, tuple(specs))([*arrays.values()])
+    names = (*axes, *(name for name in mesh.axis_names if name not in axes))
+    order = [mesh.axis_names.index(name) for name in names]
+    prints = np.asarray(_gather(mesh)(own)).transpose(*order, -2, -1)
     mismatches = {}
-    for k, (path, spec) in enumerate(zip(paths, specs, strict=True)):
-        split = names_of(spec)
-        first = tuple(
-            slice(None) if name in split or name not in axes else slice(0, 1)
-            for name in mesh.axis_names
-        )
+    for k, (path, spec) in enumerate(zip(arrays, specs, strict=True)):
+        compared = set(axes) - names_of(spec)
+        first = tuple(slice(0, 1) if n in compared else slice(None) for n in names)
         mine = prints[..., k, :]
-        differs = (mine != mine[first]).any(axis=(-1, *others)).transpose(order)
+        differs = (mine != mine[first]).any(axis=tuple(range(len(axes), mine.ndim)))
         if differs.any():
             mismatches[path] = np.flatnonzero(differs).tolist()
     return mismatches
@@ -119,13 +116,10 @@ def assert_replicas_identical(
     """
     mismatches = replica_mismatches(tree, mesh, axis)
     if mismatches:
-        shown = [
-            f"{path} on workers {who}" for path, who in list(mismatches.items())[:8]
-        ]
-        left = len(mismatches) - len(shown)
-        more = f" and {left} more" if left else ""
+        shown = [f"{path} on workers {who}" for path, who in mismatches.items()]
+        more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
         raise AssertionError(
-            f"replicas differ from worker 0's in {'; '.join(shown)}{more}"
+            f"replicas differ from worker 0's in {'; '.join(shown[:8])}{more}"
         )
 
 
@@ -171,10 +165,8 @@ def _words(x: Shaped[jax.Array, " ..."]) -> UInt32[jax.Array, " words"]:
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         x = jnp.stack([jnp.real(x), jnp.imag(x)])
     if x.dtype == jnp.bool_:
-        return x.ravel().astype(jnp.uint32)
-    bits = jax.dtypes.itemsize_bits(x.dtype)
-    if bits >= 32:
-        return lax.bitcast_convert_type(x, jnp.uint32).ravel()
+        x = x.astype(jnp.uint8)
+    bits = min(32, jax.dtypes.itemsize_bits(x.dtype))
     return lax.bitcast_convert_type(x, f"uint{bits}").ravel().astype(jnp.uint32)
 
 

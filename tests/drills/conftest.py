@@ -1,8 +1,10 @@
 """Drills: faults in real runs of several processes; minutes long, by `make drills`."""
 
+import contextlib
+
 import pytest
 from launching import SMALL_PRETRAIN, Launched, arrays_of
-from runs import without_speed, write_corpus
+from runs import steps_of, without_speed, write_corpus
 
 from train.core import metrics_log
 
@@ -52,13 +54,7 @@ class Drill:
         }
         return [text for setting in settings.items() for text in setting]
 
-    def run(self, out, *flags, launcher=()):
-        return self._launch([*self.flags(out), *flags], launcher)
-
-    def resume(self, out, *flags, processes=2):
-        return self._launch(["--resume", "--out", out, *flags], (), processes)
-
-    def _launch(self, flags, launcher, processes=2):
+    def launch(self, *flags, launcher=(), processes=2):
         return Launched(
             *("--devices-per-process", self.devices, "--grace", 3, *launcher),
             command=[SMALL_PRETRAIN, *flags],
@@ -66,9 +62,23 @@ class Drill:
             env=self.environment,
         )
 
-    def finish(self, launched):
-        with launched:
+    @contextlib.contextmanager
+    def until(self, out, steps, *flags, launcher=()):
+        """A run that has come to a step; nothing of it may be left in the end."""
+        with self.launch(*self.flags(out), *flags, launcher=launcher) as launched:
+            launched.pids()
+            launched.until(lambda: len(steps_of(out)) >= steps)
+            yield launched
+            launched.assert_nothing_is_left()
+
+    def finish(self, *flags, processes=2):
+        with self.launch(*flags, processes=processes) as launched:
             assert launched.end(300) == 0, launched.said
+        return launched.said
+
+    def assert_goes_on(self, out):
+        self.finish("--resume", "--out", out)
+        self.assert_nothing_was_lost(out)
 
     def assert_nothing_was_lost(self, out):
         """The run ended as if nothing had happened, to the last bit."""
@@ -92,8 +102,8 @@ def drills(tmp_path_factory):
 
     def of(form):
         if form not in made:
-            made[form] = Drill(tmp_path_factory.mktemp(form), form)
-            made[form].finish(made[form].run(made[form].whole))
+            drill = made[form] = Drill(tmp_path_factory.mktemp(form), form)
+            drill.finish(*drill.flags(drill.whole))
         return made[form]
 
     return of

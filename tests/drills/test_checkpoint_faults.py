@@ -21,39 +21,19 @@ def checkpoints(out):
 @pytest.mark.parametrize("process", [0, 1])
 def test_a_process_killed_in_the_middle_of_a_checkpoint(drill, tmp_path, process):
     out = tmp_path / "run"
-    with drill.run(out) as launched:
-        victim = launched.pids()[process]
+    with drill.until(out, BEFORE) as launched:
         launched.until(lambda: latest_step(out) >= BEFORE)
         launched.until(lambda: any("tmp" in name for name in checkpoints(out)))
-        os.kill(victim, signal.SIGKILL)
+        os.kill(launched.workers[process], signal.SIGKILL)
         assert launched.end(30) == 128 + signal.SIGKILL
-        launched.assert_nothing_is_left()
     assert f"process {process} failed first, killed by SIGKILL" in launched.said
-    half, whole = (
-        {name for name in checkpoints(out) if ("tmp" in name) == is_half}
-        for is_half in (True, False)
-    )
-    assert len(half) == 1
-    assert latest_step(out) == max(map(int, whole)) >= BEFORE
-    drill.finish(drill.resume(out))
-    drill.assert_nothing_was_lost(out)  # nor is anything half written left
-
-
-def test_files_that_cannot_be_written_whole(drill, tmp_path):
-    """As on a full disk, without the right to mount one."""
-    out = tmp_path / "run"
-    with drill.run(out) as launched:
-        pids = launched.pids()
-        launched.until(lambda: latest_step(out) >= BEFORE)
-        for pid in pids.values():
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (20_000, 20_000))
-        assert launched.end(60) == 1
-        launched.assert_nothing_is_left()
-    assert_said_and_gone_on_from(drill, out, launched.said, "File too large")
+    (half,) = (name for name in checkpoints(out) if "tmp" in name)
+    assert latest_step(out) == max(map(int, checkpoints(out) - {half})) >= BEFORE
+    drill.assert_goes_on(out)  # nor is anything half written left
 
 
 @pytest.fixture
-def disk(tmp_path):
+def small_disk(tmp_path):
     """A file system of a few megabytes."""
     if os.geteuid():
         pytest.skip("mounting a small file system takes root")
@@ -66,21 +46,36 @@ def disk(tmp_path):
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_a_full_disk(drill, disk):
-    out, filling = disk / "run", disk / "filling"
-    with drill.run(out) as launched:
-        launched.pids()
-        launched.until(lambda: latest_step(out) >= BEFORE)
-        with filling.open("wb") as file:
-            free = os.statvfs(disk)
-            file.write(bytes(free.f_bavail * free.f_frsize - 100_000))
-        assert launched.end(60) == 1
-        launched.assert_nothing_is_left()
+def test_a_full_disk(drill, small_disk):
+    filling = small_disk / "filling"
+
+    def fill(_):
+        free = os.statvfs(small_disk)
+        filling.write_bytes(bytes(free.f_bavail * free.f_frsize - 100_000))
+
+    newest_checkpoint_is_told(
+        drill, small_disk / "run", fill, "No space left on device"
+    )
     filling.unlink()
-    assert_said_and_gone_on_from(drill, out, launched.said, "No space left on device")
+    drill.assert_goes_on(small_disk / "run")
 
 
-def assert_said_and_gone_on_from(drill, out, said, reason):
+def test_files_that_cannot_be_written_whole(drill, tmp_path):
+    """As on a full disk, without the right to mount one."""
+
+    def limit(pids):
+        for pid in pids:
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    newest_checkpoint_is_told(drill, tmp_path / "run", limit, "File too large")
+    drill.assert_goes_on(tmp_path / "run")
+
+
+def newest_checkpoint_is_told(drill, out, fault, reason):
+    with drill.until(out, BEFORE) as launched:
+        launched.until(lambda: latest_step(out) >= BEFORE)
+        fault(launched.workers.values())
+        assert launched.end(60) == 1
     newest = latest_step(out)
     assert BEFORE <= newest < len(steps_of(out))
     sentence = (
@@ -88,7 +83,7 @@ def assert_said_and_gone_on_from(drill, out, said, reason):
         f"{out / 'checkpoints'} ({reason}); mend that (there must be room for 3 of "
         f"them), and go on from that of step {newest} by --resume."
     )
-    assert sentence in said
-    assert "failed first, with exit status 1: error: the checkpoint of step" in said
-    drill.finish(drill.resume(out))
-    drill.assert_nothing_was_lost(out)
+    assert sentence in launched.said
+    assert "failed first, with exit status 1: error: the checkpoint of step" in (
+        launched.said
+    )

@@ -10,39 +10,42 @@ from runs import steps_of
 from train.core.checkpoint import latest_step
 
 STEPS, FREEZE, EVERY = 40, 12, 5
-MOMENTS = {"warm-up": FREEZE - 5, "compressed": FREEZE + 9}
+WARMUP, COMPRESSED = FREEZE - 5, FREEZE + 9
+"""Steps at which the fault comes."""
+
+
+def restarted(drill, out, launched, seconds):
+    """The launcher starts all again in time, and the run ends as if nothing was."""
+    since = time.monotonic()
+    launched.until(lambda: "restart 1 of 1" in launched.said, 120)
+    assert time.monotonic() - since < seconds
+    reached = len(steps_of(out)), latest_step(out)
+    assert launched.end(300) == 0, launched.said
+    drill.assert_nothing_was_lost(out)
+    return reached
 
 
 @pytest.mark.parametrize(
     ("form", "process", "moment"),
     [
-        ("flat", 1, "warm-up"),
-        ("flat", 1, "compressed"),
-        ("flat", 0, "compressed"),  # the coordinator
-        ("counts", 1, "compressed"),
-        ("hierarchical", 1, "compressed"),
+        ("flat", 1, WARMUP),
+        ("flat", 1, COMPRESSED),
+        ("flat", 0, COMPRESSED),  # the coordinator
+        ("counts", 1, COMPRESSED),
+        ("hierarchical", 1, COMPRESSED),
     ],
 )
 def test_a_killed_process(drills, tmp_path, form, process, moment):
     drill, out = drills(form), tmp_path / "run"
-    with drill.run(out, launcher=("--restarts", 1)) as launched:
-        victim = launched.pids()[process]
-        launched.until(lambda: len(steps_of(out)) >= MOMENTS[moment])
-        os.kill(victim, signal.SIGKILL)
-        killed = time.monotonic()
-        launched.until(lambda: "restart 1 of 1" in launched.said, 30)
-        assert time.monotonic() - killed < 10
-        reached = len(steps_of(out))
-        assert reached < STEPS
-        assert (reached <= FREEZE) == (moment == "warm-up")
-        # Not more is trained again than since the last checkpoint.
-        assert reached - latest_step(out) <= EVERY
-        assert launched.end(300) == 0, launched.said
-        launched.assert_nothing_is_left()
-    assert f"[launch] process {process} failed first, killed by SIGKILL" in (
-        launched.said
-    )
-    drill.assert_nothing_was_lost(out)
+    with drill.until(out, moment, launcher=("--restarts", 1)) as launched:
+        os.kill(launched.workers[process], signal.SIGKILL)
+        reached, saved = restarted(drill, out, launched, 10)
+    assert reached < STEPS
+    assert (reached <= FREEZE) == (moment == WARMUP)
+    # Not more is trained again than since the last checkpoint.
+    assert reached - saved <= EVERY
+    killed = f"[launch] process {process} failed first, killed by SIGKILL"
+    assert killed in launched.said
 
 
 # Missing heartbeats are noticed after a half to the whole of their limit.
@@ -60,31 +63,20 @@ TIMEOUT = ("--timeout", 60, "--heartbeat-timeout", 300)
 )
 def test_a_process_that_hangs(drill, tmp_path, process, limits, sentence):
     out = tmp_path / "run"
-    with drill.run(out, *limits, launcher=("--restarts", 1)) as launched:
-        victim = launched.pids()[process]
-        launched.until(lambda: len(steps_of(out)) >= MOMENTS["compressed"])
-        os.kill(victim, signal.SIGSTOP)
-        stopped = time.monotonic()
-        launched.until(lambda: "restart 1 of 1" in launched.said, 120)
-        assert time.monotonic() - stopped < 90
-        assert launched.end(300) == 0, launched.said
-        launched.assert_nothing_is_left()
+    with drill.until(out, COMPRESSED, *limits, launcher=("--restarts", 1)) as launched:
+        os.kill(launched.workers[process], signal.SIGSTOP)
+        restarted(drill, out, launched, 90)
     (line,) = (line for line in launched.lines if "lost or hangs" in line)
     assert f"[launch] process {1 - process} ended, as another was" in line
     assert f"still running then: process {process}." in line
     assert sentence in launched.said
-    drill.assert_nothing_was_lost(out)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_launcher_that_is_ended(drill, tmp_path, number):
     out = tmp_path / "run"
-    with drill.run(out) as launched:
-        launched.pids()
-        launched.until(lambda: len(steps_of(out)) >= MOMENTS["compressed"])
+    with drill.until(out, COMPRESSED) as launched:
         launched.process.send_signal(number)
         launched.end(20)
-        launched.assert_nothing_is_left()
     assert len(steps_of(out)) < STEPS
-    drill.finish(drill.resume(out))
-    drill.assert_nothing_was_lost(out)
+    drill.assert_goes_on(out)

@@ -28,10 +28,8 @@ def killed(drills, tmp_path_factory):
     def of(form):
         if form not in made:
             out = tmp_path_factory.mktemp(form) / "run"
-            with drills(form).run(out) as launched:
-                victim = launched.pids()[1]
-                launched.until(lambda: len(steps_of(out)) >= 22)
-                os.kill(victim, signal.SIGKILL)
+            with drills(form).until(out, 22) as launched:
+                os.kill(launched.workers[1], signal.SIGKILL)
                 assert launched.end(30) == 128 + signal.SIGKILL
             made[form] = out
         return made[form]
@@ -47,12 +45,9 @@ def test_a_run_goes_on_with_other_processes(drills, killed, tmp_path, form, proc
     drill, out = drills(form), tmp_path / "run"
     shutil.copytree(killed(form), out)
     lost_from = latest_step(out)
-    launched = drill.resume(out, processes=processes)
-    drill.finish(launched)
-    devices = 2 if form == "hierarchical" else 1
-    assert f"converted from {2 * devices} workers to {processes * devices}" in (
-        launched.said
-    )
+    said = drill.finish("--resume", "--out", out, processes=processes)
+    before, now = 2 * drill.devices, processes * drill.devices
+    assert f"converted from {before} workers to {now}" in said
     ours, theirs = steps_of(out), steps_of(drill.whole)
     assert [line["step"] for line in ours] == list(range(1, STEPS + 1))
     for one, other in zip(ours, theirs, strict=True):

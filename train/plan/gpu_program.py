@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from onebit_jax.inspect import hlo
+from onebit_jax.inspect import traffic as hlo
 
 if TYPE_CHECKING:
     import jax
@@ -95,7 +95,7 @@ def kernels(text: str) -> Counter[str]:
         if opcode == "while":
             turns = instruction.trip_count
             turns = 1 if turns is None else turns
-            body = of_computation(instruction.called["body"][0])
+            body = of_computation(instruction.calls[-1])
             return Counter({kind: turns * number for kind, number in body.items()})
         if opcode in ("call", "conditional"):
             branches = map(of_computation, instruction.calls)
@@ -214,5 +214,5 @@ def _started(start: hlo.Instruction) -> str | None:
     op = start.opcode.removesuffix("-start")
     if op in _COLLECTIVES:
         return op
-    wrapped = start.called.get("calls", [""])[0]
+    wrapped = next(iter(start.calls), "")
     return next((each for each in _COLLECTIVES if each in wrapped), None)

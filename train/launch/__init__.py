@@ -1,1 +1,0 @@
-"""`python -m train.launch`: a command in several processes."""
