@@ -26,14 +26,7 @@ LEARNING_RATE = 1e-3
 
 @dataclasses.dataclass(frozen=True)
 class PreparedMessages(onebit_jax.Exchange):
-    """One worker's work in `sign_mean`; what others send is in its state.
-
-    Attributes:
-      received: The messages, as of `benchmarks.kernels.inputs`.
-      block_size: Values a scale.
-      implementation: Name of what computes.
-      axes: The axis, of one device.
-    """
+    """One worker's work in `sign_mean`; what others send is in its state."""
 
     received: Inputs
     block_size: int
@@ -99,13 +92,7 @@ def default_step(
 ) -> Callable[[], Any]:
     """The call that is timed: state and parameters are updated in place.
 
-    Args:
-      inputs: The buffers of a worker; the parameters are one matrix of rows of a block.
-      block_size: Values a scale; the size is a multiple.
-      implementation: Name of what computes.
-
-    Returns:
-      The call.
+    The parameters are one matrix, whose rows are blocks.
     """
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), AXIS)
     exchange = PreparedMessages(inputs, block_size, implementation)
