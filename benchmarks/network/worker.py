@@ -29,8 +29,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 import onebit_jax
 from benchmarks.convergence.arms import make_arm
 from benchmarks.network.traffic import between_hosts, collectives_alone, host_bytes
-from models import SIZES, PreTrainingBatch
-from train.bert.masked_pairs import num_predictions
+from benchmarks.random_batch import random_batch
+from models import SIZES
 from train.bert.objective import init_params, training_loss
 from train.core.exchange import make_exchange
 from train.core.mesh import make_mesh
@@ -89,28 +89,6 @@ class Prepared(NamedTuple):
     sent_bytes: int
 
 
-def local_batch(settings: Settings, index: int) -> PreTrainingBatch:
-    """A host's random part of a batch."""
-    random = np.random.default_rng(index)
-    model = SIZES[settings.model]
-    rows = settings.batch * settings.devices
-    shape = rows, settings.seq
-    predicted = rows, num_predictions(settings.seq)
-
-    def integers(below: int, shape: tuple[int, ...]) -> np.ndarray:
-        return random.integers(below, size=shape, dtype=np.int32)
-
-    return PreTrainingBatch(
-        token_ids=integers(model.vocab_size, shape),
-        token_types=integers(2, shape),
-        lengths=np.full(rows, settings.seq, np.int32),
-        masked_positions=integers(settings.seq, predicted),
-        masked_labels=integers(model.vocab_size, predicted),
-        masked_weights=np.ones(predicted, np.float32),
-        next_sentence_labels=integers(2, (rows,)),
-    )
-
-
 def prepare_step(
     settings: Settings,
     mesh: Mesh,
@@ -155,9 +133,10 @@ def _prepare_step(
     model = dataclasses.replace(SIZES[settings.model], dropout=0.0)
     run = onebit_jax.data_parallel(training_loss(model, 0, mesh.axis_names), tx, mesh)
     split = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    rows = settings.batch * settings.devices
     batch = jax.tree.map(
-        lambda x: jax.make_array_from_process_local_data(split, x),
-        local_batch(settings, jax.process_index()),
+        functools.partial(jax.make_array_from_process_local_data, split),
+        random_batch(model, rows, settings.seq, jax.process_index()),
     )
     static = {} if stage is None else {"stage": stage}
     arguments = batch, np.uint32(0)
