@@ -108,14 +108,7 @@ def missing() -> str | None:
 
 @contextlib.contextmanager
 def joined(count: int) -> Iterator[tuple[Host, ...]]:
-    """Hosts on a bridge, their links not limited yet; taken down at the end.
-
-    Args:
-      count: Their number.
-
-    Yields:
-      The hosts.
-    """
+    """Some hosts on a bridge, their links not limited yet; taken down at the end."""
     prefix = f"onebit{os.getpid()}-"
     hosts = tuple(
         Host(f"{prefix}h{i}", f"10.77.{i // 250}.{i % 250 + 1}") for i in range(count)
@@ -148,15 +141,7 @@ def joined(count: int) -> Iterator[tuple[Host, ...]]:
 
 
 def limit(hosts: Sequence[Host], rate: str) -> None:
-    """Sets the rate at which each host sends.
-
-    Args:
-      hosts: The hosts.
-      rate: A rate for `bits_per_second`.
-
-    Raises:
-      ValueError: If it is not a rate.
-    """
+    """Sets the rate at which each host sends, one for `bits_per_second`."""
     bits = bits_per_second(rate)
     for host in hosts:
         where = ("-n", host.name, "qdisc")
@@ -170,13 +155,9 @@ def limit(hosts: Sequence[Host], rate: str) -> None:
 def sent(hosts: Sequence[Host]) -> list[tuple[int, int]]:
     """The bytes that each host has sent since its link was limited.
 
-    Args:
-      hosts: The hosts.
-
-    Returns:
-      Of each the interface's `tx_bytes`, which counts the headers of a large segment
-      once, and the bytes of the packets that it is cut into, from the queue. Only
-      differences mean something.
+    Of each the interface's `tx_bytes`, which counts the headers of a large segment
+    once, and the bytes of the packets that it is cut into, from the queue. Only
+    differences mean something.
     """
     counted = []
     for host in hosts:
@@ -201,11 +182,7 @@ def described() -> dict[str, Any]:
 
 
 def remove_leftovers() -> list[str]:
-    """Takes down the hosts of runs that were killed, with what still runs on them.
-
-    Returns:
-      The names of the namespaces.
-    """
+    """Takes down the hosts of runs that were killed, and gives their names."""
     names = {path.name for path in Path("/run/netns").glob("onebit*")}
     names |= {path.name for path in NETNS_FILES.glob("onebit*")}
     dead = []

@@ -9,7 +9,7 @@ from benchmarks.convergence import many_workers, report
 from benchmarks.convergence.plan import read_plan
 from benchmarks.convergence.runs import Store
 from benchmarks.network import whole_run
-from benchmarks.network.report import MARK, read_results, tables
+from benchmarks.network.results import MARK, read_results, tables
 from benchmarks.page import fill
 
 DOCS = Path(__file__).parents[2] / "docs"
