@@ -26,8 +26,8 @@ from models.attention import attend
 from train.bert.objective import init_params, training_loss
 from train.core.mesh import AXIS, make_mesh
 from train.core.optimizer import learning_rate_schedule, make_optimizer
+from train.plan.compile import needed_memory
 from train.plan.flops import step_flops
-from train.plan.gpu_program import needed_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,7 @@ from benchmarks.timing import seconds
 from models import SIZES as MODELS
 from train.bert.objective import abstract_params
 from train.core.mesh import AXIS, make_mesh
-from train.plan.gpu_program import needed_memory
+from train.plan.compile import needed_memory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

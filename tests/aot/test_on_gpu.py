@@ -23,8 +23,7 @@ from benchmarks.on_gpu.sizes import BLOCK_SIZE, SIZES
 from benchmarks.random_batch import random_batch
 from train.bert.objective import abstract_params
 from train.core.mesh import AXIS
-from train.plan import compile as plan_compile
-from train.plan.gpu_program import memory_on
+from train.plan.compile import make_mesh, memory_on
 from train.plan.targets import GPUS
 
 if "JAX_SKIP_CUDA_CONSTRAINTS_CHECK" not in os.environ:
@@ -37,7 +36,7 @@ cards = pytest.mark.parametrize("card", CARDS)
 
 @functools.cache
 def mesh_of(card):
-    return plan_compile.make_mesh(card, {AXIS: 1})
+    return make_mesh(card, {AXIS: 1})
 
 
 def placed(card, tree, *axes):

@@ -15,6 +15,7 @@ from train.plan.flops import step_flops
 from train.plan.model import GpuWork, Model, arms
 from train.plan.targets import GPUS
 
+pytestmark = pytest.mark.slow
 RATE = 4.1 * GIGABIT
 """As iperf measured it between the hosts of the 40-gigabit Ethernet."""
 UPDATE = 74.21e-3
