@@ -14,8 +14,9 @@ of which each serves S = ⌈B / n⌉ blocks, an operation must read and write
 | decompress and apply | N + W + B | 2 N |
 | Adam's step | 4 N | 3 N |
 
-and a step the sum of its three operations, of the parameters (N read and written, where
-the update was only written), and of `onebit_adam`'s lead (the momentum before, N read).
+and a step the sum of its three operations and of the parameters (N read and written,
+where the update was only written). The step of `onebit_adam` reads the momentum before,
+too, for its lead, and its one worker averages all blocks: n = 1.
 
 Everything is in place: errors, momentum, parameters and Adam's state are donated. The
 copy that an operation's bytes a second are a share of is one of N float32 values to a

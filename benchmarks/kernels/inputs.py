@@ -70,21 +70,27 @@ def make_inputs(size: int, block_size: int) -> Inputs:
 
 def bytes_moved(size: int, block_size: int) -> dict[str, int]:
     """The bytes that each operation must read and write, by the command's table."""
-    blocks, share = _block_counts(size, block_size)
     width = block_size // 32
+    blocks, _ = _block_counts(size, block_size)
     packed = blocks * (width + 1)
-    received = share * (WORKERS * (width + 1) + block_size + 1)
+
+    def average(workers: int) -> int:
+        share = -(-blocks // workers)
+        received = workers * (width + 1) + block_size + 1
+        return share * (received + block_size + width + 1)
+
     numbers = {
         "compress": 3 * size + packed,
         "compress with momentum": 4 * size + packed,
-        "average and recompress": received + share * (block_size + width + 1),
+        "average and recompress": average(WORKERS),
         "decompress": packed + size,
         "decompress and apply": packed + 3 * size,
         ADAM: 7 * size,
     }
-    step = ("compress with momentum", "average and recompress", "decompress and apply")
-    numbers[STEP] = sum(numbers[part] for part in step) + size
-    numbers[DEFAULT] = numbers[STEP] + size  # Its lead reads the momentum before, too.
+    ends = numbers["compress with momentum"] + numbers["decompress and apply"] + size
+    numbers[STEP] = ends + average(WORKERS)
+    # Its lead reads the momentum before, too; the one worker averages all blocks.
+    numbers[DEFAULT] = ends + average(1) + size
     return {operation: 4 * count for operation, count in numbers.items()}
 
 

@@ -10,9 +10,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
+import onebit_jax
 import pallas_kernels
-from benchmarks.kernels.default_step import default_step
 from benchmarks.kernels.inputs import ADAM, DEFAULT, STEP, Inputs
+from benchmarks.one_of_many import one_of_many
+from benchmarks.whole_step import repeated, traced
+from train.core.mesh import AXIS, make_mesh
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -101,7 +104,7 @@ def operations(
         yield Operation(name, implementation, prepare)
     steps = {STEP: _step}
     if inputs.value.size % block_size == 0:
-        steps[DEFAULT] = default_step
+        steps[DEFAULT] = _whole_step
     for name, make in steps.items():
         prepare = functools.partial(make, inputs, block_size, implementation)
         yield Operation(name, implementation, prepare, adam)
@@ -180,6 +183,16 @@ def _step(inputs: Inputs, block_size: int, implementation: str) -> Call:
 
     # Worker error, momentum, server error and parameters.
     return compiled(step, inputs, {1: 2, 2: 6, 5: 5, 10: 7})
+
+
+def _whole_step(inputs: Inputs, block_size: int, implementation: Any) -> Call:
+    """The step of `onebit_adam` on one matrix, whose rows are blocks."""
+    mesh = make_mesh(1)
+    exchange = one_of_many(AXIS, block_size=block_size, implementation=implementation)
+    tx = onebit_jax.onebit_adam(LEARNING_RATE, exchange, onebit_jax.freeze_at(1))
+    params = jnp.copy(inputs.params).reshape(-1, block_size)
+    step = traced(tx, mesh, params, compressed=True).lower().compile()
+    return repeated(step, tx, mesh, params, inputs.value.reshape(params.shape))
 
 
 def _adam(inputs: Inputs) -> Call:

@@ -1,8 +1,4 @@
-"""The optimizer's work on BERT's parameters: Adam's update beside the compressed stage.
-
-Parameters, state and gradient are on one device, the one worker of a mesh, which
-encodes as one of several does. It averages all values, a worker of n a share of 1 / n.
-"""
+"""The optimizer's work on BERT's parameters: Adam's step beside 1-bit Adam's."""
 
 from __future__ import annotations
 
@@ -14,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import PartitionSpec
 
 import onebit_jax
 from benchmarks.one_of_many import one_of_many
 from benchmarks.timing import seconds
+from benchmarks.whole_step import repeated, traced
 from models import SIZES as MODELS
 from train.bert.objective import abstract_params
 from train.core.mesh import AXIS, make_mesh
@@ -80,44 +76,6 @@ def parameters(sizes: Sizes) -> Any:
     return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in sizes.leaves]
 
 
-def traced(case: Case, mesh: Mesh, shapes: Any) -> jax.stages.Traced:
-    """A case's step, traced.
-
-    Args:
-      case: The case.
-      mesh: The one device.
-      shapes: Shapes of the parameters.
-
-    Returns:
-      From parameters, state and gradients to new parameters and state; the old ones are
-      donated. Gradients have an axis of workers before their own.
-    """
-
-    def placed(tree: Any, *axes: str, before: tuple[int, ...] = ()) -> Any:
-        sharding = jax.NamedSharding(mesh, PartitionSpec(*axes))
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(
-                (*before, *x.shape), x.dtype, sharding=sharding
-            ),
-            tree,
-        )
-
-    def step(params: Any, state: Any, gradients: Any) -> tuple[Any, Any]:
-        own = jax.tree.map(lambda g: g[0], gradients)
-        stage = {"stage": "compressed"} if case.implementation else {}
-        updates, state = case.tx.update(own, state, params, **stage)
-        return optax.apply_updates(params, updates), state
-
-    params = placed(shapes)
-    state = onebit_jax.abstract_state(case.tx, params, mesh)
-    if case.implementation:
-        kept = PartitionSpec(), onebit_jax.state_specs(state)
-        specs = {"in_specs": (*kept, PartitionSpec(AXIS)), "out_specs": kept}
-        step = jax.shard_map(step, mesh=mesh, **specs)
-    gradients = placed(shapes, AXIS, before=(1,))
-    return jax.jit(step, donate_argnums=(0, 1)).trace(params, state, gradients)
-
-
 def measure(sizes: Sizes, record: Record) -> None:
     """Measures the part, whose programs are compiled side by side."""
     found, mesh = record.device(sizes), make_mesh(1)
@@ -125,7 +83,8 @@ def measure(sizes: Sizes, record: Record) -> None:
     record.write(values=sum(x.size for x in jax.tree.leaves(shapes)))
 
     def build(case: Case) -> jax.stages.Compiled:
-        return traced(case, mesh, shapes).lower().compile()
+        compressed = case.implementation is not None
+        return traced(case.tx, mesh, shapes, compressed=compressed).lower().compile()
 
     with ThreadPoolExecutor() as pool:
         builds = [pool.submit(build, case) for case in every]
@@ -150,20 +109,8 @@ def _measure(
     found: Any,
     sizes: Sizes,
 ) -> dict[str, Any]:
-    everywhere = jax.NamedSharding(mesh, PartitionSpec())
-    params = _random(shapes, 0, everywhere)
-    state = onebit_jax.init(case.tx, params, mesh)
-    split = jax.NamedSharding(mesh, PartitionSpec(AXIS))
-    gradients = jax.tree.map(lambda g: g[None], _random(shapes, 1, everywhere))
-    gradients = jax.device_put(gradients, split, donate=True)
     before = (found.memory_stats() or {}).get("peak_bytes_in_use")
-    carried = [params, state]
-    del params, state
-
-    def call() -> Any:
-        carried[:] = step(*carried, gradients)
-        return carried
-
+    call = repeated(step, case.tx, mesh, _random(shapes, 0), _random(shapes, 1))
     times = [
         seconds(call, jax.block_until_ready, sizes.calls)
         for _ in range(sizes.repeats + 1)
@@ -174,18 +121,17 @@ def _measure(
         "memory_bytes": needed_memory(step),
         # The peak is the process's: of this case where it has risen.
         "peak_bytes": peak if peak != before else None,
-        "finite": all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(carried[0])),
+        "finite": all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(call()[0])),
     }
 
 
-def _random(shapes: Any, seed: int, sharding: jax.NamedSharding) -> Any:
+def _random(shapes: Any, seed: int) -> Any:
     leaves, structure = jax.tree.flatten(shapes)
     keys = jax.random.split(jax.random.key(seed), len(leaves))
     made = jax.jit(
         lambda keys: [
             0.02 * jax.random.normal(key, x.shape)
             for key, x in zip(keys, leaves, strict=True)
-        ],
-        out_shardings=sharding,
+        ]
     )(keys)
     return jax.tree.unflatten(structure, made)

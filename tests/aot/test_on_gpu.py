@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import onebit_jax
 import pallas_kernels as pk
+from benchmarks import whole_step
 from benchmarks.kernels.inputs import DEFAULT, make_inputs
 from benchmarks.kernels.operations import copy, operations
 from benchmarks.on_gpu import model, optimizer
@@ -128,7 +129,10 @@ def test_the_bandwidth_and_the_peak(capfd, card):
 )
 def test_the_optimizer_on_the_parameters_of_bert_large(capfd, card, case):
     shapes = optimizer.parameters(SIZES)
-    trace = functools.partial(optimizer.traced, case, mesh_of(card), shapes)
+    compressed = case.implementation is not None
+    trace = functools.partial(
+        whole_step.traced, case.tx, mesh_of(card), shapes, compressed=compressed
+    )
     compiled, _ = check(card, capfd, trace)
     assert ("mosaic_gpu_v2" in compiled.as_text()) == (case.implementation == "mosaic")
 
