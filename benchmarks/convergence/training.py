@@ -65,14 +65,7 @@ def code() -> str:
 
 
 def train_case(training: Training) -> Run:
-    """Trains a case; what it prints goes to a log in its folder.
-
-    Args:
-      training: What to train; its folder is removed at the end.
-
-    Returns:
-      The run.
-    """
+    """Trains a case; what it prints goes to a log in its folder, removed at the end."""
     folder = training.folder
     folder.mkdir(parents=True, exist_ok=True)
     with (

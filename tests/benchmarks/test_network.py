@@ -57,12 +57,9 @@ def test_what_follows_from_a_measurement():
 
 
 def test_speed_up_is_over_the_same_hosts_rate_and_kind():
-    others = [
-        changed(ADAM, seconds=[100.0], hosts=2),
-        changed(ADAM, seconds=[200.0], rate="1gbit"),
-        changed(ADAM, seconds=[300.0], kind="exchange", name="pmean"),
-        changed(ADAM, seconds=[5.0]),
-    ]
+    elsewhere = {"hosts": 2}, {"rate": "1gbit"}, {"kind": "exchange", "name": "pmean"}
+    others = [changed(ADAM, seconds=[100.0], **where) for where in elsewhere]
+    others.append(changed(ADAM, seconds=[5.0]))
     fast = changed(ADAM, name="onebit_adam", stage="compressed", seconds=[0.5])
     assert speed_up(fast, others) == 10
     faster = changed(fast, computation_seconds=0.25)

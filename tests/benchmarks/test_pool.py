@@ -42,17 +42,12 @@ def test_processes_share_the_cores_out(tmp_path):
         assert set.union(*shares()) == cores
 
 
-def interrupted(folder):
-    with processes(1, folder) as pool:
+def test_an_exception_does_not_wait_for_what_is_at_work(tmp_path):
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), processes(1, tmp_path) as pool:
         for seconds in (600, 0):
             pool.submit(time.sleep, seconds)
         raise KeyboardInterrupt
-
-
-def test_an_exception_does_not_wait_for_what_is_at_work(tmp_path):
-    begun = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        interrupted(tmp_path)
     assert time.monotonic() - begun < 300
 
 
