@@ -34,13 +34,7 @@ Flags = Any
 
 
 class Module(NamedTuple):
-    """A task of the product.
-
-    Attributes:
-      parse: From a command line to its flags.
-      check: Refuses flags that cannot be trained with.
-      open: From flags and workers to the training.
-    """
+    """A task's command line, its check of the flags, and what makes the training."""
 
     parse: Callable[..., Any]
     check: Callable[[Any], None]

@@ -32,9 +32,7 @@ class Training:
     """All that a process needs to train a case.
 
     Attributes:
-      case: The case.
-      task: Its task.
-      options: Those of its arm.
+      case, task, options: The case, its task, the options of its arm.
       runs: Folder of the study's unfinished runs.
       tokens: Folder that keeps corpora as tokens, for all runs.
     """

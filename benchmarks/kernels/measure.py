@@ -224,5 +224,5 @@ def write_json(file: Path, results: Results) -> None:
 
 def read_json(values: dict[str, Any]) -> Results:
     """The results that `write_json` wrote, from the values of its file."""
-    rows = [Timing(**row) for row in values["rows"]]
-    return Results(**(values | {"rows": rows}))
+    rows: list[Any] = [Timing(**row) for row in values["rows"]]
+    return Results(**{**values, "rows": rows})

@@ -69,9 +69,7 @@ class Workload(NamedTuple):
     """A training step in one stage, or an exchange by itself.
 
     Attributes:
-      kind: 'step' or 'exchange'.
-      name: The optimizer, or the exchange.
-      stage: 'warmup', 'compressed', or None where there is but one.
+      kind, name, stage: As of `benchmarks.network.results.Measurement`.
       prepare: What the worker prepares: a step, one of a study's arm, an exchange.
       arguments: Arguments of the worker's function that prepares it.
     """

@@ -42,12 +42,7 @@ LIMIT = "16mb"
 
 
 class Host(NamedTuple):
-    """One host.
-
-    Attributes:
-      name: Name of its namespace and of itself.
-      address: Its IPv4 address on the bridge.
-    """
+    """One host: the name of its namespace and itself, and its IPv4 address."""
 
     name: str
     address: str
@@ -60,13 +55,7 @@ class Host(NamedTuple):
 
 
 def bits_per_second(rate: str) -> float:
-    """A link's rate as a number.
-
-    Args:
-      rate: A number and one of the units bit, kbit, mbit and gbit, or 'unlimited'.
-
-    Returns:
-      Bits a second.
+    """Bits a second of a number with a unit of bit, kbit, mbit, gbit, or 'unlimited'.
 
     Raises:
       ValueError: If it is none of these.

@@ -25,13 +25,7 @@ TAIL = 20
 
 
 class Processes(NamedTuple):
-    """The running processes.
-
-    Attributes:
-      hosts: The hosts on which they run.
-      running: The processes, in the hosts' order.
-      logs: Files of what they print.
-    """
+    """The running processes, in the hosts' order, with the files of what they print."""
 
     hosts: tuple[Host, ...]
     running: tuple[subprocess.Popen[str], ...]

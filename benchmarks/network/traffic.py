@@ -62,15 +62,10 @@ def host_bytes(collectives: Sequence[Collective], hosts: int, devices: int) -> i
 def collectives_alone(
     collectives: Sequence[Collective], mesh: jax.sharding.Mesh
 ) -> tuple[Any, list[Array]]:
-    """A program of a program's collectives, one after another.
+    """A program of a program's collectives, one after another, and its first buffers.
 
-    Args:
-      collectives: The program's, of one stage.
-      mesh: Their mesh.
-
-    Returns:
-      A jitted function from donated buffers to buffers like them and a value that
-      depends on all collectives; and the first buffers, zeros.
+    It is jitted, and gives of donated buffers buffers like them and a value that
+    depends on all collectives.
 
     Raises:
       NotImplementedError: A collective is unknown.

@@ -47,7 +47,7 @@ class WholeRun(NamedTuple):
     """An arm's runs on the testbed's links.
 
     Attributes:
-      runs: Those of the study, a seed each.
+      runs: Those of the study.
       seconds: From the step of each evaluation to the seconds until then.
       reached: The first of these steps with the baseline's last mean loss, or less;
         None for none.

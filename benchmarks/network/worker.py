@@ -35,6 +35,7 @@ from train.bert.objective import init_params, training_loss
 from train.core.exchange import make_exchange
 from train.core.mesh import make_mesh
 from train.core.optimizer import make_optimizer
+from train.plan.transfers import MEASURING, PERIOD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,25 +46,11 @@ if TYPE_CHECKING:
     from train.core.mesh import Topology
 
 LEARNING_RATE, WEIGHT_DECAY, CLIP = 1e-4, 0.01, 1.0
-GROWTH = onebit_jax.GrowthByMeanSquares()
-MEASURING = "compressed/measuring"
-"""The stage of the collectives that one step in a period of the growth runs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Settings of all workloads.
-
-    Attributes:
-      coordinator: address and port of host 0.
-      hosts: how many.
-      devices: of each host.
-      model: a name of `models.SIZES`.
-      batch: sequences of a device.
-      seq: tokens of a sequence.
-      size: values of an exchange by itself.
-      topology: of 1-bit Adam's exchange.
-    """
+    """Settings of all workloads: the address of host 0, and flags of the command."""
 
     coordinator: str
     hosts: int
@@ -76,13 +63,7 @@ class Settings:
 
 
 class Prepared(NamedTuple):
-    """A workload that is ready to be measured.
-
-    Attributes:
-      call: Runs it once.
-      alone: Runs its collectives between hosts alone once.
-      sent_bytes: Bytes that leave a host each time, in the mean.
-    """
+    """A workload, its collectives between hosts alone, and the bytes that it sends."""
 
     call: Callable[[], Any]
     alone: Callable[[], Any]
@@ -208,7 +189,7 @@ def _prepare(
         host_bytes(each, settings.hosts, settings.devices)
         for each in (every, sometimes)
     )
-    return Prepared(call, alone, sent_bytes + more // GROWTH.period)
+    return Prepared(call, alone, sent_bytes + more // PERIOD)
 
 
 def measure(call: Callable[[], Any], repeats: int) -> list[float]:

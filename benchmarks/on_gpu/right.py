@@ -68,15 +68,7 @@ class Tests:
 def verdicts(
     outcomes: dict[str, dict[str, Any]], complete: bool
 ) -> dict[str, bool | None]:
-    """Which operations are right.
-
-    Args:
-      outcomes: Outcomes of the tests, by their names.
-      complete: Whether all have run.
-
-    Returns:
-      By name: False where a test has failed, else True where all have run, else None.
-    """
+    """By operation False where a test has failed, else True where all have run."""
     failed = [name for name, x in outcomes.items() if x["outcome"] == "failed"]
     of_average = [name for name in failed if any(word in name for word in AVERAGE)]
     of_both = any(BOTH in name for name in failed)

@@ -56,13 +56,7 @@ PARTS = (
 def run(
     parts: Sequence[Part], folder: Path, minutes: float, *, tiny: bool
 ) -> dict[str, Any]:
-    """Runs parts one after another.
-
-    Args:
-      parts: In order of worth.
-      folder: Takes JSON, logs and compiled programs.
-      minutes: For all together.
-      tiny: Whether on a CPU, with small sizes.
+    """Runs parts one after another, in so many minutes together.
 
     Returns:
       How each ended, as in `run.json`, where those of earlier calls are kept.

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from launching import is_running
 
 from benchmarks.on_gpu import command, facts, model, pages, right, run
 from benchmarks.on_gpu.command import main
@@ -123,11 +124,6 @@ def test_what_overruns_is_cut_and_the_others_go_on(tmp_path, monkeypatch):
     assert "in wait" in (folder / "hangs.log").read_text()
     assert read(folder, "run") == {"earlier": {"end": "done"}} | ends
     assert ends_soon((tmp_path / "left").read_text())
-
-
-def is_running(process):
-    status = Path("/proc", process, "status")
-    return status.exists() and "State:\tZ" not in status.read_text()
 
 
 def ends_soon(process):

@@ -9,15 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from launching import is_running
 
 from benchmarks.convergence.pool import processes
 
 ROOT = Path(__file__).parents[2]
-
-
-def is_running(process):
-    status = Path("/proc", process, "status")
-    return status.exists() and "State:\tZ" not in status.read_text()
 
 
 def soon(condition):
@@ -42,12 +38,17 @@ def test_processes_share_the_cores_out(tmp_path):
         assert set.union(*shares()) == cores
 
 
-def test_an_exception_does_not_wait_for_what_is_at_work(tmp_path):
-    begun = time.monotonic()
-    with pytest.raises(KeyboardInterrupt), processes(1, tmp_path) as pool:
+def interrupted(folder):
+    with processes(1, folder) as pool:
         for seconds in (600, 0):
             pool.submit(time.sleep, seconds)
         raise KeyboardInterrupt
+
+
+def test_an_exception_does_not_wait_for_what_is_at_work(tmp_path):
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(tmp_path)
     assert time.monotonic() - begun < 300
 
 
