@@ -2,8 +2,8 @@
 
     python -m benchmarks.costs --page docs/costs.md
 
-Nothing is measured: what is sent is `wire_cost` of the exchanges and `stage_costs` of
-the optimizers, what is held are the shapes of their states, for one float32 matrix.
+Nothing is measured: what is sent is `stage_costs` of exchanges and optimizers, what is
+held are the shapes of their states, for one float32 matrix.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from benchmarks.page import fill, table
 from train.plan.family import state_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import optax
 
 MARK = "costs"
@@ -75,46 +73,36 @@ def optimizers() -> dict[str, optax.GradientTransformation]:
     }
 
 
-def bits(transfers: tuple[onebit_jax.Transfer, ...], sizes: Mapping[str, int]) -> str:
-    """Bits that a worker sends for a parameter, as a cell."""
-    sent = onebit_jax.sent_bytes(transfers, sizes)
-    return f"{8 * sent / _size():.2f}"
-
-
-def held(tx: Any, workers: int) -> str:
-    """Bytes of a state for a parameter on a worker's device, as a cell."""
-    mesh = AbstractMesh((workers,), ("data",), (AxisType.Auto,))
-    return f"{state_bytes(tx, PARAMS, mesh) / _size():.2f}"
-
-
-def _size() -> int:
-    return sum(math.prod(leaf.shape) for leaf in PARAMS.values())
-
-
 def tables() -> str:
     """Both tables, as Markdown."""
     bits_sent = [f"bits, {n} workers" for n in WORKERS]
     bytes_held = [f"bytes, {n} workers" for n in WORKERS]
+    exchanges = [
+        row[:1] + row[2:]
+        for name, make in EXCHANGES.items()
+        for row in _rows(name, make("data"))
+    ]
+    stages = [row for name, tx in optimizers().items() for row in _rows(name, tx)]
+    heads = ["exchange", *bits_sent, *bytes_held]
+    more = ["optimizer", "stage", *bits_sent, *bytes_held]
+    return f"{table(heads, exchanges)}\n\n{table(more, stages)}"
+
+
+def _rows(name: str, tx: Any) -> list[list[str]]:
+    """A row a stage, the first with the name and with the bytes that are held."""
+    meshes = [AbstractMesh((n,), ("data",), (AxisType.Auto,)) for n in WORKERS]
+    size = sum(math.prod(leaf.shape) for leaf in PARAMS.values())
+    costs = [onebit_jax.stage_costs(tx, PARAMS, mesh.shape) for mesh in meshes]
+    held = [f"{state_bytes(tx, PARAMS, mesh) / size:.2f}" for mesh in meshes]
     rows = []
-    for name, make in EXCHANGES.items():
-        exchange = make("data")
+    for stage in costs[0]:
         sent = [
-            bits(exchange.wire_cost(PARAMS, {"data": n}), {"data": n}) for n in WORKERS
+            onebit_jax.sent_bytes(of_mesh[stage], mesh.shape)
+            for of_mesh, mesh in zip(costs, meshes, strict=True)
         ]
-        rows.append([name, *sent, *(held(exchange, n) for n in WORKERS)])
-    exchanges = table(["exchange", *bits_sent, *bytes_held], rows)
-    rows = []
-    for name, tx in optimizers().items():
-        memory = [held(tx, n) for n in WORKERS]
-        costs = [onebit_jax.stage_costs(tx, PARAMS, {"data": n}) for n in WORKERS]
-        for stage in costs[0]:
-            sent = [
-                bits(c[stage], {"data": n}) for c, n in zip(costs, WORKERS, strict=True)
-            ]
-            rows.append([name, stage, *sent, *memory])
-            name, memory = "", [""] * len(WORKERS)
-    heads = ["optimizer", "stage", *bits_sent, *bytes_held]
-    return f"{exchanges}\n\n{table(heads, rows)}"
+        rows.append([name, stage, *(f"{8 * n / size:.2f}" for n in sent), *held])
+        name, held = "", [""] * len(held)
+    return rows
 
 
 def main(page: Path | None = None) -> None:

@@ -88,15 +88,7 @@ def _report(file: Path, study: Study, store: Store) -> None:
 def complete(
     study: Study, file: Path, runs: Path, store: Store, pool: Executor, jobs: int
 ) -> None:
-    """Trains what a study lacks.
-
-    Args:
-      study: The study.
-      file: Its file, beside which the page is written.
-      runs: Folder for unfinished runs, and for the tokens that they share.
-      store: The runs that have ended.
-      pool: What trains.
-      jobs: Runs at a time.
+    """Trains what a study lacks, and writes the page beside its file after each run.
 
     Raises:
       SystemExit: A run has failed; those that have ended are kept.

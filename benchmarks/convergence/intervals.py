@@ -68,15 +68,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def pairs(runs: Sequence[Run], baseline: Sequence[Run]) -> list[tuple[Run, Run]]:
-    """The runs of an arm, each with the baseline's of its seed, where both have ended.
-
-    Args:
-      runs: The arm's, of one task.
-      baseline: The baseline's, of that task.
-
-    Returns:
-      Pairs in the arm's order.
-    """
+    """The runs of an arm, each with the baseline's of its seed, where there is one."""
     by_seed = {run.case.seed: run for run in baseline}
     return [(r, by_seed[r.case.seed]) for r in runs if r.case.seed in by_seed]
 
@@ -84,12 +76,7 @@ def pairs(runs: Sequence[Run], baseline: Sequence[Run]) -> list[tuple[Run, Run]]
 def beside(runs: Sequence[Run], baseline: Sequence[Run]) -> Estimate | None:
     """The mean difference of the final loss as a share of the baseline's mean.
 
-    Args:
-      runs: The arm's, of one task.
-      baseline: The baseline's, of that task.
-
-    Returns:
-      The share; None without a seed in common.
+    None without a seed in common.
     """
     both = pairs(runs, baseline)
     if not both:
@@ -102,14 +89,8 @@ def progress_lost(
 ) -> Estimate | None:
     """The mean difference as a share of what the baseline learns after the freeze.
 
-    Args:
-      runs: The arm's, of one task.
-      baseline: The baseline's, of that task.
-      freeze: Steps before the freeze. The loss there is that of the last evaluation up
-        to it.
-
-    Returns:
-      The share; None without a seed in common, an evaluation or any progress.
+    The loss at the freeze is that of the last evaluation up to it. None without a seed
+    in common, an evaluation or any progress.
     """
     both = [
         (run, base, loss)
@@ -138,9 +119,6 @@ def effects(
     Args:
       product: The options of each arm of a product.
       runs: The runs of each arm, of one task.
-
-    Returns:
-      A row for each level but the first.
     """
     found = []
     by_options = {_key(options): arm for arm, options in product.items()}

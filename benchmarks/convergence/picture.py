@@ -24,28 +24,14 @@ MOST_ARMS = 10
 
 
 def write_picture(file: Path, study: Study, done: Mapping[Case, Run]) -> None:
-    """Writes the picture of a study beside its plan, once it has runs.
-
-    Args:
-      file: The plan.
-      study: What it says.
-      done: The runs that have ended.
-    """
+    """Writes the picture of a study beside its plan, once it has runs."""
     figure = drawn_study(study, done)
     if figure is not None:
         figure.savefig(file.with_suffix(".png"), dpi=120)
 
 
 def drawn_study(study: Study, done: Mapping[Case, Run]) -> Figure | None:
-    """Draws the arms of the last seeds that have runs, each task by itself.
-
-    Args:
-      study: The study.
-      done: The runs that have ended.
-
-    Returns:
-      The picture; None without runs.
-    """
+    """Draws the arms of the last seeds that have runs, each task by itself."""
     drawn: dict[str, dict[str, list[Run]]] = {}
     seeds = ()
     for each in study.rounds:

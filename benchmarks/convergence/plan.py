@@ -99,13 +99,7 @@ class Study:
 
 
 def read_plan(file: Path) -> Study:
-    """Reads a plan.
-
-    Args:
-      file: The TOML file.
-
-    Returns:
-      The plan, with an arm for each combination of a round's factors.
+    """Reads a plan, with an arm for each combination of a round's factors.
 
     Raises:
       SystemExit: The file cannot be read, or says what no study can do.

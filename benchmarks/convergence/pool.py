@@ -22,15 +22,8 @@ def processes(jobs: int, programs: Path) -> Iterator[ProcessPoolExecutor]:
     """Processes that keep their Python for the next run.
 
     They end with the process that made them, however it ends, and are ended at an
-    exception.
-
-    Args:
-      jobs: Number of processes; where they are several, each has its share of the
-        cores.
-      programs: Folder of compiled programs, which runs that differ in the seed share.
-
-    Yields:
-      The executor.
+    exception. Where they are several, each has its share of the cores; compiled
+    programs are kept, which runs that differ in the seed share.
     """
     spawn = multiprocessing.get_context("spawn")
     cores = spawn.SimpleQueue()

@@ -24,28 +24,13 @@ AT_BOUND = "bounded_share"
 
 
 def write_page(file: Path, study: Study, done: Mapping[Case, Run]) -> None:
-    """Writes the page of a study beside its plan.
-
-    Args:
-      file: The plan.
-      study: What it says.
-      done: The runs that have ended.
-    """
+    """Writes the page of a study beside its plan."""
     text = page(file.name, study, done)
     file.with_suffix(".md").write_text(text, encoding="utf-8")
 
 
 def page(name: str, study: Study, done: Mapping[Case, Run]) -> str:
-    """The page of a study, as Markdown.
-
-    Args:
-      name: The name of the plan's file.
-      study: What it says.
-      done: The runs that have ended.
-
-    Returns:
-      The whole page.
-    """
+    """The page of a study, as Markdown, from the runs that have ended."""
     picture = name.removesuffix(".toml") + ".png"
     over = "step" if study.picture == "steps" else "the bytes that a worker has sent"
     parts = [
@@ -111,17 +96,10 @@ def _round(study: Study, each: Round, task: str, done: Mapping[Case, Run]) -> li
 def runs_of(
     study: Study, each: Round, task: str, done: Mapping[Case, Run]
 ) -> dict[str, list[Run]]:
-    """The runs of a round that have ended, by arm.
+    """The runs of a round and a task that have ended, by each arm that has any.
 
-    Args:
-      study: The study.
-      each: The round.
-      task: One of its tasks.
-      done: The runs that have ended.
-
-    Returns:
-      Those of each arm that has any: the baseline, the named arms, then those of a
-      product and the best of another round from the least mean loss to the largest.
+    The baseline's, the named arms', then those of a product and the best of another
+    round from the least mean loss to the largest.
     """
     ended = [
         done[case]

@@ -92,17 +92,10 @@ class Run(NamedTuple):
 
 
 class Store:
-    """The runs of a study, by their cases.
-
-    Args:
-      file: The JSON; it need not be there.
-      study: What its runs must have been trained by.
-
-    Attributes:
-      runs: From case to run.
+    """The runs of a study by their cases, kept in a JSON that need not be there yet.
 
     Raises:
-      SystemExit: A task or an arm has changed since.
+      SystemExit: A task or an arm has changed since they were trained.
     """
 
     def __init__(self, file: Path, study: Study):

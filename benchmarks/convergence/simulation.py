@@ -18,7 +18,6 @@ from train.core.mesh import AXIS
 from train.core.totals import Totals, count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from jax.sharding import Mesh
@@ -61,71 +60,33 @@ def simulate(task: Task, workers: int, mesh: Mesh, file: Path, case: Case) -> Si
       The training at its end.
     """
     (phase,) = task.phases
-    now = restored(file, case, begin(task, workers, mesh))
-    with closing(stream(phase.batches[now.step :])) as batches:
-        for later in go_on(task, workers, mesh, now, batches):
-            now = later
-            if now.step in now.evaluations and now.step < phase.last:
-                save(file, case, now)
-    return now
-
-
-def begin(task: Task, workers: int, mesh: Mesh) -> Simulated:
-    """A training before its first step."""
-    (phase,) = task.phases
     run = onebit_jax.simulated(phase.loss, phase.tx, workers, axis=AXIS)
     everywhere = jax.NamedSharding(mesh, jax.P())
     params, state = jax.device_put(run.init(task.init()), everywhere)
-    return Simulated(0, params, state, {}, {})
-
-
-def go_on(
-    task: Task, workers: int, mesh: Mesh, now: Simulated, batches: Iterator[Any]
-) -> Iterator[Simulated]:
-    """Trains to the end.
-
-    Args:
-      task: What to train, in one phase.
-      workers: How many are simulated.
-      mesh: The one device.
-      now: The training so far, whose buffers the next step takes.
-      batches: Those of the steps that follow.
-
-    Yields:
-      The training after each step.
-    """
-    (phase,) = task.phases
-    run = onebit_jax.simulated(phase.loss, phase.tx, workers, axis=AXIS)
-    first, params, state, evaluations, taken = now
+    begun = Simulated(0, params, state, {}, {})
+    first, params, state, evaluations, taken = _restored(file, case, begun)
+    del begun  # whose buffers the first step takes
     evaluate = phase.evaluation(params) if phase.evaluation else lambda params: {}
-    for step in range(first + 1, phase.last + 1):
-        batch = place(next(batches), mesh)
-        params, state, loss = run.step(params, state, batch, np.uint32(step - 1))
-        # The host prepares the next batch meanwhile, and no more than that.
-        loss.block_until_ready()
-        if step % phase.eval_every == 0 or step == phase.last:
-            held_out = onebit_jax.local_params(params, state)
-            evaluations = {**evaluations, step: evaluate(held_out)}
+    with closing(stream(phase.batches[first:])) as batches:
+        for step in range(first + 1, phase.last + 1):
+            batch = place(next(batches), mesh)
+            params, state, loss = run.step(params, state, batch, np.uint32(step - 1))
+            # The host prepares the next batch meanwhile, and no more than that.
+            loss.block_until_ready()
+            if step % phase.eval_every and step != phase.last:
+                continue
+            evaluations[step] = evaluate(onebit_jax.local_params(params, state))
             by_stage = onebit_jax.steps_by_stage(state).items()
-            taken = {**taken, step: {name: int(n) for name, n in by_stage}}
-        yield Simulated(step, params, state, evaluations, taken)
+            taken[step] = {name: int(n) for name, n in by_stage}
+            if step < phase.last:
+                _save(file, case, Simulated(step, params, state, evaluations, taken))
+    return Simulated(phase.last, params, state, evaluations, taken)
 
 
 def run_of(
     case: Case, options: Options, task: Task, made: Simulated, workers: int
 ) -> Run:
-    """A simulated training that has ended, as a study keeps it.
-
-    Args:
-      case: What it was asked for.
-      options: Those of its arm.
-      task: What was trained.
-      made: The training at its end.
-      workers: How many were simulated.
-
-    Returns:
-      The run.
-    """
+    """A simulated training that has ended, as a study keeps it."""
     told = jax.device_get(onebit_jax.metrics(made.state))
     metrics = jax.tree.map(lambda x: x.item(), told)
     skipped = metrics.get("skipped", 0)
@@ -150,7 +111,7 @@ def run_of(
     )
 
 
-def save(file: Path, case: Case, now: Simulated) -> None:
+def _save(file: Path, case: Case, now: Simulated) -> None:
     """Saves a case's training, whole or not at all."""
     leaves = jax.device_get(jax.tree.leaves((now.params, now.state)))
     kept = {name: getattr(now, name) for name in ("step", "evaluations", "taken")}
@@ -161,7 +122,7 @@ def save(file: Path, case: Case, now: Simulated) -> None:
     new.replace(file)
 
 
-def restored(file: Path, case: Case, first: Simulated) -> Simulated:
+def _restored(file: Path, case: Case, first: Simulated) -> Simulated:
     """The training that was saved, or its first moment where another case was saved."""
     if not file.exists():
         return first

@@ -16,16 +16,10 @@ if TYPE_CHECKING:
 
 
 def wanted(study: Study, done: Mapping[Case, Run]) -> list[Case]:
-    """The cases that can be trained now and have not been.
+    """The cases that can be trained now and have not been, in their order.
 
-    Args:
-      study: The study.
-      done: The runs that have ended.
-
-    Returns:
-      The cases in the order in which they are to be trained: those of the tuning, then
-      those of each round whose settings and arms are known; all arms of a seed before
-      the next seed, so that a study cut short compares them.
+    Those of the tuning, then those of each round whose settings and arms are known; all
+    arms of a seed before the next seed, so that a study cut short compares them.
     """
     rounds = [case for each in study.rounds for case in round_cases(study, each, done)]
     cases = [*tuning_cases(study, done), *rounds]
@@ -35,12 +29,7 @@ def wanted(study: Study, done: Mapping[Case, Run]) -> list[Case]:
 def tuning_cases(study: Study, done: Mapping[Case, Run]) -> list[Case]:
     """The cases by which rates and b1 are chosen, as far as they are known.
 
-    Args:
-      study: The study.
-      done: The runs that have ended.
-
-    Returns:
-      The cases of each task: the baseline's, then those of the arms with an own rate.
+    Of each task the baseline's, then those of the arms with an own rate.
     """
     cases = []
     for task in study.tasks.values():
@@ -60,15 +49,8 @@ def tuned(
 ) -> tuple[float, float] | None:
     """The learning rate and the b1 that an arm runs with.
 
-    Args:
-      study: The study.
-      task: The task.
-      arm: The arm's name.
-      done: The runs that have ended.
-
-    Returns:
-      Those of the least mean loss over the seeds of tuning; None as long as a run of
-      the tuning is missing.
+    Those of the least mean loss over the seeds of tuning; None as long as a run of the
+    tuning is missing.
     """
     grid = _grid(study, task, arm, done)
     if len(grid) < 2:
@@ -100,16 +82,7 @@ def round_cases(study: Study, each: Round, done: Mapping[Case, Run]) -> list[Cas
 
 
 def round_arms(study: Study, each: Round, done: Mapping[Case, Run]) -> list[str]:
-    """The arms of a round; none of its best ones before the earlier round is complete.
-
-    Args:
-      study: The study.
-      each: The round.
-      done: The runs that have ended.
-
-    Returns:
-      Their names.
-    """
+    """The arms of a round; its best ones only once the earlier round is complete."""
     if not each.best:
         return list(each.arms)
     (earlier,) = (r for r in study.rounds if r.name == each.best.of)

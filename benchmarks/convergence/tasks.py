@@ -34,13 +34,7 @@ Flags = Any
 
 
 class Module(NamedTuple):
-    """A task of the product.
-
-    Attributes:
-      parse: From a command line to its flags.
-      check: Refuses flags that cannot be trained with.
-      open: From flags and workers to the training.
-    """
+    """A task's command line, its check of the flags, and what makes the training."""
 
     parse: Callable[..., Any]
     check: Callable[[Any], None]
@@ -77,14 +71,7 @@ MODULES = {
 
 
 def read_flags(task: TaskPlan, **changes: Any) -> Flags:
-    """The flags of a task, as its own command line reads them.
-
-    Args:
-      task: The task.
-      **changes: Flags of one run, by the names of their fields.
-
-    Returns:
-      The flags.
+    """The flags of a task, as its own command line reads them, with changes of a run's.
 
     Raises:
       SystemExit: There is no such module, or it refuses the flags.
@@ -107,17 +94,7 @@ def read_flags(task: TaskPlan, **changes: Any) -> Flags:
 
 
 def open_task(task: TaskPlan, flags: Flags, tokens: Path) -> tuple[Task, Mesh]:
-    """The training that flags ask for.
-
-    Args:
-      task: The task.
-      flags: Those of one run.
-      tokens: Folder that keeps corpora as tokens, for all runs.
-
-    Returns:
-      The training, with the optimizer of the flags, and the device that simulates its
-      workers.
-    """
+    """The training that a run's flags ask for, and the device that simulates it."""
     if getattr(flags, "tokens", tokens) is None:
         flags = replace(flags, tokens=tokens)
     mesh = make_mesh(1, "flat")

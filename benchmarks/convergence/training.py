@@ -32,9 +32,7 @@ class Training:
     """All that a process needs to train a case.
 
     Attributes:
-      case: The case.
-      task: Its task.
-      options: Those of its arm.
+      case, task, options: The case, its task, the options of its arm.
       runs: Folder of the study's unfinished runs.
       tokens: Folder that keeps corpora as tokens, for all runs.
     """
@@ -65,14 +63,7 @@ def code() -> str:
 
 
 def train_case(training: Training) -> Run:
-    """Trains a case; what it prints goes to a log in its folder.
-
-    Args:
-      training: What to train; its folder is removed at the end.
-
-    Returns:
-      The run.
-    """
+    """Trains a case; what it prints goes to a log in its folder, removed at the end."""
     folder = training.folder
     folder.mkdir(parents=True, exist_ok=True)
     with (

@@ -1,6 +1,6 @@
 """The cost of compression: its operations beside the bytes that must move.
 
-    python -m benchmarks.kernels --json kernels.json --picture kernels.png
+    python -m benchmarks.kernels --json kernels.json
 
 For N float32 values in B = ⌈N / b⌉ blocks of b, W = B b / 32 words, and n = 8 workers
 of which each serves S = ⌈B / n⌉ blocks, an operation must read and write
@@ -12,22 +12,16 @@ of which each serves S = ⌈B / n⌉ blocks, an operation must read and write
 | average and recompress | S (b (1 + n / 32) + n + 1) | S (33 b / 32 + 1) |
 | decompress | W + B | N |
 | decompress and apply | N + W + B | 2 N |
-| Adam's update | 3 N | 3 N |
+| Adam's step | 4 N | 3 N |
 
-and a step the sum of its three operations. `numpy.packbits(x >= 0)` must read 4 N
-bytes and write N / 8, `numpy.unpackbits` read N / 8 and write N.
+and a step the sum of its three operations and of the parameters (N read and written,
+where the update was only written). The step of `onebit_adam` reads the momentum before,
+too, for its lead, and its one worker averages all blocks: n = 1.
 
-Each call of an operation is followed by one of its baseline, and the ratio is the
-median over these pairs. An operation's baseline is plain elementwise and reads and
-writes as many bytes, in arrays of the same sizes; what has nothing of its size to be
-made from is filled with one number (and the words of what decompresses are not read).
-A step's baseline is `optax.adam`'s update.
-
-Fresh: results go to buffers that are made for them, whose pages a CPU's operating
-system has yet to provide. Donated: errors and momentum are updated in place, and so is
-the state of Adam; the baseline is given the same. The copy that an operation's bytes a
-second are a share of is one of N float32 values, to a fresh buffer or to one that is
-there already.
+Everything is in place: errors, momentum, parameters and Adam's state are donated. The
+copy that an operation's bytes a second are a share of is one of N float32 values to a
+buffer that is there already. Each call of a whole step is followed by one of Adam's,
+parameters too, and the ratio is the median over these pairs.
 """
 
 from __future__ import annotations
@@ -39,29 +33,27 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Config:
-    """Times the operations of compression beside their baselines."""
+    """Times the operations of compression, and whole steps beside Adam's."""
 
     sizes: tuple[float, ...] = ()
-    """Values of a buffer; default: 1e6 1.1e7 1.1e8, on a GPU up to 4e8."""
+    """Values of a buffer; default: 1 and 11 million, on a GPU 110 and 335 million."""
     implementations: tuple[str, ...] = ()
     """Names of implementations; default: xla, and mosaic on a GPU of compute capability
     9 or more."""
     block_size: int = 1024
     """Values a scale."""
     repeats: int = 11
-    """Timed pairs of calls, of which the median counts."""
+    """Timed calls, of which the median counts."""
     calls: int | None = None
     """Calls that are timed together; default: 1, on a GPU 10."""
     threads: int | None = None
     """Cores that may be used; default: 1, where a GPU computes all."""
     json: Path | None = None
     """Where the results go."""
-    picture: Path | None = None
-    """Where the picture goes, a PNG."""
 
 
 def main(config: Config) -> None:
-    """Measures, prints a table and writes the files that are asked for."""
+    """Measures, prints a table and writes the file that is asked for."""
     b = config.block_size
     if b < 32 or b & (b - 1):
         raise SystemExit(f"--block-size must be a power of two from 32 on, not {b}.")
@@ -78,14 +70,13 @@ def main(config: Config) -> None:
     import jax
     from tqdm import tqdm
 
-    from benchmarks.kernels import measure as kernels_measure
-    from benchmarks.kernels import report as kernels_report
+    from benchmarks.kernels.measure import measure, text, write_json
 
     gpu = jax.default_backend() == "gpu"
     if gpu and config.threads is None:
         for task in os.listdir("/proc/self/task"):
             os.sched_setaffinity(int(task), cores)
-    measured = kernels_measure.measure(
+    measured = measure(
         sizes=[int(size) for size in config.sizes],
         implementations=config.implementations,
         block_size=config.block_size,
@@ -93,8 +84,6 @@ def main(config: Config) -> None:
         calls=config.calls or (10 if gpu else 1),
     )
     *_, results = tqdm(measured, unit=" operations", disable=None)
-    print(kernels_report.text(results))
+    print(text(results))
     if config.json:
-        kernels_report.write_json(config.json, results)
-    if config.picture:
-        kernels_report.write_picture(config.picture, results)
+        write_json(config.json, results)

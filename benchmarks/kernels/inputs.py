@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from jax import Array
 
 WORKERS = 8
-ADAM = "Adam's update"
-WITH_PARAMETERS = "step and parameters, one jit"
-DEFAULT = "step and parameters, onebit_adam"
+ADAM, STEP = "Adam's step", "all three and the parameters"
+DEFAULT = "the whole step of onebit_adam"
+"""Whole steps: of `optax.adam`, of the operations alone, and of the library."""
 
 
 class Inputs(NamedTuple):
@@ -46,16 +46,10 @@ class Inputs(NamedTuple):
     params: Array
 
 
-def block_counts(size: int, block_size: int) -> tuple[int, int]:
-    """The blocks of a buffer, and those of them that a worker serves."""
-    blocks = -(-size // block_size)
-    return blocks, -(-blocks // WORKERS)
-
-
 def make_inputs(size: int, block_size: int) -> Inputs:
     """Random buffers of a size."""
-    keys = iter(jax.random.split(jax.random.key(0), 7))
-    blocks, share = block_counts(size, block_size)
+    keys = iter(jax.random.split(jax.random.key(0), 6))
+    blocks, share = _block_counts(size, block_size)
     width = block_size // 32
     value = jax.random.normal(next(keys), (size,))
     first = jnp.arange(share, dtype=jnp.int32) * block_size
@@ -75,27 +69,32 @@ def make_inputs(size: int, block_size: int) -> Inputs:
 
 
 def bytes_moved(size: int, block_size: int) -> dict[str, int]:
-    """The bytes that each operation must read and write, from the module's table."""
-    blocks, share = block_counts(size, block_size)
-    packed = blocks * (block_size // 32 + 1)
+    """The bytes that each operation must read and write, by the command's table."""
     width = block_size // 32
-    received = share * (WORKERS * (width + 1) + block_size + 1)
+    blocks, _ = _block_counts(size, block_size)
+    packed = blocks * (width + 1)
+
+    def average(workers: int) -> int:
+        share = -(-blocks // workers)
+        received = workers * (width + 1) + block_size + 1
+        return share * (received + block_size + width + 1)
+
     numbers = {
         "compress": 3 * size + packed,
         "compress with momentum": 4 * size + packed,
-        "average and recompress": received + share * (block_size + width + 1),
+        "average and recompress": average(WORKERS),
         "decompress": packed + size,
         "decompress and apply": packed + 3 * size,
-        ADAM: 6 * size,
+        ADAM: 7 * size,
     }
-    step = ("compress with momentum", "average and recompress", "decompress and apply")
-    total = sum(numbers[part] for part in step)
-    numbers |= dict.fromkeys(("step", "step, three jits", "step, one jit"), total)
-    numbers[WITH_PARAMETERS] = total + size
-    numbers[DEFAULT] = total + 2 * size  # Its lead reads the momentum of before, too.
-    moved = {operation: 4 * count for operation, count in numbers.items()}
-    packed_bytes = -(-size // 8)
-    return moved | {
-        "packbits(x >= 0)": 4 * size + packed_bytes,
-        "unpackbits": packed_bytes + size,
-    }
+    ends = numbers["compress with momentum"] + numbers["decompress and apply"] + size
+    numbers[STEP] = ends + average(WORKERS)
+    # Its lead reads the momentum before, too; the one worker averages all blocks.
+    numbers[DEFAULT] = ends + average(1) + size
+    return {operation: 4 * count for operation, count in numbers.items()}
+
+
+def _block_counts(size: int, block_size: int) -> tuple[int, int]:
+    """The blocks of a buffer, and those of them that a worker serves."""
+    blocks = -(-size // block_size)
+    return blocks, -(-blocks // WORKERS)

@@ -1,28 +1,24 @@
-"""The operations that `benchmarks.kernels` measures, and their baselines."""
+"""The operations that `benchmarks.kernels` times, all in place."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+import onebit_jax
 import pallas_kernels
-from benchmarks.kernels.default_step import default_step
-from benchmarks.kernels.inputs import (
-    ADAM,
-    DEFAULT,
-    WITH_PARAMETERS,
-    Inputs,
-    block_counts,
-)
+from benchmarks.kernels.inputs import ADAM, DEFAULT, STEP, Inputs
+from benchmarks.one_of_many import one_of_many
+from benchmarks.whole_step import repeated, traced
+from train.core.mesh import AXIS, make_mesh
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from jax import Array
 
@@ -34,23 +30,19 @@ LEARNING_RATE = 1e-3
 
 
 class Operation(NamedTuple):
-    """An operation by one implementation, with its baseline.
+    """An operation by one implementation.
 
     Attributes:
       name: Its name.
-      buffers: 'fresh' or 'donated'.
       implementation: Name of its implementation.
       prepare: A function that makes its buffers and returns the call to be timed.
-      baseline: A function that does the same for its baseline.
-      wait: A function that waits for a call's result.
+      baseline: A function that does the same for Adam's step, beside a whole step.
     """
 
     name: str
-    buffers: str
     implementation: str
     prepare: Callable[[], Call]
     baseline: Callable[[], Call] | None = None
-    wait: Callable[[Any], Any] = jax.block_until_ready
 
 
 @dataclasses.dataclass
@@ -58,7 +50,7 @@ class Repeated:
     """A call whose donated arguments are the results of the call before.
 
     Attributes:
-      function: The function.
+      function: The compiled function, which donates them.
       arguments: Those of the first call, which copies the donated ones.
       carried: From the index of each donated argument to that of the result that
         replaces it in the next call.
@@ -83,77 +75,39 @@ class Repeated:
         return results
 
 
-def _jit(function: Callable[..., Any], carried: Iterable[int]) -> Callable[..., Any]:
-    # An argument may be there for its buffer alone.
-    return jax.jit(function, donate_argnums=tuple(carried), keep_unused=True)
-
-
 def compiled(
     function: Callable[..., Any], arguments: Sequence[Any], carried: Mapping[int, int]
 ) -> Repeated:
     """A repeated call of the function compiled with these arguments donated."""
-    return Repeated(_jit(function, carried), arguments, carried)
+    # An argument may be there for its buffer alone.
+    donating = jax.jit(function, donate_argnums=tuple(carried), keep_unused=True)
+    return Repeated(donating, arguments, carried)
 
 
-def copy(x: Array, donated: bool) -> Repeated:
-    """The copy that bandwidth is measured with."""
-    if donated:
-        return compiled(lambda x, _: (jnp.copy(x),), (x, x), {1: 0})
-    return compiled(lambda x: (jnp.copy(x),), (x,), {})
+def copy(x: Array) -> Repeated:
+    """The copy that bandwidth is measured with, to a buffer that is there."""
+    return compiled(lambda x, _: (jnp.copy(x),), (x, x), {1: 0})
 
 
 def operations(
-    inputs: Inputs, block_size: int, implementations: Sequence[str]
+    inputs: Inputs, block_size: int, implementation: str
 ) -> Iterator[Operation]:
-    """Every operation on one size, with its baseline."""
-    for buffers in ("fresh", "donated"):
-        yield from _with_buffers(buffers, inputs, block_size, implementations)
-    yield from _in_place(inputs, block_size, implementations)
-
-
-def _with_buffers(
-    buffers: str, inputs: Inputs, block_size: int, implementations: Sequence[str]
-) -> Iterator[Operation]:
-    """Adam's update, the operations and the steps with fresh or donated buffers."""
-    donated = buffers == "donated"
-    adam = functools.partial(_adam, inputs, donated)
-    arguments = inputs.momentum, inputs.nu, inputs.value
-    plain = functools.partial(
-        compiled, _add_one, arguments, {0: 0, 1: 1} if donated else {}
-    )
-    yield Operation(ADAM, buffers, "optax", adam, plain)
-    for implementation in implementations:
-        for operation, function, arguments, carried in compression(
-            inputs, block_size, implementation
-        ):
-            kept = carried if donated else {}
-            plain = elementwise(operation, inputs.value.size, block_size)
-            yield Operation(
-                operation,
-                buffers,
-                implementation,
-                functools.partial(compiled, function, arguments, kept),
-                functools.partial(compiled, plain, arguments, kept),
-            )
-        for form in ("three jits", "one jit"):
-            step = functools.partial(
-                _step, inputs, block_size, implementation, donated, form
-            )
-            yield Operation(f"step, {form}", buffers, implementation, step, adam)
-
-
-def _in_place(
-    inputs: Inputs, block_size: int, implementations: Sequence[str]
-) -> Iterator[Operation]:
-    """Steps all in place: nothing hides behind the pages of an update's new buffer."""
-    adam = functools.partial(_adam_with_parameters, inputs)
-    steps = {WITH_PARAMETERS: _step_with_parameters}
+    """Every operation on one size by an implementation; by 'optax' Adam's step."""
+    adam = functools.partial(_adam, inputs)
+    if implementation == "optax":
+        yield Operation(ADAM, implementation, adam)
+        return
+    for name, function, arguments, carried in compression(
+        inputs, block_size, implementation
+    ):
+        prepare = functools.partial(compiled, function, arguments, carried)
+        yield Operation(name, implementation, prepare)
+    steps = {STEP: _step}
     if inputs.value.size % block_size == 0:
-        steps[DEFAULT] = default_step
-    for implementation in implementations:
-        for name, make in steps.items():
-            step = functools.partial(make, inputs, block_size, implementation)
-            yield Operation(name, "donated", implementation, step, adam)
+        steps[DEFAULT] = _whole_step
+    for name, make in steps.items():
+        prepare = functools.partial(make, inputs, block_size, implementation)
+        yield Operation(name, implementation, prepare, adam)
 
 
 def compression(
@@ -167,8 +121,8 @@ def compression(
       implementation: Name of what computes.
 
     Returns:
-      Of each operation its name, its function, its arguments, and from those that may
-      be updated in place the result that replaces them.
+      Of each operation its name, its function, its arguments, and from those that are
+      updated in place the result that replaces them.
     """
     size = inputs.value.size
 
@@ -208,72 +162,40 @@ def compression(
     ]
 
 
-def _step(
-    inputs: Inputs, block_size: int, implementation: str, donated: bool, form: str
-) -> Call:
-    """The work of a step without the collectives between its operations."""
-    one_jit = form == "one jit"
-    parts = {
-        name: function if one_jit else _jit(function, carried if donated else ())
-        for name, function, _, carried in compression(
-            inputs, block_size, implementation
-        )
-    }
-    step = _in_order(parts, _depending if one_jit else lambda scales, _: scales)
-    # Worker error, server error and momentum.
-    carried = {1: 2, 5: 5, 2: 6} if donated else {}
-    return (compiled if one_jit else Repeated)(step, inputs, carried)
-
-
-def _step_with_parameters(inputs: Inputs, block_size: int, implementation: str) -> Call:
-    """A step's work, the parameters updated too, all of it in place."""
+def _step(inputs: Inputs, block_size: int, implementation: str) -> Call:
+    """The three operations one after another, and the update of the parameters."""
     parts = {
         name: function
-        for name, function, _, _ in compression(inputs, block_size, implementation)
+        for name, function, *_ in compression(inputs, block_size, implementation)
     }
-    in_order = _in_order(parts, _depending)
-
-    def step(*arguments: Array) -> tuple[Array, ...]:
-        *results, update = in_order(*arguments)
-        return *results, Inputs(*arguments).params - LEARNING_RATE * update
-
-    return compiled(step, inputs, {1: 2, 2: 6, 5: 5, 10: 7})
-
-
-def _depending(scales: Array, sent_scales: Array) -> Array:
-    # As by a collective, what comes depends on what was sent.
-    return scales + 0 * sent_scales[0]
-
-
-def _in_order(
-    parts: Mapping[str, Callable[..., Any]], received: Callable[[Array, Array], Array]
-) -> Callable[..., tuple[Array, ...]]:
-    """The operations of a step, one after another.
-
-    Args:
-      parts: The operations by name.
-      received: From scales that come by a collective and those that it was given, to
-        the former.
-
-    Returns:
-      A function from the fields of `Inputs` to all results.
-    """
 
     def step(*arguments: Array) -> tuple[Array, ...]:
         x = Inputs(*arguments)
         sent = parts["compress with momentum"](x.value, x.error, x.momentum)
-        scales = received(x.received_scales, sent[1])
+        # As by a collective, what comes depends on what was sent.
+        received_scales = x.received_scales + 0 * sent[1][0]
         served = parts["average and recompress"](
-            x.received, scales, x.server_error, x.counts
+            x.received, received_scales, x.server_error, x.counts
         )
-        scales = received(x.scales, served[1])
-        applied = parts["decompress and apply"](x.words, scales, x.nu, x.momentum)
-        return *sent, *served, *applied
+        scales = x.scales + 0 * served[1][0]
+        mu, update = parts["decompress and apply"](x.words, scales, x.nu, x.momentum)
+        return *sent, *served, mu, x.params - LEARNING_RATE * update
 
-    return step
+    # Worker error, momentum, server error and parameters.
+    return compiled(step, inputs, {1: 2, 2: 6, 5: 5, 10: 7})
 
 
-def _adam_with_parameters(inputs: Inputs) -> Call:
+def _whole_step(inputs: Inputs, block_size: int, implementation: Any) -> Call:
+    """The step of `onebit_adam` on one matrix, whose rows are blocks."""
+    mesh = make_mesh(1)
+    exchange = one_of_many(AXIS, block_size=block_size, implementation=implementation)
+    tx = onebit_jax.onebit_adam(LEARNING_RATE, exchange, onebit_jax.freeze_at(1))
+    params = jnp.copy(inputs.params).reshape(-1, block_size)
+    step = traced(tx, mesh, params, compressed=True).lower().compile()
+    return repeated(step, tx, mesh, params, inputs.value.reshape(params.shape))
+
+
+def _adam(inputs: Inputs) -> Call:
     tx = optax.adam(LEARNING_RATE)
 
     def step(state: Any, params: Array, gradient: Array) -> tuple[Any, Any]:
@@ -282,62 +204,3 @@ def _adam_with_parameters(inputs: Inputs) -> Call:
 
     arguments = tx.init(inputs.value), inputs.params, inputs.value
     return compiled(step, arguments, {0: 0, 1: 1})
-
-
-def _adam(inputs: Inputs, donated: bool) -> Call:
-    tx = optax.adam(LEARNING_RATE)
-
-    def update(state: Any, gradient: Array) -> Any:
-        # Donated buffers go to results of their shape in order: the state's first.
-        return tx.update(gradient, state)[::-1]
-
-    arguments = tx.init(inputs.value), inputs.value
-    return compiled(update, arguments, {0: 0} if donated else {})
-
-
-def elementwise(operation: str, size: int, block_size: int) -> Callable[..., Any]:
-    """The baseline of an operation: as many bytes by elementwise arithmetic.
-
-    Args:
-      operation: Its name.
-      size: Values of the buffer.
-      block_size: Values a scale.
-
-    Returns:
-      A function from the operation's arguments to results of the same sizes.
-    """
-    blocks, _ = block_counts(size, block_size)
-    shape = blocks, 32, block_size // 32
-
-    def compress(*buffers: Array) -> tuple[Array, ...]:
-        # The words and scales are written, and nothing of their size is read.
-        words, scales = (jnp.full(s, buffers[0][0]) for s in (shape[::2], blocks))
-        return words, scales, functools.reduce(operator.add, buffers)
-
-    def average(
-        received: Array, received_scales: Array, error: Array, counts: Array
-    ) -> tuple[Array, ...]:
-        words = functools.reduce(operator.add, list(received))
-        scales = functools.reduce(operator.add, list(received_scales))
-        return words, scales + counts.astype(jnp.float32), error + 1
-
-    def decompress(words: Array, scales: Array, old: Array) -> tuple[Array, ...]:
-        # No elementwise operation writes more than it reads, so that the result is
-        # filled and the words, a thirtieth of the bytes, are not read.
-        del old, words
-        return (jnp.full(size, scales[0]),)
-
-    def apply(words: Array, scales: Array, nu: Array, old: Array) -> tuple[Array, ...]:
-        return nu + 1, *decompress(words, scales, old)
-
-    return {
-        "compress": compress,
-        "compress with momentum": compress,
-        "average and recompress": average,
-        "decompress": decompress,
-        "decompress and apply": apply,
-    }[operation]
-
-
-def _add_one(*buffers: Array) -> tuple[Array, ...]:
-    return tuple(x + 1 for x in buffers)

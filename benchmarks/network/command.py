@@ -42,15 +42,7 @@ from benchmarks.network import hosts as network_hosts
 from benchmarks.network import processes as network_processes
 from benchmarks.network.config import host_counts
 from benchmarks.network.measure import measure
-from benchmarks.network.report import (
-    MARK,
-    check_same,
-    read_results,
-    tables,
-    write_json,
-    write_picture,
-)
-from benchmarks.network.results import Results
+from benchmarks.network.results import MARK, Results, tables
 from benchmarks.page import fill
 
 if TYPE_CHECKING:
@@ -84,9 +76,7 @@ def main(config: Config) -> None:
         jax=metadata.version("jax"),
     )
     if config.json and config.json.exists():
-        earlier = read_results(config.json)
-        check_same(config.json, earlier, results)
-        results.rows += earlier.rows
+        results.go_on(config.json)
     if config.page:  # Its faults are said before anything is measured.
         fill(config.page.read_text("utf-8"), MARK, "")
     for count in counts:
@@ -101,13 +91,11 @@ def main(config: Config) -> None:
             for measurement in tqdm(measured, desc=f"{count} hosts", disable=None):
                 results.add(measurement)
                 if config.json:
-                    write_json(config.json, results)
+                    results.write(config.json)
     print(tables(results))
     if config.page:
         page = config.page.read_text("utf-8")
         config.page.write_text(fill(page, MARK, tables(results)), "utf-8")
-    if config.picture:
-        write_picture(config.picture, results)
 
 
 def _worker(config: Config, hosts: tuple[Host, ...]) -> list[str]:

@@ -19,9 +19,6 @@ from train.core.totals import EVERY
 
 AUTO = "auto"
 """The rate at which the network takes most of Adam's step."""
-OPTIMIZERS = "adam", "onebit_adam"
-ALONE = "pmean", *EXCHANGES
-"""Exchanges that are measured by themselves."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +30,13 @@ class Config:
     rates: str = "100mbit,1gbit"
     """Rates of each host's link, such as 100mbit, 2.5gbit, unlimited or auto."""
     optimizers: str = "adam,onebit_adam"
-    """Optimizers whose training steps are taken."""
+    """Optimizers whose training steps are taken; "" for none."""
     exchanges: str = "pmean,sign_mean"
     """Exchanges by themselves: of pmean, sign_mean and count_mean."""
     onebit_exchanges: str = "sign_mean"
     """1-bit Adam's exchanges: of sign_mean and count_mean."""
     plan: Path | None = None
     """A study of `benchmarks.convergence`, whose arms' steps are taken instead."""
-    exchange_only: bool = False
-    """Take no training steps."""
     model: Literal["tiny", "mini", "small", "medium", "base", "large"] = "mini"
     """Size of the BERT."""
     batch: int = 1
@@ -66,8 +61,6 @@ class Config:
     """The JSON for the results, which keeps those of other hosts, devices and rates."""
     page: Path | None = None
     """Markdown, whose tables between its two marks are written anew."""
-    picture: Path | None = None
-    """The PNG for the picture."""
     clean: bool = False
     """Only take down the hosts of runs that were killed."""
 
@@ -76,9 +69,7 @@ class Workload(NamedTuple):
     """A training step in one stage, or an exchange by itself.
 
     Attributes:
-      kind: 'step' or 'exchange'.
-      name: The optimizer, or the exchange.
-      stage: 'warmup', 'compressed', or None where there is but one.
+      kind, name, stage: As of `benchmarks.network.results.Measurement`.
       prepare: What the worker prepares: a step, one of a study's arm, an exchange.
       arguments: Arguments of the worker's function that prepares it.
     """
@@ -98,18 +89,12 @@ def listed(text: str) -> list[str]:
 def workloads(config: Config) -> list[Workload]:
     """The workloads that the flags name, baselines first.
 
-    Args:
-      config: The flags.
-
-    Returns:
-      The workloads.
-
     Raises:
       SystemExit: A name is unknown.
     """
+    optimizers = _known(config.optimizers, "--optimizers", ("adam", "onebit_adam"))
+    exchanges = _known(config.exchanges, "--exchanges", ("pmean", *EXCHANGES))
     onebit_exchanges = _known(config.onebit_exchanges, "--onebit-exchanges", EXCHANGES)
-    optimizers = _known(config.optimizers, "--optimizers", OPTIMIZERS)
-    exchanges = _known(config.exchanges, "--exchanges", ALONE)
     flat = ", flat" if config.devices > 1 and config.topology == "flat" else ""
 
     def step(name: str, optimizer: str, exchange: str, stage: str | None) -> Workload:
@@ -117,7 +102,7 @@ def workloads(config: Config) -> list[Workload]:
         return Workload("step", name, stage, "step", arguments)
 
     chosen = _arms(config.plan) if config.plan else []
-    for optimizer in [] if config.exchange_only or config.plan else optimizers:
+    for optimizer in [] if config.plan else optimizers:
         if optimizer == "adam":
             chosen.append(step("adam", optimizer, "sign_mean", None))
             continue
@@ -153,13 +138,7 @@ def _known(text: str, flag: str, known: Collection[str]) -> list[str]:
 
 
 def host_counts(config: Config) -> list[int]:
-    """The numbers of hosts, of flags that can be measured with.
-
-    Args:
-      config: The flags.
-
-    Returns:
-      The numbers of hosts, each 2 or more.
+    """The numbers of hosts, each 2 or more, of flags that can be measured with.
 
     Raises:
       SystemExit: A flag's value cannot be used.
@@ -182,9 +161,9 @@ def host_counts(config: Config) -> list[int]:
         )
     if not (config.longest > 0 and config.timeout > 0):
         raise SystemExit("--longest and --timeout must be positive numbers of seconds.")
-    for flag, file in (("--json", config.json), ("--picture", config.picture)):
-        if file and not file.parent.is_dir():
-            raise SystemExit(f"{flag} {file}: there is no folder {file.parent}.")
+    if config.json and not config.json.parent.is_dir():
+        folder = config.json.parent
+        raise SystemExit(f"--json {config.json}: there is no folder {folder}.")
     if config.page and not config.page.is_file():
         raise SystemExit(f"--page {config.page}: there is no such file.")
     counts = listed(config.hosts)

@@ -42,12 +42,7 @@ LIMIT = "16mb"
 
 
 class Host(NamedTuple):
-    """One host.
-
-    Attributes:
-      name: Name of its namespace and of itself.
-      address: Its IPv4 address on the bridge.
-    """
+    """One host: the name of its namespace and itself, and its IPv4 address."""
 
     name: str
     address: str
@@ -60,13 +55,7 @@ class Host(NamedTuple):
 
 
 def bits_per_second(rate: str) -> float:
-    """A link's rate as a number.
-
-    Args:
-      rate: A number and one of the units bit, kbit, mbit and gbit, or 'unlimited'.
-
-    Returns:
-      Bits a second.
+    """Bits a second of a number with a unit of bit, kbit, mbit, gbit, or 'unlimited'.
 
     Raises:
       ValueError: If it is none of these.
@@ -108,14 +97,7 @@ def missing() -> str | None:
 
 @contextlib.contextmanager
 def joined(count: int) -> Iterator[tuple[Host, ...]]:
-    """Hosts on a bridge, their links not limited yet; taken down at the end.
-
-    Args:
-      count: Their number.
-
-    Yields:
-      The hosts.
-    """
+    """Some hosts on a bridge, their links not limited yet; taken down at the end."""
     prefix = f"onebit{os.getpid()}-"
     hosts = tuple(
         Host(f"{prefix}h{i}", f"10.77.{i // 250}.{i % 250 + 1}") for i in range(count)
@@ -148,15 +130,7 @@ def joined(count: int) -> Iterator[tuple[Host, ...]]:
 
 
 def limit(hosts: Sequence[Host], rate: str) -> None:
-    """Sets the rate at which each host sends.
-
-    Args:
-      hosts: The hosts.
-      rate: A rate for `bits_per_second`.
-
-    Raises:
-      ValueError: If it is not a rate.
-    """
+    """Sets the rate at which each host sends, one for `bits_per_second`."""
     bits = bits_per_second(rate)
     for host in hosts:
         where = ("-n", host.name, "qdisc")
@@ -170,13 +144,9 @@ def limit(hosts: Sequence[Host], rate: str) -> None:
 def sent(hosts: Sequence[Host]) -> list[tuple[int, int]]:
     """The bytes that each host has sent since its link was limited.
 
-    Args:
-      hosts: The hosts.
-
-    Returns:
-      Of each the interface's `tx_bytes`, which counts the headers of a large segment
-      once, and the bytes of the packets that it is cut into, from the queue. Only
-      differences mean something.
+    Of each the interface's `tx_bytes`, which counts the headers of a large segment
+    once, and the bytes of the packets that it is cut into, from the queue. Only
+    differences mean something.
     """
     counted = []
     for host in hosts:
@@ -201,11 +171,7 @@ def described() -> dict[str, Any]:
 
 
 def remove_leftovers() -> list[str]:
-    """Takes down the hosts of runs that were killed, with what still runs on them.
-
-    Returns:
-      The names of the namespaces.
-    """
+    """Takes down the hosts of runs that were killed, and gives their names."""
     names = {path.name for path in Path("/run/netns").glob("onebit*")}
     names |= {path.name for path in NETNS_FILES.glob("onebit*")}
     dead = []

@@ -25,14 +25,11 @@ FEWEST_REPEATS = 3
 
 
 def auto_rate(sent_bytes: int, computation: float) -> str:
-    """The rate at which the network takes `ADAMS_SHARE` of a step.
+    """The rate at which the network takes `ADAMS_SHARE` of a step, in whole Mbit/s.
 
     Args:
       sent_bytes: Bytes that a host sends in a step.
       computation: Seconds that a step computes.
-
-    Returns:
-      The rate, in whole megabits a second.
 
     Example:
       >>> auto_rate(50_000_000, 0.2)
@@ -59,16 +56,7 @@ def _seconds(
 def measure(
     config: Config, hosts: tuple[Host, ...], processes: Processes
 ) -> Iterator[Measurement]:
-    """Measures every workload on the same hosts at every rate.
-
-    Args:
-      config: The flags.
-      hosts: The hosts.
-      processes: A process on each of them.
-
-    Yields:
-      The measurements.
-    """
+    """Measures every workload on the same hosts at every rate."""
     rates = listed(config.rates)
     seconds_of = functools.partial(_seconds, config, processes)
     for workload in workloads(config):  # Adam's step, if any, is the first.

@@ -25,27 +25,14 @@ TAIL = 20
 
 
 class Processes(NamedTuple):
-    """The running processes.
-
-    Attributes:
-      hosts: The hosts on which they run.
-      running: The processes, in the hosts' order.
-      logs: Files of what they print.
-    """
+    """The running processes, in the hosts' order, with the files of what they print."""
 
     hosts: tuple[Host, ...]
     running: tuple[subprocess.Popen[str], ...]
     logs: tuple[Path, ...]
 
     def ask(self, request: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
-        """Sends all of them a request and waits for their replies.
-
-        Args:
-          request: What to do.
-          seconds: How long the replies may take.
-
-        Returns:
-          The replies in the hosts' order.
+        """Sends all of them a request, and gives their replies in the hosts' order.
 
         Raises:
           RuntimeError: If a process ends or does not reply in time; with what it
@@ -98,9 +85,6 @@ def started(
       hosts: The hosts.
       argv: Python's arguments; the host's number is added.
       folder: The folder for what they print.
-
-    Yields:
-      The processes.
     """
     cores = sorted(os.sched_getaffinity(0))
     running: list[subprocess.Popen[str]] = []

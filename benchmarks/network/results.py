@@ -1,18 +1,25 @@
-"""The measurements of `benchmarks.network`, and the numbers that follow from them."""
+"""The measurements of `benchmarks.network`, what follows from them, and their table."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.network.hosts import bits_per_second
+from benchmarks.page import table
+from train.core.text_file import replace_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 BASELINES = {"step": "adam", "exchange": "pmean"}
 """The workload that others are compared with, by kind."""
+MARK = "measured"
+"""The part of a page that the tables go to."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +54,6 @@ class Measurement:
     sent_bytes: int
     tx_bytes: float
     packet_bytes: float
-
-    @property
-    def workload(self) -> tuple[object, ...]:
-        """The key of what was measured, and where."""
-        return self.where, self.name, self.stage
 
     @property
     def where(self) -> tuple[object, ...]:
@@ -102,34 +104,6 @@ class Measurement:
         return self.packet_bytes / self.sent_bytes if self.sent_bytes else float("nan")
 
 
-@dataclass
-class Results:
-    """All that was measured, and on which machine.
-
-    Attributes:
-      settings: The flags.
-      network: The settings of hosts and links.
-      processor: Name of the CPU.
-      jax: Version.
-      rows: The measurements.
-    """
-
-    settings: dict[str, Any]
-    network: dict[str, Any]
-    processor: str
-    jax: str
-    rows: list[Measurement] = field(default_factory=list)
-
-    def add(self, measurement: Measurement) -> None:
-        """Adds a measurement, in the place of an earlier one of the same workload."""
-        workloads = [other.workload for other in self.rows]
-        if measurement.workload in workloads:
-            self.rows[workloads.index(measurement.workload)] = measurement
-            return
-        self.rows.append(measurement)
-        self.rows.sort(key=lambda r: (r.hosts, r.devices, bits_per_second(r.rate)))
-
-
 def speed_up(
     measurement: Measurement,
     others: Sequence[Measurement],
@@ -153,3 +127,127 @@ def speed_up(
             saved = max(0.0, excess) if equal_computation else 0.0
             return (other.median - saved) / measurement.median
     return None
+
+
+@dataclass
+class Results:
+    """All that was measured, and on which machine.
+
+    Attributes:
+      settings: The flags.
+      network: The settings of hosts and links.
+      processor: Name of the CPU.
+      jax: Version.
+      rows: The measurements.
+    """
+
+    settings: dict[str, Any]
+    network: dict[str, Any]
+    processor: str
+    jax: str
+    rows: list[Measurement] = field(default_factory=list)
+
+    def add(self, measurement: Measurement) -> None:
+        """Adds a measurement, in the place of an earlier one of the same workload."""
+
+        def workload(row: Measurement) -> tuple[object, ...]:
+            return row.where, row.name, row.stage
+
+        workloads = [workload(row) for row in self.rows]
+        if workload(measurement) in workloads:
+            self.rows[workloads.index(workload(measurement))] = measurement
+            return
+        self.rows.append(measurement)
+        self.rows.sort(key=lambda r: (r.hosts, r.devices, bits_per_second(r.rate)))
+
+    def write(self, file: Path) -> None:
+        """Writes all measurements, and the numbers that follow from them, as JSON."""
+        stored = dataclasses.asdict(self)
+        for written, row in zip(stored["rows"], self.rows, strict=True):
+            written |= {
+                "median": row.median,
+                "quartiles": row.quartiles,
+                "wire_seconds": row.wire_seconds,
+                "bound_seconds": row.bound_seconds,
+                "attained": row.attained,
+                "network_share": row.network_share,
+                "speed_up": speed_up(row, self.rows),
+            }
+        replace_text(file, json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
+
+    def go_on(self, file: Path) -> None:
+        """Takes the rows of an earlier run over.
+
+        Raises:
+          SystemExit: They are of other settings or of another machine.
+        """
+        earlier = read_results(file)
+        for name in ("settings", "network", "processor", "jax"):
+            old, new = getattr(earlier, name), getattr(self, name)
+            if old != new:
+                raise SystemExit(
+                    f"{file} has rows with {name} {old}, not {new}: remove it, or "
+                    "choose another --json."
+                )
+        self.rows += earlier.rows
+
+
+def read_results(file: Path) -> Results:
+    """Reads what `Results.write` wrote."""
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    names = [each.name for each in dataclasses.fields(Measurement)]
+    rows = [
+        Measurement(**{name: row[name] for name in names}) for row in stored["rows"]
+    ]
+    return Results(**(stored | {"rows": rows}))
+
+
+def tables(results: Results) -> str:
+    """Two tables as Markdown: training steps, and exchanges by themselves."""
+    parts = []
+    heads = {"step": ["optimizer", "stage"], "exchange": ["exchange"]}
+    for kind, names in heads.items():
+        rows = [row for row in results.rows if row.kind == kind]
+        if not rows:
+            continue
+        columns = [
+            "hosts",
+            "rate",
+            *names,
+            "seconds (quartiles)",
+            f"faster than {BASELINES[kind]}",
+            *(["with equal computation"] if kind == "step" else []),
+            "computation",
+            "wire",
+            "of the bound",
+            "on the network",
+            "MB counted",
+            "sent / counted",
+            "with headers",
+        ]
+        lines = [_cells(row, results.rows, len(names)) for row in rows]
+        parts.append(table(columns, lines))
+    return "\n\n".join(parts)
+
+
+def _cells(
+    row: Measurement, rows: Sequence[Measurement], names: int
+) -> tuple[str, ...]:
+    # Exchanges by themselves: pmean computes nothing of its own.
+    forms = (False, True) if row.kind == "step" else (False,)
+    ratios = [speed_up(row, rows, equal_computation=form) for form in forms]
+    first, third = row.quartiles
+    return (
+        str(row.hosts) if row.devices == 1 else f"{row.hosts} of {row.devices} devices",
+        row.rate,
+        *(row.name, row.stage or "")[:names],
+        f"{row.median:.3f} ({first:.3f}, {third:.3f})",
+        *("" if ratio is None else f"{ratio:.1f}" for ratio in ratios),
+        f"{row.computation_seconds:.3f}",
+        f"{row.wire_seconds:.3f}",
+        f"{row.attained:.2f}",
+        f"{row.network_share:.0%}",
+        f"{row.sent_bytes / 1e6:.2f}",
+        f"{row.overhead:.3f}",
+        f"{row.packet_overhead:.3f}",
+    )

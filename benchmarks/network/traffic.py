@@ -11,9 +11,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from onebit_jax import Transfer
 from train.core.mesh import AXIS, DEVICE, HOST
 from train.plan.cluster import link_load
-from train.plan.transfers import Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,15 +41,7 @@ def between_hosts(collectives: Sequence[Collective], hosts: int) -> list[Collect
 
 
 def host_bytes(collectives: Sequence[Collective], hosts: int, devices: int) -> int:
-    """The bytes that leave a host.
-
-    Args:
-      collectives: A program's, of one stage.
-      hosts: Hosts.
-      devices: Devices of each.
-
-    Returns:
-      Bytes of all devices of a host together, to other hosts.
+    """The bytes that all devices of a host together send to other hosts.
 
     Raises:
       NotImplementedError: The groups of a collective are not those of the mesh's axes.
@@ -70,15 +62,10 @@ def host_bytes(collectives: Sequence[Collective], hosts: int, devices: int) -> i
 def collectives_alone(
     collectives: Sequence[Collective], mesh: jax.sharding.Mesh
 ) -> tuple[Any, list[Array]]:
-    """A program of a program's collectives, one after another.
+    """A program of a program's collectives, one after another, and its first buffers.
 
-    Args:
-      collectives: The program's, of one stage.
-      mesh: Their mesh.
-
-    Returns:
-      A jitted function from donated buffers to buffers like them and a value that
-      depends on all collectives; and the first buffers, zeros.
+    It is jitted, and gives of donated buffers buffers like them and a value that
+    depends on all collectives.
 
     Raises:
       NotImplementedError: A collective is unknown.
@@ -93,9 +80,8 @@ def collectives_alone(
         count = each.bytes // dtype.itemsize
         if each.op == "all-gather":
             count //= each.group_size
-        call = functools.partial(_OPERATIONS[each.op], axes=each.axes)
         for _ in range(each.times):
-            calls.append(call)
+            calls.append((_OPERATIONS[each.op], each.axes))
             buffers.append(_zeros((mesh.size, count), dtype, sharding))
 
     @functools.partial(jax.jit, donate_argnums=0)
@@ -108,10 +94,10 @@ def collectives_alone(
     )
     def program(buffers: list[Array]) -> tuple[list[Array], Array]:
         after, done = [], jnp.zeros(1, jnp.float32)
-        for call, buffer in zip(calls, buffers, strict=True):
+        for (call, axes), buffer in zip(calls, buffers, strict=True):
             # Each needs a number of the one before.
             buffer = buffer[0].at[0].add(done[0].astype(buffer.dtype))
-            result = call(buffer)
+            result = call(buffer, axes)
             done = result[-1:].astype(jnp.float32)
             after.append((result if result.shape == buffer.shape else buffer)[None])
         return after, done
@@ -126,25 +112,10 @@ def _zeros(shape: tuple[int, ...], dtype: Any, sharding: NamedSharding) -> Array
     )
 
 
-def _all_reduce(x: Array, axes: Any) -> Array:
-    return lax.psum(x, axes)
-
-
-def _all_gather(x: Array, axes: Any) -> Array:
-    return lax.all_gather(x, axes, tiled=True)
-
-
-def _all_to_all(x: Array, axes: Any) -> Array:
-    return lax.all_to_all(x, axes, 0, 0, tiled=True)
-
-
-def _reduce_scatter(x: Array, axes: Any) -> Array:
-    return lax.psum_scatter(x, axes, tiled=True)
-
-
 _OPERATIONS = {
-    "all-gather": _all_gather,
-    "all-reduce": _all_reduce,
-    "all-to-all": _all_to_all,
-    "reduce-scatter": _reduce_scatter,
+    "all-gather": lambda x, axes: lax.all_gather(x, axes, tiled=True),
+    "all-reduce": lax.psum,
+    "all-to-all": lambda x, axes: lax.all_to_all(x, axes, 0, 0, tiled=True),
+    "reduce-scatter": lambda x, axes: lax.psum_scatter(x, axes, tiled=True),
 }
+"""From the name of a collective to the function of a buffer and its axes."""

@@ -19,8 +19,7 @@ from benchmarks.convergence.intervals import beside
 from benchmarks.convergence.plan import read_plan
 from benchmarks.convergence.report import mean_loss, percent, runs_of
 from benchmarks.convergence.runs import Store
-from benchmarks.network.report import read_results
-from benchmarks.network.results import BASELINES
+from benchmarks.network.results import BASELINES, read_results
 from benchmarks.page import fill, table
 from train.core.totals import EVERY
 
@@ -48,7 +47,7 @@ class WholeRun(NamedTuple):
     """An arm's runs on the testbed's links.
 
     Attributes:
-      runs: Those of the study, a seed each.
+      runs: Those of the study.
       seconds: From the step of each evaluation to the seconds until then.
       reached: The first of these steps with the baseline's last mean loss, or less;
         None for none.
@@ -67,15 +66,7 @@ class WholeRun(NamedTuple):
 def whole_runs(
     runs: Mapping[str, Sequence[Run]], rows: Sequence[Measurement]
 ) -> dict[str, WholeRun]:
-    """The runs of all arms.
-
-    Args:
-      runs: Those of a task by arm, the baseline's first.
-      rows: Steps of the arms' stages on the same links.
-
-    Returns:
-      The runs by the name of their arm.
-    """
+    """A task's runs by arm, the baseline's first, at the steps' seconds."""
     medians = {(row.name, row.stage or EVERY): row.median for row in rows}
     baseline, *others = runs
     names = {baseline: BASELINES["step"]} | {arm: arm for arm in others}
@@ -97,16 +88,8 @@ def whole_runs(
 
 
 def text(found: Mapping[str, WholeRun]) -> str:
-    """The runs as a Markdown table.
-
-    Args:
-      found: The baseline's first.
-
-    Returns:
-      Its lines.
-    """
+    """The runs as a Markdown table, the baseline's first."""
     baseline, *_ = found.values()
-
     first = baseline.seconds[baseline.reached or max(baseline.seconds)]
 
     def time(seconds: float, beside: float) -> tuple[str, str]:
@@ -127,15 +110,7 @@ def text(found: Mapping[str, WholeRun]) -> str:
 def read(
     plan: Path, steps: Path, task: str
 ) -> tuple[dict[str, list[Run]], list[Measurement]]:
-    """Runs of the last round of a study, and the steps of its arms.
-
-    Args:
-      plan: The study.
-      steps: The JSON of its arms' steps.
-      task: The study's task.
-
-    Returns:
-      The task's runs by arm, and the steps.
+    """A task's runs of the last round of a study by arm, and the steps of its arms.
 
     Raises:
       SystemExit: The steps are of several rates, or the study has no such task or no

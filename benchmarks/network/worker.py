@@ -29,12 +29,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 import onebit_jax
 from benchmarks.convergence.arms import make_arm
 from benchmarks.network.traffic import between_hosts, collectives_alone, host_bytes
-from models import SIZES, PreTrainingBatch
-from train.bert.masked_pairs import num_predictions
+from benchmarks.random_batch import random_batch
+from models import SIZES
 from train.bert.objective import init_params, training_loss
 from train.core.exchange import make_exchange
 from train.core.mesh import make_mesh
 from train.core.optimizer import make_optimizer
+from train.plan.transfers import MEASURING, PERIOD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,25 +46,11 @@ if TYPE_CHECKING:
     from train.core.mesh import Topology
 
 LEARNING_RATE, WEIGHT_DECAY, CLIP = 1e-4, 0.01, 1.0
-GROWTH = onebit_jax.GrowthByMeanSquares()
-MEASURING = "compressed/measuring"
-"""The stage of the collectives that one step in a period of the growth runs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Settings of all workloads.
-
-    Attributes:
-      coordinator: address and port of host 0.
-      hosts: how many.
-      devices: of each host.
-      model: a name of `models.SIZES`.
-      batch: sequences of a device.
-      seq: tokens of a sequence.
-      size: values of an exchange by itself.
-      topology: of 1-bit Adam's exchange.
-    """
+    """Settings of all workloads: the address of host 0, and flags of the command."""
 
     coordinator: str
     hosts: int
@@ -76,39 +63,11 @@ class Settings:
 
 
 class Prepared(NamedTuple):
-    """A workload that is ready to be measured.
-
-    Attributes:
-      call: Runs it once.
-      alone: Runs its collectives between hosts alone once.
-      sent_bytes: Bytes that leave a host each time, in the mean.
-    """
+    """A workload, its collectives between hosts alone, and the bytes that it sends."""
 
     call: Callable[[], Any]
     alone: Callable[[], Any]
     sent_bytes: int
-
-
-def local_batch(settings: Settings, index: int) -> PreTrainingBatch:
-    """A host's random part of a batch."""
-    random = np.random.default_rng(index)
-    model = SIZES[settings.model]
-    rows = settings.batch * settings.devices
-    shape = rows, settings.seq
-    predicted = rows, num_predictions(settings.seq)
-
-    def integers(below: int, shape: tuple[int, ...]) -> np.ndarray:
-        return random.integers(below, size=shape, dtype=np.int32)
-
-    return PreTrainingBatch(
-        token_ids=integers(model.vocab_size, shape),
-        token_types=integers(2, shape),
-        lengths=np.full(rows, settings.seq, np.int32),
-        masked_positions=integers(settings.seq, predicted),
-        masked_labels=integers(model.vocab_size, predicted),
-        masked_weights=np.ones(predicted, np.float32),
-        next_sentence_labels=integers(2, (rows,)),
-    )
 
 
 def prepare_step(
@@ -155,9 +114,10 @@ def _prepare_step(
     model = dataclasses.replace(SIZES[settings.model], dropout=0.0)
     run = onebit_jax.data_parallel(training_loss(model, 0, mesh.axis_names), tx, mesh)
     split = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    rows = settings.batch * settings.devices
     batch = jax.tree.map(
-        lambda x: jax.make_array_from_process_local_data(split, x),
-        local_batch(settings, jax.process_index()),
+        functools.partial(jax.make_array_from_process_local_data, split),
+        random_batch(model, rows, settings.seq, jax.process_index()),
     )
     static = {} if stage is None else {"stage": stage}
     arguments = batch, np.uint32(0)
@@ -229,7 +189,7 @@ def _prepare(
         host_bytes(each, settings.hosts, settings.devices)
         for each in (every, sometimes)
     )
-    return Prepared(call, alone, sent_bytes + more // GROWTH.period)
+    return Prepared(call, alone, sent_bytes + more // PERIOD)
 
 
 def measure(call: Callable[[], Any], repeats: int) -> list[float]:

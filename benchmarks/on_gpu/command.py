@@ -7,8 +7,8 @@ The first measures on the GPU at hand, part by part in order of worth, each in a
 of its own that is ended when its share of the minutes is over; what a part leaves goes
 to those after it. In FOLDER are, from the moment that they are known, `PART.json` and
 `PART.log`, how each part ended in `run.json`, and the compiled programs, which a later
-call with the same FOLDER uses again. `learning` goes on where it stopped. What is not
-installed is said at once, and left out.
+call with the same FOLDER uses again. What is not installed is said at once, and left
+out.
 
 The second writes what was found into the documentation, with the name of the GPU; of
 two GPUs both folders are given.
@@ -21,8 +21,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.on_gpu.parts import PARTS
-from benchmarks.on_gpu.run import ROOT, run
+from benchmarks.on_gpu.pages import write_pages
+from benchmarks.on_gpu.run import PARTS, ROOT, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,9 +57,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     given = parser.parse_args(arguments)
     if given.pages:
-        # Draws, which the machine with the GPU need not be able to.
-        from benchmarks.on_gpu.pages import write_pages
-
         write_pages(given.pages, ROOT / "docs")
         return
     if given.minutes <= 0:

@@ -1,44 +1,52 @@
-"""BERT's training step: its speed and memory, and the results of cuDNN's attention."""
+"""BERT's training step: its speed and memory, and the results of cuDNN's attention.
+
+The step is `train.pretrain`'s with Adam, of one worker, but for a loop over the layers:
+dropout, both losses, clipping, skipping of steps that are not finite. FLOP are the
+model's own (`train.plan.flops`); the peak that they are a share of is `facts`' matrix
+product.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
-from benchmarks.bert.config import Config
-from benchmarks.bert.measure import measure as measure_bert
-from benchmarks.on_gpu.device import device
+import onebit_jax
+from benchmarks.on_gpu.part import read
+from benchmarks.random_batch import random_batch
+from benchmarks.timing import seconds
+from models import SIZES as MODELS
 from models.attention import attend
+from train.bert.objective import init_params, training_loss
+from train.core.mesh import AXIS, make_mesh
+from train.core.optimizer import learning_rate_schedule, make_optimizer
+from train.plan.compile import needed_memory
+from train.plan.flops import step_flops
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from benchmarks.on_gpu.record import Record
+    from jax.sharding import Mesh
+
+    from benchmarks.on_gpu.part import Record
     from benchmarks.on_gpu.sizes import Sizes
+    from models import BertConfig
+    from models.config import Attention
 
 HEADS, WIDTH = 16, 64
 TIMES = 2.0
 """How many times XLA's error cuDNN's may be, in bfloat16."""
 
 
-def bert_config(sizes: Sizes, lengths: tuple[int, ...], **values: Any) -> Config:
-    """The flags of `benchmarks.bert` for whole steps of these lengths."""
-    return Config(
-        models=(sizes.model,),
-        seqs=lengths,
-        batch=sizes.batch,
-        dtype=sizes.dtype,
-        passes=("step",),
-        **values,
-    )
-
-
 def measure(sizes: Sizes, record: Record) -> None:
     """Measures the part."""
-    device(sizes, record.file.parent)
+    record.device(sizes)
     if "cudnn" in sizes.attentions and sizes.platform == "gpu":
         try:
             record.write(attention=attention_errors(max(sizes.lengths)))
@@ -46,19 +54,81 @@ def measure(sizes: Sizes, record: Record) -> None:
         except Exception as error:
             record.write(attention={"error": str(error).strip().split("\n")[0]})
     record.check()
-    steps: list[Any] = []
+    product = read(record.file.parent, "facts").get("product", {})
+    rows: list[dict[str, Any]] = []
     for length in sizes.lengths:
-        config = bert_config(
-            sizes,
-            (length,),
-            attentions=sizes.attentions,
-            peers=(),
-            repeats=sizes.repeats,
-        )
-        (results,) = measure_bert(config)
-        steps.append(dataclasses.asdict(results))
-        record.write(steps=steps)
-        record.check()
+        for attention in sizes.attentions:
+            row = {"length": length, "batch": sizes.tokens // length}
+            row |= {"attention": attention, "dtype": sizes.dtype, "model": sizes.model}
+            try:
+                row |= _step(sizes, length, attention, product.get("tflops_per_second"))
+            # Not for these sizes, not on this device, or too large for it.
+            except Exception as error:
+                row["error"] = str(error).strip().split("\n")[0] or repr(error)
+            rows.append(row)
+            record.write(rows=rows)
+            record.check()
+
+
+def bert(sizes: Sizes, attention: Attention, length: int) -> BertConfig:
+    """The model.
+
+    Raises:
+      ValueError: Its parts do not go together.
+    """
+    size = MODELS[sizes.model]
+    return dataclasses.replace(
+        size,
+        max_positions=max(size.max_positions, length),
+        dtype=sizes.dtype,
+        attention=attention,
+        scan=True,
+    )
+
+
+def training(model: BertConfig, mesh: Mesh) -> tuple[Any, Any]:
+    """The optimizer of `train.pretrain --optimizer adam`, and the step with it."""
+    tx = make_optimizer(
+        "adam",
+        learning_rate_schedule(4e-4, 0, 1000),
+        onebit_jax.freeze_at(1),
+        onebit_jax.sign_mean(AXIS),
+        weight_decay=0.01,
+        clip=1.0,
+    )
+    return tx, onebit_jax.data_parallel(training_loss(model, 0), tx, mesh)
+
+
+def _step(
+    sizes: Sizes, length: int, attention: Attention, peak: float | None
+) -> dict[str, Any]:
+    model, mesh = bert(sizes, attention, length), make_mesh(1)
+    rows = sizes.tokens // length
+    split = NamedSharding(mesh, PartitionSpec(AXIS))
+    batch = jax.device_put(random_batch(model, rows, length), split)
+    _, run = training(model, mesh)
+    carried = [*run.init(init_params(model, 0))]
+    arguments = batch, np.uint32(0)
+    step = run.step.lower(*carried, *arguments).compile()
+
+    def call() -> Any:
+        carried[0], carried[1], loss = step(*carried, *arguments)
+        return loss
+
+    # The first call may tune.
+    times = [
+        seconds(call, jax.block_until_ready, sizes.calls)
+        for _ in range(sizes.repeats + 1)
+    ]
+    taken = statistics.median(times[1:])
+    rate = rows * step_flops(model, length) / taken / 1e12
+    return {
+        "milliseconds": 1e3 * taken,
+        "examples_per_second": rows / taken,
+        "tflops_per_second": rate,
+        "of_peak": rate / peak if peak else None,
+        "memory_bytes": needed_memory(step)["together"],
+    }
 
 
 def attention_errors(length: int) -> dict[str, Any]:

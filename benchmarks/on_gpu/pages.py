@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import json
-import shutil
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.bert.report import text as bert_text
-from benchmarks.bert.results import PassTiming, ProductRate
-from benchmarks.bert.results import Results as BertResults
-from benchmarks.convergence.picture import write_picture
-from benchmarks.convergence.plan import read_plan
-from benchmarks.convergence.report import write_page
-from benchmarks.convergence.runs import Store
-from benchmarks.kernels.measure import Results, Timing
-from benchmarks.kernels.report import text as kernels_text
-from benchmarks.on_gpu.learning import RUNS
-from benchmarks.on_gpu.parts import PARTS
-from benchmarks.on_gpu.record import read
-from benchmarks.on_gpu.sizes import SIZES
+from benchmarks.kernels.measure import read_json
+from benchmarks.kernels.measure import text as kernels_text
+from benchmarks.on_gpu.part import read
+from benchmarks.on_gpu.run import PARTS
 from benchmarks.page import fill, table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
 TIMED = {
@@ -35,10 +25,10 @@ Found = dict[str, Any]
 
 
 def write_pages(folders: Sequence[Path], docs: Path) -> None:
-    """Writes `kernels.md`, `bert.md`, the study's page and a JSON of all.
+    """Writes `kernels.md`, `bert.md` and a JSON of all.
 
     Args:
-      folders: Those of runs, one for each GPU; the study is of the first that has one.
+      folders: Those of runs, one for each GPU.
       docs: The documentation.
 
     Raises:
@@ -54,11 +44,6 @@ def write_pages(folders: Sequence[Path], docs: Path) -> None:
         (docs / name).write_text(fill(page, mark, text), encoding="utf-8")
     dump = json.dumps(runs, indent=1, ensure_ascii=False)
     (docs / "on-gpu.json").write_text(dump + "\n", encoding="utf-8")
-    studies = [
-        each for each in zip(folders, runs, strict=True) if (each[0] / RUNS).exists()
-    ]
-    for folder, found in studies[:1]:
-        _write_study(folder, docs / "studies" / f"{SIZES.study}.toml", found)
     print(*map(default_line, runs), sep="\n")
 
 
@@ -73,7 +58,7 @@ def _read_run(folder: Path) -> Found:
     return found | {"run": read(folder, "run")}
 
 
-def device_of(found: Found) -> str:
+def _device(found: Found) -> str:
     """The device and its software in a line."""
     facts = found["facts"]
     about = {**facts.get("driver", {}), **facts["versions"]}
@@ -83,10 +68,9 @@ def device_of(found: Found) -> str:
 
 def kernels_part(found: Found) -> str:
     """The part of `kernels.md`, as Markdown."""
-    parts = [device_of(found), _ends(found), _tests(found)]
+    parts = [_device(found), _ends(found), _tests(found)]
     if results := found["fast"].get("results"):
-        rows = [Timing(**row) for row in results["rows"]]
-        parts.append(kernels_text(Results(**(results | {"rows": rows}))))
+        parts.append(kernels_text(read_json(results)))
         wrong = [name for name, x in found["fast"]["right"].items() if x is False]
         if wrong:
             parts.append(
@@ -126,8 +110,6 @@ def _tests(found: Found) -> str:
         said += "" if tests["complete"] else ", not all of them were run"
         lines.append(f"- `{implementation}`: {said}")
         lines += [f"  - `{name}`" for name in failed]
-    if "sanitizer" in found["right"]:
-        lines.append(f"- compute-sanitizer: {found['right']['sanitizer']}")
     return "\n".join(lines) or "The kernels' suite has not run."
 
 
@@ -143,7 +125,7 @@ def _optimizer(found: Found) -> str:
         return (
             *name,
             f"{row['milliseconds']:.3g}{'' if row['finite'] else ', **not finite**'}",
-            f"{row['milliseconds'] / row['workers'] / first:.2f}" if first else "",
+            f"{row['milliseconds'] / first:.2f}" if first else "",
             f"{memory['arguments'] / 1e9:.2f}",
             f"{memory['together'] / 1e9:.2f}",
             f"{peak / 1e9:.2f}" if peak else "",
@@ -153,7 +135,7 @@ def _optimizer(found: Found) -> str:
         f"step of {found['values'] / 1e6:.0f} M values",
         "compressed by",
         "ms",
-        "a worker, of Adam's",
+        "of Adam's",
         "GB of arguments",
         "GB as compiled",
         "GB at the peak",
@@ -163,7 +145,7 @@ def _optimizer(found: Found) -> str:
 
 def bert_part(found: Found) -> str:
     """The part of `bert.md`, as Markdown."""
-    parts = [device_of(found)]
+    parts = [_device(found)]
     attention = found["model"].get("attention", {})
     if "errors" in attention:
         rows = [
@@ -175,44 +157,42 @@ def bert_part(found: Found) -> str:
         parts += [table(heads, rows), f"cuDNN's attention is {verdict}."]
     elif attention:
         parts.append(f"cuDNN's attention failed: {attention['error']}.")
-    for name in ("model", "peer"):
-        if steps := found[name].get("steps"):
-            parts.append(bert_text(_merged(steps)))
+    if steps := found["model"].get("rows"):
+        heads = (
+            "step",
+            "sequences",
+            "attention",
+            "ms",
+            "examples/s",
+            "TFLOP/s",
+            "of the matrix product",
+            "GB as compiled",
+        )
+        parts.append(table(heads, map(_step_cells, steps)))
     return "\n\n".join(parts)
 
 
-def _merged(steps: list[Found]) -> BertResults:
-    """Results of several lengths as one."""
-    merged = dict(steps[0])
-    for name in ("peaks", "rows", "skipped"):
-        merged[name] = [each for step in steps for each in step[name]]
-    merged["peaks"] = [ProductRate(**peak) for peak in merged["peaks"]]
-    merged["rows"] = [PassTiming(**row) for row in merged["rows"]]
-    return BertResults(**merged)
-
-
-def _write_study(folder: Path, file: Path, found: Found) -> None:
-    """Writes the study's JSON, page and picture beside its plan."""
-    shutil.copyfile(folder / RUNS, file.with_suffix(".json"))
-    study = read_plan(file)
-    runs = Store(file.with_suffix(".json"), study).runs
-    write_page(file, study, runs)
-    write_picture(file, study, runs)
-    page = file.with_suffix(".md")
-    text = page.read_text(encoding="utf-8")
-    page.write_text(f"{text}\nTrained on {device_of(found)}.\n", encoding="utf-8")
+def _step_cells(row: Found) -> tuple[str, ...]:
+    what = f"{row['model']}, {row['dtype']}", f"{row['batch']} x {row['length']}"
+    if "error" in row:
+        return *what, row["attention"], row["error"], *[""] * 4
+    return (
+        *what,
+        row["attention"],
+        f"{row['milliseconds']:.4g}",
+        f"{row['examples_per_second']:.4g}",
+        f"{row['tflops_per_second']:.3g}",
+        f"{row['of_peak']:.0%}" if row["of_peak"] else "",
+        f"{row['memory_bytes'] / 1e9:.2f}",
+    )
 
 
 def default_line(found: Found) -> str:
     """The line of `pallas_kernels._choose` that the measurements earn.
 
-    Args:
-      found: What the parts have found.
-
-    Returns:
-      The line, with the operations that are right and nowhere slower than XLA's form.
+    It has the operations that are right and nowhere slower than XLA's form.
     """
-    right: Mapping[str, Any] = found["fast"].get("right", {})
+    right = found["fast"].get("right", {})
     rows = found["fast"].get("results", {}).get("rows", [])
     earned = [
         name

@@ -1,4 +1,4 @@
-"""The process of one part.
+"""The process of one part: its time, its JSON, its device.
 
     python -m benchmarks.on_gpu.part NAME FOLDER SECONDS TINY
 
@@ -8,17 +8,95 @@ TINY is empty for full sizes.
 from __future__ import annotations
 
 import importlib
+import json
 import sys
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from benchmarks.on_gpu.sizes import Sizes
 
 CUT = 3
 """The exit status of a part whose share of the time was too short."""
 
 
+class OutOfTimeError(Exception):
+    """The share of a part is over."""
+
+
+class Record:
+    """The results of a part, written the moment that they are known.
+
+    Args:
+      file: The JSON.
+      seconds: The share of the part.
+
+    Attributes:
+      values: All that was found.
+    """
+
+    def __init__(self, file: Path, seconds: float):
+        self.file = file
+        self.values: dict[str, Any] = {}
+        self._end = time.monotonic() + seconds
+
+    def write(self, **values: Any) -> None:
+        """Adds values."""
+        self.values |= values
+        write(self.file, self.values)
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left."""
+        return self._end - time.monotonic()
+
+    def check(self) -> None:
+        """Stops the part, by `OutOfTimeError`, where its share is over."""
+        if self.left <= 0:
+            raise OutOfTimeError
+
+    def device(self, sizes: Sizes) -> Any:
+        """The device that is measured.
+
+        Raises:
+          SystemExit: It is not of the platform that the sizes are for, or of another
+            kind than the one that the folder's results are of.
+        """
+        import jax
+
+        found, folder = jax.devices()[0], self.file.parent
+        if found.platform != sizes.platform:
+            raise SystemExit(
+                f"JAX sees no {sizes.platform} but {found.platform}: install "
+                "jax[cuda13], or give --tiny on a CPU."
+            )
+        earlier = read(folder, "facts").get("device_kind", found.device_kind)
+        if found.device_kind != earlier:
+            raise SystemExit(
+                f"{folder} holds what was found on {earlier}, and this is "
+                f"{found.device_kind}: give --out another folder."
+            )
+        return found
+
+
+def write(file: Path, values: dict[str, Any]) -> None:
+    """Writes a JSON, whole or not at all."""
+    new = file.with_suffix(".new")
+    text = json.dumps(values, indent=1, ensure_ascii=False)
+    new.write_text(text + "\n", encoding="utf-8")
+    new.replace(file)
+
+
+def read(folder: Path, part: str) -> dict[str, Any]:
+    """The results of a part of a run's folder; none where it has not run."""
+    file = folder / f"{part}.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
 def main() -> None:
     """Measures a part."""
     name, folder, seconds, tiny = sys.argv[1:]
-    from benchmarks.on_gpu.record import OutOfTimeError, Record
     from benchmarks.on_gpu.sizes import SIZES, TINY
 
     record = Record(Path(folder, f"{name}.json"), float(seconds))

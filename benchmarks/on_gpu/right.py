@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks.on_gpu.device import device
 from benchmarks.on_gpu.run import ROOT
 
 if TYPE_CHECKING:
-    from benchmarks.on_gpu.record import Record
+    from benchmarks.on_gpu.part import Record
     from benchmarks.on_gpu.sizes import Sizes
 
 SUITE = "tests/pallas_kernels/test_kernels.py"
-SANITIZED = "numbers_that_are_hard"
-SANITIZER_SECONDS = 60
 LINES = 30
 """Last lines of a failure that are kept."""
 
@@ -43,7 +35,7 @@ class Tests:
     def pytest_sessionstart(self, session: Any) -> None:
         """Refuses another device; pytest has configured JAX by now."""
         self.session = session
-        device(self.sizes, self.record.file.parent)
+        self.record.device(self.sizes)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Keeps an outcome."""
@@ -76,15 +68,7 @@ class Tests:
 def verdicts(
     outcomes: dict[str, dict[str, Any]], complete: bool
 ) -> dict[str, bool | None]:
-    """Which operations are right.
-
-    Args:
-      outcomes: Outcomes of the tests, by their names.
-      complete: Whether all have run.
-
-    Returns:
-      By name: False where a test has failed, else True where all have run, else None.
-    """
+    """By operation False where a test has failed, else True where all have run."""
     failed = [name for name, x in outcomes.items() if x["outcome"] == "failed"]
     of_average = [name for name in failed if any(word in name for word in AVERAGE)]
     of_both = any(BOTH in name for name in failed)
@@ -102,16 +86,10 @@ def measure(sizes: Sizes, record: Record) -> None:
         record.check()
         # On a device that a kernel has broken the next implementation's tests fail.
         jax.block_until_ready(jnp.zeros(1) + 1)
-    record.write(sanitizer=sanitize(sizes, record))
 
 
 def run_suite(implementation: str, sizes: Sizes, record: Record) -> None:
-    """Runs the tests of an implementation.
-
-    Args:
-      implementation: Its name.
-      sizes: The sizes.
-      record: Takes their outcomes.
+    """Runs the tests of an implementation, whose outcomes the record takes.
 
     Raises:
       SystemExit: Pytest has not run them, for another reason than the time.
@@ -119,50 +97,21 @@ def run_suite(implementation: str, sizes: Sizes, record: Record) -> None:
     import pytest
 
     tests = Tests(implementation, sizes, record)
-    status = pytest.main(_arguments(implementation, sizes.tests), plugins=[tests])
-    ran = pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED
-    if status not in ran and record.left > 0:
-        raise SystemExit(f"The tests of {implementation} were not run: {status!r}.")
-
-
-def _arguments(implementation: str, chosen: str) -> list[str]:
-    return [
+    arguments = [
         str(ROOT / SUITE),
         f"--rootdir={ROOT}",
         f"--config-file={ROOT / 'pyproject.toml'}",
         "--implementation",
         implementation,
         "-k",
-        f"{implementation} and ({chosen or implementation})",
+        f"{implementation} and ({sizes.tests or implementation})",
         # The log has the name of a test that hangs.
         "--verbose",
         "-pno:cacheprovider",
         # A warning of a library is no wrong result.
         "-Wdefault",
     ]
-
-
-def sanitize(sizes: Sizes, record: Record) -> str:
-    """The words of compute-sanitizer on one case."""
-    if not (command := shutil.which("compute-sanitizer")):
-        return "not installed"
-    # JAX tries calls that some drivers do not know: those are no errors of memory.
-    asked = [command, "--tool=memcheck", "--report-api-errors=no"]
-    asked += [sys.executable, "-m", "pytest", *_arguments(sizes.mosaic, SANITIZED)]
-    try:
-        answer = subprocess.run(
-            asked,
-            # Each array in memory of its own: behind an array of a pool lies another,
-            # and a write beyond its end would not be found.
-            env=os.environ | {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=min(SANITIZER_SECONDS, max(1.0, record.left)),
-        )
-    except subprocess.TimeoutExpired:
-        return "cut: its time was over"
-    print(answer.stdout, answer.stderr)
-    said = re.findall(r"=+ (ERROR SUMMARY: .*)", answer.stdout + answer.stderr)
-    ended = f"its tests ended with {answer.returncode}"
-    return f"{said[-1]}; {ended}" if said else f"{ended}; see the log"
+    status = pytest.main(arguments, plugins=[tests])
+    ran = pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED
+    if status not in ran and record.left > 0:
+        raise SystemExit(f"The tests of {implementation} were not run: {status!r}.")

@@ -3,37 +3,60 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.on_gpu.part import CUT
-from benchmarks.on_gpu.record import read, write
+from benchmarks.on_gpu.part import CUT, read, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from benchmarks.on_gpu.parts import Part
 
 ROOT = Path(__file__).resolve().parents[2]
 GRACE = 3.0
 """Seconds before the end of its share at which a part is to stop by itself."""
 
 
+class Part(NamedTuple):
+    """A part.
+
+    Attributes:
+      name: Name of its module in `benchmarks.on_gpu`, whose `measure` is run.
+      seconds: Its share of the time, where all parts' are added up.
+      needs: Packages beside jax, optax and NumPy.
+    """
+
+    name: str
+    seconds: int
+    needs: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> list[str]:
+        """The packages that are not installed."""
+        needed = ("jax", "optax", *self.needs)
+        return [name for name in needed if importlib.util.find_spec(name) is None]
+
+
+PARTS = (
+    # Most of its share is for a cold start; what is left goes to the others.
+    Part("facts", 40),
+    Part("right", 90, ("pytest", "hypothesis")),
+    Part("fast", 70),
+    Part("optimizer", 90, ("flax", "tokenizers")),
+    Part("model", 90, ("flax", "tokenizers")),
+)
+"""In order of worth."""
+
+
 def run(
     parts: Sequence[Part], folder: Path, minutes: float, *, tiny: bool
 ) -> dict[str, Any]:
-    """Runs parts one after another.
-
-    Args:
-      parts: In order of worth.
-      folder: Takes JSON, logs and compiled programs.
-      minutes: For all together.
-      tiny: Whether on a CPU, with small sizes.
+    """Runs parts one after another, in so many minutes together.
 
     Returns:
       How each ended, as in `run.json`, where those of earlier calls are kept.
@@ -77,7 +100,7 @@ def _run_part(part: Part, folder: Path, seconds: float, tiny: bool) -> dict[str,
     with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(
             command(part, folder, seconds - GRACE, tiny),
-            env=os.environ | environment(part, folder, tiny),
+            env=os.environ | _environment(folder, tiny),
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -105,7 +128,7 @@ def _run_part(part: Part, folder: Path, seconds: float, tiny: bool) -> dict[str,
     return {"end": "failed", **about, "said": said}
 
 
-def environment(part: Part, folder: Path, tiny: bool) -> dict[str, str]:
+def _environment(folder: Path, tiny: bool) -> dict[str, str]:
     """The variables of a part's process."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     common = {
@@ -117,7 +140,7 @@ def environment(part: Part, folder: Path, tiny: bool) -> dict[str, str]:
         # size, of which it gives none back. The step of 128 tokens, 21 GB, would leave
         # that of 512, 36 GB in one piece, no room in 80 GB.
         "XLA_PYTHON_CLIENT_PREALLOCATE": "true",
-        "XLA_CLIENT_MEM_FRACTION": str(part.memory),
+        "XLA_CLIENT_MEM_FRACTION": "0.9",
         "JAX_COMPILATION_CACHE_DIR": str(folder / "programs"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }

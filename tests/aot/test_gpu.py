@@ -17,33 +17,18 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import onebit_jax
 import pallas_kernels as pk
+from train.plan.targets import GPUS
 
 if "JAX_SKIP_CUDA_CONSTRAINTS_CHECK" not in os.environ:
     pytest.skip("run by make test-aot", allow_module_level=True)
 
-H200 = """
-gpu_device_info {
-  threads_per_block_limit: 1024 threads_per_warp: 32
-  shared_memory_per_block: 49152 shared_memory_per_core: 233472
-  threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
-  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  memory_bandwidth: 4800000000000 l2_cache_size: 62914560 clock_rate_ghz: 1.98
-  device_memory_size: 150000000000 shared_memory_per_block_optin: 232448
-  cuda_compute_capability { major: 9 }
-  registers_per_core_limit: 65536 registers_per_block_limit: 65536
-}
-platform_name: "CUDA"
-dnn_version_info { major: 9 minor: 10 }
-runtime_version { major: 13 minor: 0 patch: 0 }
-device_description_str: "NVIDIA H200"
-"""
 SIZE = 1 << 20
 REGISTERS_OF_A_LANE = 255
 
 
 def gpus(number):
     topology = topologies.get_topology_desc(
-        platform="cuda", target_config=H200, topology=f"1x1x{number}"
+        platform="cuda", target_config=GPUS["h200"].target, topology=f"1x1x{number}"
     )
     return topologies.make_mesh(topology, (number,), ("data",))
 

@@ -1,7 +1,6 @@
 """Training steps compiled whole for 512 GPUs, on a machine without any.
 
-`make test-aot` installs the compiler. These prove memory, collectives and schedule,
-not speed.
+`make test-aot` installs the compiler. These prove memory and collectives, not speed.
 """
 
 import os
@@ -54,7 +53,7 @@ def predicted(config):
     """Bytes from a GPU to the same GPU of the other hosts."""
     cluster, leaves = cluster_of(config), model_of(config).leaves
     transfers = exchange_transfers(
-        config.exchange, leaves, cluster.axis_sizes, hierarchical=True
+        config.exchange, leaves, config.hosts, config.gpus, hierarchical=True
     )
     loads = cluster.loads(each for each in transfers if each.axes == ("host",))
     return sum(load.gpu_bytes for load in loads)
@@ -78,14 +77,6 @@ def test_bert_large_sends_packed_words_between_hosts(large):
     assert sent == pytest.approx(predicted(config), rel=0.01)
     exact = sum(c["sent_bytes"] for c in over(large, "host", "warmup"))
     assert sent < exact / 8 / 30
-
-
-def test_bert_large_computes_while_it_exchanges(large):
-    work = {
-        c["op"]: c["work"] for c in large["in_flight"] if c["result"].startswith("u32")
-    }
-    assert set(work) == {"all-to-all", "all-gather"}
-    assert all(work.values())
 
 
 def test_seven_billion_parameters_fit(seven_billion):

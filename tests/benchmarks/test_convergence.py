@@ -143,17 +143,6 @@ def test_the_picture_has_all_arms_of_the_last_seeds(plan):
     assert [each.get_text() for each in legend.get_texts()] == list(text | digits)
 
 
-def test_the_legend_fits_below_a_single_task(plan):
-    arms = {f"{name}, 4 bits in the warm-up": {} for name in ("Adam", *PRODUCT)}
-    rounds = (replace(plan.rounds[1], tasks=("text",), arms=tuple(arms), best=None),)
-    task = replace(plan.tasks["text"], learning_rate=(1e-3,), b1=(0.9,))
-    plan = replace(plan, tasks={"text": task}, arms=arms, rounds=rounds)
-    figure = drawn_study(plan, {c: run_of(c, 4.0) for c in wanted(plan, {})})
-    figure.draw_without_rendering()
-    (legend,) = figure.legends
-    assert legend.get_window_extent().width <= figure.bbox.width
-
-
 def test_the_best_arms_of_a_complete_round_go_on(plan):
     order = studied(plan)
     last = [case for case in order if case.seed == 7 and case.arm != "Adam"]

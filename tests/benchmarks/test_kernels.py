@@ -1,4 +1,4 @@
-"""Operations and their baselines move the bytes that the table says."""
+"""Operations move the bytes that the table says; whole steps stand beside Adam's."""
 
 import json
 
@@ -7,10 +7,15 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.kernels.command import Config, main
-from benchmarks.kernels.inputs import WORKERS, bytes_moved, make_inputs
-from benchmarks.kernels.measure import measure
-from benchmarks.kernels.operations import compression, elementwise
-from benchmarks.kernels.report import text, write_json, write_picture
+from benchmarks.kernels.inputs import (
+    ADAM,
+    DEFAULT,
+    STEP,
+    bytes_moved,
+    make_inputs,
+)
+from benchmarks.kernels.measure import measure, read_json, text, write_json
+from benchmarks.kernels.operations import compression
 from train.plan.model import compression_bytes
 
 BLOCK_SIZE = 64
@@ -29,57 +34,62 @@ def test_bytes_are_those_of_the_arguments_and_results(size):
     for name, function, arguments, _ in compression(x, BLOCK_SIZE, "xla"):
         results = jax.eval_shape(function, *arguments)
         counted[name] = nbytes(arguments[: READ.get(name)], results)
-        plain = jax.eval_shape(elementwise(name, size, BLOCK_SIZE), *arguments)
-        assert nbytes(plain) == nbytes(results), name
     assert {name: moved[name] for name in counted} == counted
     steps = "compress with momentum", "average and recompress", "decompress and apply"
-    step = sum(counted[name] for name in steps)
-    assert moved["step, one jit"] == moved["step, three jits"] == step
-    assert moved["step and parameters, one jit"] == step + nbytes(x.params)
-    # The lead reads the momentum of the step before.
-    expected = step + nbytes(x.params, x.momentum)
-    assert moved["step and parameters, onebit_adam"] == expected
-    # Gradient, both moments; both moments and the update.
-    assert moved["Adam's update"] == 6 * nbytes(x.value)
-    bits = jnp.packbits(jnp.zeros(size, bool)).nbytes
-    assert moved["packbits(x >= 0)"] == nbytes(x.value) + bits
-    assert moved["unpackbits"] == bits + size
+    # The parameters are read, and written in the place of the update.
+    assert moved[STEP] == sum(counted[name] for name in steps) + nbytes(x.params)
+    # Gradient, both moments and parameters; both moments and parameters.
+    assert moved[ADAM] == 7 * nbytes(x.value)
 
 
 def test_the_planner_counts_the_bytes_that_are_measured():
     size = 2**20
-    step = bytes_moved(size, 1024)["step and parameters, onebit_adam"]
-    assert compression_bytes(WORKERS) == pytest.approx(step / size, rel=0.003)
+    step = bytes_moved(size, 1024)[DEFAULT]
+    assert compression_bytes(1) == pytest.approx(step / size, rel=0.003)
+
+
+def measured(sizes, implementations, **options):
+    with jax.numpy_dtype_promotion("standard"):
+        *_, results = measure(sizes, implementations, BLOCK_SIZE, 1, 1, **options)
+    return results
 
 
 @pytest.mark.slow
-def test_every_operation_is_measured_beside_its_baseline(tmp_path, capsys):
-    too_large = 10**15
-    with jax.numpy_dtype_promotion("standard"):
-        *_, results = measure(
-            [5000, too_large], ["xla"], BLOCK_SIZE, repeats=1, calls=1
-        )
-    compressing = {(name, "elementwise") for name in bytes_moved(5000, BLOCK_SIZE)}
-    compressing = {pair for pair in compressing if "compress" in pair[0]}
-    both = {("Adam's update", "elementwise"), *compressing}
-    both |= {(f"step, {form}", "Adam's update") for form in ("three jits", "one jit")}
-    numpy = {("packbits(x >= 0)", None), ("unpackbits", None)}
-    in_place = {("step and parameters, one jit", "Adam's update")}
-    for buffers, expected in (("fresh", both | numpy), ("donated", both | in_place)):
-        rows = [row for row in results.rows if row.buffers == buffers]
-        assert {(row.operation, row.baseline) for row in rows} == expected
-        assert len(rows) == len(expected)
+def test_every_operation_is_measured_and_steps_beside_adams(tmp_path):
+    file, size = tmp_path / "kernels.json", 128 * BLOCK_SIZE
+    results = measured([5000, size], ["xla"])
+    names = set(bytes_moved(size, BLOCK_SIZE))
+    for each, expected in ((5000, names - {DEFAULT}), (size, names)):
+        rows = [row for row in results.rows if row.size == each]
+        assert {row.operation for row in rows} == expected
     for row in results.rows:
         assert row.gb_per_s == pytest.approx(row.bytes / row.milliseconds / 1e6)
-        assert (row.ratio is None) == (row.baseline is None)
-    said = capsys.readouterr().err
-    assert "size 1,000,000,000,000,000: 64000000.0 GB of arrays are more" in said
-    write_json(tmp_path / "kernels.json", results)
-    stored = json.loads((tmp_path / "kernels.json").read_text())
-    assert len(stored["rows"]) == len(results.rows)
+        assert (row.ratio is None) == (row.operation not in (STEP, DEFAULT))
+    write_json(file, results)
+    assert read_json(json.loads(file.read_text())) == results
     assert text(results).count("\n| ") == len(results.rows) + len(results.copies) + 2
-    write_picture(tmp_path / "kernels.png", results)
-    assert (tmp_path / "kernels.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_operation_that_fails_is_told_and_the_others_are_measured(monkeypatch):
+    """XLA's of all sizes are measured before the first of Mosaic's."""
+
+    def broken(value, error, *, implementation, **_):
+        if implementation == "mosaic_interpreted":
+            raise RuntimeError("illegal address\nand more")
+        return jnp.zeros(2), jnp.zeros(2), value + error
+
+    monkeypatch.setattr("pallas_kernels.compress", broken)
+    both = "xla", "mosaic_interpreted"
+    found = measured([1024, 2048], both, names=(ADAM, "compress with momentum"))
+    rows = [(row.operation, row.size, row.implementation) for row in found.rows]
+    assert rows == [
+        (name, size, implementation)
+        for name, implementation in ((ADAM, "optax"), ("compress with momentum", "xla"))
+        for size in (1024, 2048)
+    ]
+    for size in ("1,024", "2,048"):
+        what = f"compress with momentum, {size}, mosaic_interpreted"
+        assert f"- {what}: not measured: illegal address\n" in text(found) + "\n"
 
 
 @pytest.mark.parametrize(

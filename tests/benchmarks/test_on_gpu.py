@@ -1,37 +1,46 @@
 """The command for a GPU runs whole on a CPU, cuts what overruns, and says the rest."""
 
+import json
 import shutil
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from launching import is_running
 
-from benchmarks.convergence.plan import read_plan
-from benchmarks.convergence.runs import Store
-from benchmarks.convergence.study import wanted
-from benchmarks.kernels.report import text as kernels_text
-from benchmarks.on_gpu import facts, fast, learning, model, pages, right, run
+from benchmarks.on_gpu import command, facts, model, pages, right, run
 from benchmarks.on_gpu.command import main
-from benchmarks.on_gpu.device import device
-from benchmarks.on_gpu.parts import PARTS, Part
-from benchmarks.on_gpu.peer import fastest
-from benchmarks.on_gpu.record import OutOfTimeError, Record, read
+from benchmarks.on_gpu.part import Record, read
 from benchmarks.on_gpu.right import verdicts
-from benchmarks.on_gpu.sizes import SIZES, TINY
+from benchmarks.on_gpu.run import PARTS, Part
+from benchmarks.on_gpu.sizes import TINY
+from benchmarks.one_of_many import one_of_many
+from onebit_jax import data_parallel, freeze_at, onebit_adam
+from onebit_jax.exchanges.block_exchange import ErrorFeedbackState
+from train.core.mesh import AXIS, make_mesh
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def docs(tmp_path):
+    """The two pages that it writes into."""
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    for page in ("kernels.md", "bert.md"):
+        shutil.copyfile(ROOT / "docs" / page, folder / page)
+    return folder
 
 
 @pytest.mark.slow
-def test_the_whole_command_on_a_cpu(tmp_path, capsys):
+def test_the_whole_command_on_a_cpu(tmp_path, docs, capsys):
     """And into the pages, which name the device."""
-    out, docs = tmp_path / "out", tmp_path / "docs"
+    out = tmp_path / "out"
     with pytest.raises(SystemExit) as ended:
         main(["--out", str(out), "--minutes", "10", "--tiny"])
     assert not ended.value.code, capsys.readouterr().out
@@ -41,21 +50,14 @@ def test_the_whole_command_on_a_cpu(tmp_path, capsys):
         end = "left out" if part.missing else "done"
         assert ends[part.name]["end"] == end, (out / f"{part.name}.log").read_text()
     check_found(out)
-    docs.mkdir()
-    for page in ("kernels.md", "bert.md"):
-        shutil.copyfile(DOCS / page, docs / page)
-    (out / learning.RUNS).unlink()  # of another plan than the published study's
     pages.write_pages([out], docs)
-    earned = "'cpu': frozenset([])"
-    assert earned in capsys.readouterr().out
+    assert "'cpu': frozenset([])" in capsys.readouterr().out
     kernels = (docs / "kernels.md").read_text()
     assert "**cpu**" in kernels
     assert "0 of 1 tests against float64 failed" in kernels
-    assert (
-        "| compress with momentum | donated | 4,096 | mosaic_interpreted |" in kernels
-    )
-    assert "| 1-bit Adam, as published, 2 workers on it | xla |" in kernels
-    assert "**tiny, 2 x 16 tokens, float32.**" in (docs / "bert.md").read_text()
+    assert "| compress with momentum | 4,096 | mosaic_interpreted |" in kernels
+    assert "| 1-bit Adam, as published | mosaic_interpreted |" in kernels
+    assert "| tiny, float32 | 2 x 16 | xla |" in (docs / "bert.md").read_text()
 
 
 def check_found(out):
@@ -67,18 +69,11 @@ def check_found(out):
     rows = read(out, "fast")["results"]["rows"]
     assert {row["implementation"] for row in rows} >= {"xla", TINY.mosaic}
     steps = read(out, "optimizer")["rows"]
-    assert [(row["implementation"], row["workers"]) for row in steps] == [
-        (None, 1),
-        ("xla", 1),
-        (TINY.mosaic, 1),
-        ("xla", 2),
-    ]
+    assert [row["implementation"] for row in steps] == [None, "xla", TINY.mosaic]
     assert all(row["finite"] for row in steps), steps
-    (step,) = read(out, "model")["steps"]
-    assert [row["attention"] for row in step["rows"]] == ["xla"]
-    assert "cudnn" in step["skipped"][1]
-    runs = Store(out / learning.RUNS, learning.plan_of(TINY)).runs.values()
-    assert [r.case.arm for r in runs] == ["Adam", "1-bit Adam"]
+    xla, cudnn = read(out, "model")["rows"]
+    assert xla["tflops_per_second"] > 0
+    assert cudnn["error"].startswith("cuDNN's attention computes in bfloat16")
 
 
 def test_it_starts_without_what_the_machine_lacks():
@@ -87,12 +82,10 @@ def test_it_starts_without_what_the_machine_lacks():
 import importlib, sys
 for name in ("tyro", "grain", "orbax", "tensorstore", "matplotlib", "tqdm"):
     sys.modules[name] = None
-for name in {[part.name for part in PARTS]}:
+for name in {["command", *(part.name for part in PARTS)]}:
     importlib.import_module("benchmarks.on_gpu." + name)
-import benchmarks.on_gpu.command
 """
-    root = Path(__file__).parents[2]
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 def test_what_overruns_is_cut_and_the_others_go_on(tmp_path, monkeypatch):
@@ -133,11 +126,6 @@ def test_what_overruns_is_cut_and_the_others_go_on(tmp_path, monkeypatch):
     assert ends_soon((tmp_path / "left").read_text())
 
 
-def is_running(process):
-    status = Path("/proc", process, "status")
-    return status.exists() and "State:\tZ" not in status.read_text()
-
-
 def ends_soon(process):
     until = time.monotonic() + 30
     while is_running(process) and time.monotonic() < until:
@@ -148,20 +136,20 @@ def ends_soon(process):
 def test_no_part_outlives_the_command(tmp_path):
     code = f"""
 from pathlib import Path
-from benchmarks.on_gpu import parts, run
+from benchmarks.on_gpu import run
 code = "import os; print(os.getpid()); os.execlp('sleep', 'sleep', '60')"
 run.command = lambda *_: [run.sys.executable, "-uSc", code]
-run.run([parts.Part("a", 1)], Path({str(tmp_path)!r}), 1, tiny=True)
+run.run([run.Part("a", 1)], Path({str(tmp_path)!r}), 1, tiny=True)
 """
-    root, log = Path(__file__).parents[2], tmp_path / "a.log"
-    command = subprocess.Popen([sys.executable, "-c", code], cwd=root)
+    log = tmp_path / "a.log"
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
     until = time.monotonic() + 60
     while not (log.exists() and log.read_text()) and time.monotonic() < until:
         time.sleep(0.05)
     part = log.read_text().strip()
     assert is_running(part)
-    command.terminate()
-    assert command.wait(60) == 1
+    process.terminate()
+    assert process.wait(60) == 1
     assert ends_soon(part)
 
 
@@ -181,81 +169,32 @@ def test_a_failed_test_is_of_its_operation():
     assert not any(verdicts(outcomes, complete=True).values())
 
 
-@pytest.mark.parametrize("status", list(pytest.ExitCode))
-def test_a_suite_that_was_not_run_has_failed(tmp_path, monkeypatch, status):
+def test_a_suite_that_was_not_run_has_failed(tmp_path, monkeypatch):
     """Also where its files cannot be read, which pytest calls an interruption."""
+    status = pytest.ExitCode.INTERRUPTED
     monkeypatch.setattr(pytest, "main", lambda *_, **__: status)
-
-    def suite(seconds):
-        right.run_suite("xla", TINY, Record(tmp_path / "right.json", seconds))
-
-    if status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        suite(60)
-    else:
-        with pytest.raises(SystemExit, match="The tests of xla were not run"):
-            suite(60)
-    suite(0)
+    with pytest.raises(SystemExit, match="The tests of xla were not run"):
+        right.run_suite("xla", TINY, Record(tmp_path / "right.json", 60))
+    right.run_suite("xla", TINY, Record(tmp_path / "right.json", 0))
 
 
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        ("print('===== ERROR SUMMARY: 2 errors')", "ERROR SUMMARY: 2 errors; {}0"),
-        ("raise SystemExit(5)", "{}5; see the log"),
-    ],
-)
-def test_the_sanitizer_sees_each_array_by_itself(tmp_path, monkeypatch, code, said):
-    command = tmp_path / "compute-sanitizer"
-    alone = "assert os.environ['XLA_PYTHON_CLIENT_ALLOCATOR'] == 'platform'"
-    command.write_text(f"#!{sys.executable}\nimport os\n{alone}\n{code}\n")
-    command.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    found = right.sanitize(TINY, Record(tmp_path / "right.json", 60))
-    assert found == said.format("its tests ended with ")
-
-
-@pytest.mark.parametrize(
-    ("code", "found"),
-    [
-        (
-            "print('580.1, 81559 MiB, 700.00 W, 1980 MHz\\n' * 2)",
-            {
-                "driver_version": "580.1",
-                "memory.total": "81559 MiB",
-                "power.limit": "700.00 W",
-                "clocks.max.sm": "1980 MHz",
-            },
-        ),
-        ("raise SystemExit('no driver')", {"nvidia-smi": "ended with 1: no driver"}),
-    ],
-)
-def test_the_driver_tells_the_first_gpu_with_units(tmp_path, monkeypatch, code, found):
+def test_the_driver_tells_the_first_gpu_with_units(tmp_path, monkeypatch):
     command = tmp_path / "nvidia-smi"
-    command.write_text(f"#!{sys.executable} -S\n{code}\n")
+    said = "print('580.1, 81559 MiB, 700.00 W, 1980 MHz\\n' * 2)"
+    command.write_text(f"#!{sys.executable} -S\n{said}\n")
     command.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert facts.driver() == found
+    values = "580.1", "81559 MiB", "700.00 W", "1980 MHz"
+    assert facts.driver() == dict(zip(facts.DRIVER, values, strict=True))
 
 
 def test_a_folder_is_of_one_kind_of_device(tmp_path):
-    assert device(TINY, tmp_path) == jax.devices()[0]
+    record = Record(tmp_path / "model.json", 1)
+    assert record.device(TINY) == jax.devices()[0]
     Record(tmp_path / "facts.json", 1).write(device_kind="NVIDIA H100")
-    with pytest.raises(
-        SystemExit, match=r"on NVIDIA H100, and this is cpu: give --out"
-    ):
-        device(TINY, tmp_path)
-
-
-def test_the_peer_is_measured_beside_the_fastest_right_attention(tmp_path):
-    assert fastest(tmp_path) == "xla"
-    timed = [("xla", 10.0), ("cudnn", 20.0)]
-    steps = [{"rows": [
-        {"attention": name, "examples_per_second": rate, "length": 128}
-        for name, rate in timed
-    ]}]  # fmt: skip
-    for attention, expected in (({"right": True}, "cudnn"), ({"right": False}, "xla")):
-        Record(tmp_path / "model.json", 1).write(steps=steps, attention=attention)
-        assert fastest(tmp_path) == expected
+    match = r"on NVIDIA H100, and this is cpu: give --out"
+    with pytest.raises(SystemExit, match=match):
+        record.device(TINY)
 
 
 def test_attention_has_no_error_where_it_is_the_same(monkeypatch):
@@ -269,87 +208,89 @@ def test_attention_has_no_error_where_it_is_the_same(monkeypatch):
     assert all(1e-4 < error < 2e-2 for error in found["errors"]["xla"])
 
 
-class Clock(Record):
-    """A record whose time is over after some steps."""
+def test_one_device_does_a_workers_work_of_encoding():
+    """Alone, a worker of the product's exchange encodes nothing: its step is Adam's."""
+    tx = onebit_adam(1e-3, one_of_many(AXIS), freeze_at(1))
+    step = data_parallel(lambda p, x: jnp.sum(p["kernel"] * x[0]), tx, make_mesh(1))
+    batch = jax.random.normal(jax.random.key(0), (1, 64, 64))
+    params, state = step.init({"kernel": jnp.ones((64, 64))})
+    for _ in range(3):
+        params, state, _ = step.step(params, state, batch)
+    parts = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, ErrorFeedbackState))
+    (errors,) = (x for x in parts if isinstance(x, ErrorFeedbackState))
+    error = errors.worker_error.value["kernel"]
+    assert np.count_nonzero(error) > 0.9 * error.size
 
-    def __init__(self, file, steps):
-        super().__init__(file, 1e9)
-        self.steps = steps
 
-    @property
-    def left(self):
-        self.steps -= 1
-        return 0.0 if self.steps < 0 else 1e9
+def rows(**milliseconds):
+    return [
+        {
+            "operation": operation,
+            "size": 100,
+            "implementation": name,
+            "milliseconds": taken,
+        }
+        for operation in ("compress", "compress with momentum")
+        for name, taken in milliseconds.items()
+    ]
 
 
 @pytest.mark.parametrize(
-    "arm", ["Adam", pytest.param("1-bit Adam", marks=pytest.mark.slow)]
+    ("right", "times", "earned"),
+    [
+        (True, {"xla": 2.0, "mosaic": 1.0}, "['compress']"),
+        (True, {"xla": 1.0, "mosaic": 2.0}, "[]"),
+        (None, {"xla": 2.0, "mosaic": 1.0}, "[]"),
+        (True, {"xla": 2.0}, "[]"),
+    ],
 )
-def test_a_training_that_was_cut_goes_on_as_if_it_had_not_been(tmp_path, arm):
-    plan = learning.plan_of(TINY)
-    case = wanted(plan, {})[0]._replace(arm=arm)
-    corpus = tuple(DOCS / name for name in TINY.corpus)
-
-    def train(folder, steps):
-        folder.mkdir(exist_ok=True)
-        flags = learning.flags_of(plan.tasks[case.task], case, folder, corpus)
-        clock = Clock(folder / "a.json", steps)
-        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            return learning.train(flags, plan, case, clock)
-
-    whole = train(tmp_path / "whole", 99)
-    with pytest.raises(OutOfTimeError):
-        train(tmp_path / "cut", 2)
-    assert (tmp_path / "cut" / learning.STATE).exists()
-    assert train(tmp_path / "cut", 99) == whole
-    assert not (tmp_path / "cut" / learning.STATE).exists()
+def test_the_default_is_earned_by_right_and_fast(right, times, earned):
+    found = {
+        "facts": {"device_kind": "NVIDIA H100"},
+        "fast": {"right": {"compress": right}, "results": {"rows": rows(**times)}},
+    }
+    assert pages.default_line(found).endswith(f"'NVIDIA H100': frozenset({earned})")
 
 
-def test_batches_are_epochs_of_all_windows():
-    windows = [np.array([i]) for i in range(6)]
-    batches = learning.Batches(windows, 3, seed=1)
-    epoch = np.concatenate([batches[0], batches[1]]).ravel()
-    assert sorted(epoch) == list(range(6))
-    following = np.concatenate([batches[2], batches[3]]).ravel()
-    assert sorted(following) == list(range(6))
-    assert (epoch != following).any()
-
-
-def test_the_sizes_of_a_gpu_are_those_of_the_study():
-    assert learning.plan_of(SIZES) == read_plan(DOCS / "studies" / "on-gpu.toml")
-
-
-@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
-def test_memory_is_taken_at_once_and_left_for_pytorch(tmp_path, part):
-    """BERT-Large at 512 tokens is one piece of 36 GB beside arguments of 4."""
-    variables = run.environment(part, tmp_path, tiny=False)
-    assert variables["XLA_PYTHON_CLIENT_PREALLOCATE"] == "true"
-    share = float(variables["XLA_CLIENT_MEM_FRACTION"])
-    beside_torch = part.name in ("fast", "peer")
-    assert 45e9 < share * 80e9 < (80e9 - 30e9 if beside_torch else 76e9)
-
-
-def test_an_operation_that_fails_is_told_and_the_others_are_measured(monkeypatch):
-    """XLA's of all sizes are measured before the first of Mosaic's."""
-
-    def broken(value, error, *, implementation, **_):
-        if implementation == TINY.mosaic:
-            raise RuntimeError("illegal address\nand more")
-        return jnp.zeros(2), jnp.zeros(2), value + error
-
-    monkeypatch.setattr("pallas_kernels.compress", broken)
-    with jax.numpy_dtype_promotion("standard"):
-        *_, found = fast.in_order(replace(TINY, kernels=(1024, 2048)))
-    text = kernels_text(found)
-    rows = [(row.operation, row.size, row.implementation) for row in found.rows]
-    assert rows == [
-        (name, size, implementation)
-        for size in (1024, 2048)
-        for name, implementation in (
-            ("Adam's update", "optax"),
-            ("compress with momentum", "xla"),
-        )
-    ]
-    for size in ("1,024", "2,048"):
-        what = f"compress with momentum, donated, {size}, mosaic_interpreted"
-        assert f"- {what}: not measured: illegal address\n" in text + "\n"
+def test_the_pages_of_a_run_of_which_little_is_left(tmp_path, docs, monkeypatch):
+    """Parts that failed, were cut, and were left out; from any current folder."""
+    memory = {"arguments": 2e9, "together": 3e9}
+    adam = {"name": "Adam", "implementation": None, "milliseconds": 2.0}
+    adam |= {"memory_bytes": memory, "peak_bytes": None, "finite": False}
+    broken = {"name": "1-bit Adam", "implementation": "mosaic"}
+    ends = {
+        "facts": {"end": "cut", "seconds": 3.0, "said": "was killed"},
+        "fast": {"end": "failed", "seconds": 1.0, "said": "a | b (fast.log)"},
+        "model": {"end": "left out", "missing": ["flax"]},
+    }
+    found = {
+        "facts": {"device_kind": "NVIDIA H100", "versions": {"jax": "1"}},
+        "run": ends,
+        "optimizer": {"values": 5e6, "rows": [adam, broken | {"error": "c | d"}]},
+        "model": {"attention": {"error": "no cuDNN"}},
+        "fast": {"right": {}},
+    }
+    for name, values in found.items():
+        Record(tmp_path / f"{name}.json", 1).write(**values)
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    main(["--pages", str(tmp_path)])
+    kernels = (docs / "kernels.md").read_text()
+    for line in (
+        "| facts | cut | 3 | was killed |",
+        r"| fast | failed | 1 | a \| b (fast.log) |",
+        "| model | left out |  | flax |",
+        "The kernels' suite has not run.",
+        "| Adam |  | 2, **not finite** | 1.00 | 2.00 | 3.00 |  |",
+        r"| 1-bit Adam | mosaic | c \| d |  |  |  |  |",
+    ):
+        assert line in kernels
+    assert "cuDNN's attention failed: no cuDNN." in (docs / "bert.md").read_text()
+    other = tmp_path / "other"
+    about = found["facts"] | {"device_kind": "NVIDIA H200"}
+    other.mkdir()
+    Record(other / "facts.json", 1).write(**about)
+    main(["--pages", str(tmp_path), str(other)])
+    for page in ("kernels.md", "bert.md"):
+        text = (docs / page).read_text()
+        assert text.count("**NVIDIA H100**") == text.count("**NVIDIA H200**") == 1
+    assert len(json.loads((docs / "on-gpu.json").read_text())) == 2

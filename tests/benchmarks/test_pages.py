@@ -5,15 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.bert.report import text as bert_text
-from benchmarks.bert.results import Compiled, PassTiming, ProductRate
-from benchmarks.bert.results import Results as BertResults
 from benchmarks.convergence import many_workers, report
 from benchmarks.convergence.plan import read_plan
 from benchmarks.convergence.runs import Store
-from benchmarks.network import plan as network_plan
 from benchmarks.network import whole_run
-from benchmarks.network.report import MARK, read_results, tables
+from benchmarks.network.results import MARK, read_results, tables
 from benchmarks.page import fill
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -24,13 +20,6 @@ STUDIES = [
 
 def stored(name):
     return json.loads((DOCS / name).read_text(encoding="utf-8"))
-
-
-def bert():
-    values = stored("bert.json")
-    rows = [PassTiming(**row) for row in values["rows"]]
-    peaks = [ProductRate(**peak) for peak in values["peaks"]]
-    return bert_text(BertResults(**(values | {"rows": rows, "peaks": peaks})))
 
 
 def whole_runs():
@@ -44,15 +33,8 @@ def whole_runs():
     [
         ("network.md", whole_run.MARK, whole_runs),
         ("network.md", MARK, lambda: tables(read_results(DOCS / "network.json"))),
-        ("bert.md", "cpu", bert),
-        ("bert.md", "h200", lambda: bert_text(Compiled(**stored("bert-h200.json")))),
-        (
-            "notes/planner.md",
-            MARK,
-            lambda: network_plan.text(network_plan.compare(stored("network.json"))),
-        ),
     ],
-    ids=["whole runs", "network", "bert", "bert compiled", "plan"],
+    ids=["whole runs", "network"],
 )
 def test_a_page_is_what_its_json_says(page, mark, text):
     published = (DOCS / page).read_text(encoding="utf-8")

@@ -9,15 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from launching import is_running
 
 from benchmarks.convergence.pool import processes
 
 ROOT = Path(__file__).parents[2]
-
-
-def is_running(process):
-    status = Path("/proc", process, "status")
-    return status.exists() and "State:\tZ" not in status.read_text()
 
 
 def soon(condition):

@@ -17,7 +17,7 @@ from train.core.mesh import DEVICE, HOST
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from train.plan.transfers import Transfer
+    from onebit_jax import Transfer
 
 GIGABIT = 1e9 / 8
 """Bytes in a gigabit."""
@@ -94,8 +94,8 @@ def link_load(transfer: Transfer, hosts: int, gpus: int) -> LinkLoad:
       ⌈log2 n⌉ a pass; of an all-to-all one, as all messages go at once.
 
     Example:
+      >>> from onebit_jax import Transfer
       >>> from train.plan.cluster import link_load
-      >>> from train.plan.transfers import Transfer
       >>> link_load(Transfer('all-reduce', 800, ('host', 'device')), 2, 4)[1:]
       (1400.0, 1400.0, 1400.0, 6)
     """

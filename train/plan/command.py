@@ -23,19 +23,15 @@ from train.bert.objective import abstract_params
 from train.core.errors import InputError, writable
 from train.plan.cluster import GIGABIT, GpuCluster
 from train.plan.compile import compile_step, describe
-from train.plan.config import PlanConfig, check
+from train.plan.config import SIZES, PlanConfig, check
 from train.plan.family import family_table, predicted_runs
 from train.plan.flops import step_flops
-from train.plan.model import Model, dense_flops, gpu_work
+from train.plan.model import ADAM_BYTES, GpuWork, Model
 from train.plan.report import milliseconds, predict, table, to_json, verdict
-from train.plan.sizes import SIZES
 from train.plan.targets import GPUS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from train.plan.model import GpuWork
-
 HELD_BYTES = 20
 """Bytes a GPU holds for each parameter: parameter, gradient, momentum, variance and
 worker error, float32."""
@@ -45,13 +41,7 @@ SHORT = 5e-3
 
 
 def model_of(config: PlanConfig) -> Model:
-    """The model that the flags name.
-
-    Args:
-      config: The flags.
-
-    Returns:
-      A BERT, or a dense model of one leaf where a number of parameters is given.
+    """A BERT, or a dense model of one leaf where a number of parameters is given.
 
     Raises:
       InputError: There is no such model.
@@ -75,20 +65,13 @@ def model_of(config: PlanConfig) -> Model:
             f"--model must be one of {', '.join(SIZES)} or a number of parameters, "
             f"such as 60e6, not {config.model}."
         )
-    flops = dense_flops(parameters, config.seq) * (4 / 3 if config.remat else 1)
+    flops = (8.0 if config.remat else 6.0) * parameters * config.seq
     leaf = jax.ShapeDtypeStruct((parameters,), jnp.float32)
     return Model("A model", (leaf,), flops)
 
 
 def cluster_of(config: PlanConfig) -> GpuCluster:
-    """The cluster that the flags describe.
-
-    Args:
-      config: The flags, in Gbit/s and microseconds.
-
-    Returns:
-      The cluster, in bytes a second and seconds.
-    """
+    """The cluster of the flags, in bytes a second and in seconds."""
     inside = config.inside_rate
     return GpuCluster(
         config.hosts,
@@ -100,45 +83,22 @@ def cluster_of(config: PlanConfig) -> GpuCluster:
 
 
 def work_of(config: PlanConfig, model: Model) -> GpuWork:
-    """A GPU's work, from the measured times where they are given.
-
-    Args:
-      config: The flags.
-      model: The model that they name.
-
-    Returns:
-      The work.
-    """
+    """A GPU's work, from its rates, or from measured times where they are given."""
     gpu = GPUS[config.gpu]
-    work = gpu_work(
-        model,
-        batch=config.batch,
-        accumulate=config.accumulate,
-        flops=gpu.flops,
-        memory_rate=gpu.memory_rate,
-        overlap=config.overlap,
-    )
+    micro_batch = config.batch * model.flops / gpu.flops
     if config.compute_ms is not None:
-        work = work._replace(micro_batch=config.compute_ms / 1e3)
+        micro_batch = config.compute_ms / 1e3
+    adam = ADAM_BYTES * model.parameters / gpu.memory_rate
     if config.optimizer_ms is not None:
-        work = work._replace(adam=config.optimizer_ms / 1e3)
-    return work
+        adam = config.optimizer_ms / 1e3
+    rate, overlap = gpu.memory_rate, config.overlap
+    return GpuWork(micro_batch, config.accumulate, adam, rate, overlap)
 
 
 def heading(
     config: PlanConfig, model: Model, cluster: GpuCluster, work: GpuWork
 ) -> str:
-    """The model, the cluster and the work, as sentences above the table.
-
-    Args:
-      config: The flags.
-      model: The model that they name.
-      cluster: The cluster that they describe.
-      work: What a GPU of it computes.
-
-    Returns:
-      Lines, among them what the prediction cannot be trusted in.
-    """
+    """Lines above the table: what is planned, and what cannot be trusted in it."""
     gpu, measured = GPUS[config.gpu], config.compute_ms is not None
     lines = [
         f"{model.name} ({model.parameters:,} parameters), {config.seq} tokens, batch "
@@ -177,15 +137,7 @@ def heading(
 
 
 def misfit(config: PlanConfig, model: Model) -> str:
-    """Why a model fits on no host.
-
-    Args:
-      config: The flags.
-      model: The model that they name.
-
-    Returns:
-      A sentence; empty for a model that fits.
-    """
+    """The sentence on a model that fits on no host; empty for one that does."""
     memory, there = HELD_BYTES * model.parameters, GPUS[config.gpu].memory * config.gpus
     if memory <= there:
         return ""
@@ -199,11 +151,8 @@ def misfit(config: PlanConfig, model: Model) -> str:
 def run(config: PlanConfig) -> None:
     """Prints the prediction, and writes it to a file where one is named.
 
-    Args:
-      config: The flags.
-
     Raises:
-      InputError: They cannot be used.
+      InputError: The flags cannot be used.
     """
     check(config)
     if config.json is not None:
@@ -214,13 +163,7 @@ def run(config: PlanConfig) -> None:
                 config.json.unlink()
     model, cluster = model_of(config), cluster_of(config)
     work = work_of(config, model)
-    prediction = predict(
-        model,
-        work,
-        cluster,
-        warmup_share=config.warmup,
-        warmup_itemsize=4 if config.warmup_gradients == "float32" else 2,
-    )
+    prediction = predict(model, work, cluster, config.warmup)
     print(heading(config, model, cluster, work))
     said = misfit(config, model) or verdict(prediction)
     print(f"\n{table(prediction)}\n\n{said}")

@@ -1,34 +1,46 @@
 """The whole training step, compiled for a cluster of GPUs that is not there.
 
-`python -m train.plan --compile` runs this module as a process of its own. The step is
-`train.pretrain`'s own: its model, its optimizer, its exchange.
+The step is `train.pretrain`'s own: its model, its optimizer, its exchange. XLA must be
+told before jax is imported that there is no driver and nothing to tune on, so that
+`compile_step` runs this module as a process of its own.
+
+References:
+  https://docs.jax.dev/en/latest/aot.html
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
 import onebit_jax
 from models import PreTrainingBatch
 from train.bert.masked_pairs import num_predictions
 from train.bert.objective import abstract_params, training_loss
+from train.core.errors import InputError
 from train.core.exchange import EXCHANGES, make_exchange
 from train.core.mesh import AXIS, DEVICE, HOST
 from train.core.optimizer import learning_rate_schedule, make_optimizer
 from train.core.totals import EVERY
-from train.plan import gpu_compiler
-from train.plan.config import PlanConfig
-from train.plan.gpu_program import in_flight, memory_on
-from train.plan.sizes import SIZES
-from train.plan.targets import GPUS
+from train.plan.config import SIZES, PlanConfig
+from train.plan.targets import GPUS, Gpu
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from jax.sharding import Mesh
 
     from models import BertConfig
@@ -41,18 +53,86 @@ layers, whose axis stays whole."""
 
 
 def compile_step(config: PlanConfig) -> dict[str, Any]:
-    """Compiles the step in a process of its own.
-
-    Args:
-      config: The flags.
-
-    Returns:
-      The value of `report`.
+    """Compiles the step in a process that knows of no GPU, and gives its `report`.
 
     Raises:
-      InputError: The step does not compile.
+      InputError: It does not compile; XLA's message, if any, is on the standard error.
     """
-    return gpu_compiler.run("train.plan.compile", config)
+    values = dataclasses.asdict(config) | {"json": None}
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0"
+    environment = os.environ | {
+        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+        "XLA_FLAGS": flags.strip(),
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "compiled.json")
+        command = [sys.executable, "-m", "train.plan.compile", json.dumps(values)]
+        done = subprocess.run([*command, str(file)], env=environment, check=False)
+        if status := done.returncode:
+            why = "what XLA said is above"
+            if status < 0:
+                why = f"the compiler was killed by {signal.Signals(-status).name}"
+            raise InputError(
+                f"it does not compile ({why}); where memory did not suffice, give "
+                "fewer GPUs, a smaller --batch or --remat."
+            )
+        return json.loads(file.read_text(encoding="utf-8"))
+
+
+def make_mesh(gpu: str, axis_sizes: Mapping[str, int]) -> Mesh:
+    """A mesh of GPUs that are not there.
+
+    Args:
+      gpu: A name of `train.plan.targets.GPUS` that XLA can compile for.
+      axis_sizes: From an axis' name to its size: hosts and then GPUs of each, or GPUs
+        alone.
+
+    Returns:
+      The mesh.
+    """
+    shape = tuple(axis_sizes.values())
+    hosts, gpus = shape if len(shape) == 2 else (1, *shape)
+    topology = topologies.get_topology_desc(
+        platform="cuda",
+        target_config=GPUS[gpu].target,
+        topology=f"1x{hosts}x{gpus}",
+    )
+    return topologies.make_mesh(topology, shape, tuple(axis_sizes))
+
+
+def needed_memory(compiled: jax.stages.Compiled) -> dict[str, int]:
+    """The memory that a program needs on a device, in bytes.
+
+    Args:
+      compiled: The program.
+
+    Returns:
+      Its arguments, its outputs, those of them that are in place, its temporaries, and
+      all of it together.
+
+    Raises:
+      ValueError: The backend does not tell.
+    """
+    memory = compiled.memory_analysis()
+    if memory is None:
+        raise ValueError("this backend does not tell the memory of its programs")
+    parts = {
+        "arguments": memory.argument_size_in_bytes,
+        "outputs": memory.output_size_in_bytes,
+        "in_place": memory.alias_size_in_bytes,
+        "temporaries": memory.temp_size_in_bytes,
+    }
+    return parts | {"together": sum(parts.values()) - 2 * parts["in_place"]}
+
+
+def memory_on(compiled: jax.stages.Compiled, gpu: Gpu) -> dict[str, Any]:
+    """The memory that a program needs, beside a GPU's, and whether it fits."""
+    needed = needed_memory(compiled)
+    fits = needed["together"] <= gpu.memory
+    return needed | {"gpu": gpu.memory, "fits": fits}
 
 
 def compiled_model(config: PlanConfig) -> BertConfig:
@@ -67,18 +147,11 @@ def compiled_model(config: PlanConfig) -> BertConfig:
 
 
 def report(config: PlanConfig) -> dict[str, Any]:
-    """Compiles the step in this process.
-
-    Args:
-      config: The flags.
-
-    Returns:
-      Seconds of compilation, bytes of memory, collectives, as JSON values.
-    """
+    """Compiles the step here: seconds, memory and collectives, as JSON values."""
     axes = {HOST: config.hosts, DEVICE: config.gpus}
     if 1 in axes.values():
         axes = {AXIS: config.hosts * config.gpus}
-    mesh = gpu_compiler.make_mesh(config.gpu, axes)
+    mesh = make_mesh(config.gpu, axes)
     started, worked = time.perf_counter(), time.process_time()
     lowered = trace(config, mesh).lower(lowering_platforms=("cuda",))
     lowered_at = time.perf_counter()
@@ -101,21 +174,12 @@ def report(config: PlanConfig) -> dict[str, Any]:
             for stage in traffic.stages or (None,)
         },
         "collectives": [c._asdict() for c in traffic.collectives],
-        "in_flight": [c._asdict() for c in in_flight(compiled.as_text())],
         "table": str(traffic),
     }
 
 
 def trace(config: PlanConfig, mesh: Mesh) -> Any:
-    """Traces the training step with the shapes of its arguments alone.
-
-    Args:
-      config: The flags.
-      mesh: The GPUs.
-
-    Returns:
-      The traced step, both of its stages.
-    """
+    """The training step, both its stages, traced with its arguments' shapes alone."""
     model = compiled_model(config)
     params, specs = abstract_params(model), None
     if config.fsdp:
@@ -194,18 +258,11 @@ def describe(compiled: dict[str, Any], config: PlanConfig) -> str:
         f"{'fits' if memory['fits'] else 'does not fit'}",
         "",
         compiled["table"],
-        "",
-        "in the schedule, kernels between a collective's start and its end:",
     ]
-    kernels: dict[tuple[str, str], list[int]] = {}
-    for c in compiled["in_flight"]:
-        kernels.setdefault((c["op"], c["result"]), []).append(c["work"])
-    for (op, result), work in kernels.items():
-        times = f"{len(work)} x " if len(work) > 1 else ""
-        counts = " ".join(map(str, work)) if any(work) else "none (synchronous)"
-        lines.append(f"  {times}{op} to {result}: {counts}")
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    gpu_compiler.serve(PlanConfig, report)
+    given, out = sys.argv[1:]
+    found = report(PlanConfig(**json.loads(given)))
+    Path(out).write_text(json.dumps(found), encoding="utf-8")

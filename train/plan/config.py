@@ -1,18 +1,41 @@
-"""The flags of `python -m train.plan`."""
+"""The flags of `python -m train.plan`, and the models that it knows by name."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
+import jax
+
+import models
 from train.core.errors import InputError
 from train.core.exchange import ExchangeName
 from train.core.optimizer import FREEZE
-from train.plan import gpu_compiler
-from train.plan.sizes import SIZES
 from train.plan.targets import GPUS
+
+SIZES = MappingProxyType(
+    {
+        **models.SIZES,
+        "7b": replace(
+            models.SIZES["large"],
+            hidden_size=5120,
+            num_layers=25,
+            num_heads=40,
+            intermediate_size=16384,
+        ),
+    }
+)
+"""BERT's sizes, and the same much larger, by the names that `--model` takes."""
+
+INSTALL = (
+    "--compile needs XLA's compiler for NVIDIA GPUs, but no GPU: pip install --no-deps "
+    "jax-cuda13-plugin=={0} jax-cuda13-pjrt=={0} nvidia-cuda-nvcc nvidia-nvvm "
+    "nvidia-cuda-crt nvidia-cuda-runtime (700 MB)."
+)
 
 GpuName = Literal["v100", "a100", "h100", "h200", "l40s", "rtx4090"]
 
@@ -63,8 +86,6 @@ class PlanConfig:
     steps: int | None = None
     """Steps of a run: adds a table of all optimizers, with the bytes and the hours of
     the whole run, gradients in float32; takes a minute for hundreds of leaves."""
-    warmup_gradients: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of the gradients in 1-bit Adam's warm-up; train.pretrain's is float32."""
     compile: bool = False
     """Compile the whole training step for these GPUs, without any, and say what it
     holds and sends."""
@@ -101,11 +122,6 @@ def check(config: PlanConfig) -> None:
     for name in ("warmup", "overlap"):
         if not 0 <= getattr(config, name) <= 1:
             raise InputError(f"--{name} is a share, from 0 to 1.")
-    if config.steps is not None and config.warmup_gradients != "float32":
-        raise InputError(
-            "--steps adds runs as train.pretrain makes them, whose gradients are "
-            f"float32; drop it, or --warmup-gradients {config.warmup_gradients}."
-        )
     if config.compile:
         _check_compiled(config)
         return
@@ -119,8 +135,8 @@ def check(config: PlanConfig) -> None:
 
 
 def _check_compiled(config: PlanConfig) -> None:
-    if not GPUS[config.gpu].target:
-        can = ", ".join(name for name, gpu in GPUS.items() if gpu.target)
+    if not GPUS[config.gpu].chip:
+        can = ", ".join(name for name, gpu in GPUS.items() if gpu.chip)
         raise InputError(f"--compile knows the GPUs {can}, not {config.gpu}.")
     if config.model not in SIZES:
         raise InputError(f"--compile needs the shapes of one of {', '.join(SIZES)}.")
@@ -136,4 +152,6 @@ def _check_compiled(config: PlanConfig) -> None:
         raise InputError(
             "--fsdp compresses between hosts alone; leave --topology flat out."
         )
-    gpu_compiler.check_installed()
+    parts = "jax_plugins", "jax_plugins.xla_cuda13"
+    if not all(importlib.util.find_spec(part) for part in parts):
+        raise InputError(INSTALL.format(jax.__version__))

@@ -51,34 +51,42 @@ class PredictedRun(NamedTuple):
 def predicted_runs(
     model: Model, work: GpuWork, cluster: GpuCluster, *, steps: int, freeze: int
 ) -> list[PredictedRun]:
-    """Predicts a run with each optimizer of `--optimizer`.
+    """Predicts a run with each optimizer of `--optimizer`, Adam's first.
 
     A step's transfers are read from the optimizer itself, by `onebit_jax.stage_costs`,
-    and its stages are counted by running it so many steps on one parameter.
-
-    Args:
-      model: The model.
-      work: What a GPU computes.
-      cluster: Hosts and links; where several hosts have several GPUs, a host is one
-        worker.
-      steps: Of the run.
-      freeze: Those before the variance is frozen, where it is.
-
-    Returns:
-      The runs, Adam's first.
+    and its stages are counted by running it so many steps on one parameter. Where
+    several hosts have several GPUs, a host is one worker.
     """
     sizes = cluster.axis_sizes
     automatic = (AxisType.Auto,) * len(sizes)
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), automatic)
-    chosen = [
-        _Chosen(name, bits)
-        for name in sorted(OPTIMIZERS, key=lambda name: name != "adam")
-        for bits in ((None, 4) if "warmup_bits" in OPTIMIZERS[name].flags else (None,))
-    ]
-    return [
-        _predicted_run(each, model, work, cluster, mesh, steps, freeze)
-        for each in chosen
-    ]
+    # Weight decay goes by names.
+    leaves = {str(i): leaf for i, leaf in enumerate(model.leaves)}
+    shards = cluster.gpus if cluster.hosts > 1 else 1
+    workers = cluster.hosts * cluster.gpus // shards
+    compressing = update_seconds(model, work, workers, shards)
+    runs = []
+    for chosen in _CHOICES:
+        tx = _optimizer(chosen, mesh, freeze)
+        costs = onebit_jax.stage_costs(tx, leaves, sizes)
+        taken = stage_steps(chosen.optimizer, steps, freeze)
+        gpu_bytes = host_bytes = seconds = 0.0
+        for stage, transfers in costs.items():
+            loads = cluster.loads((*transfers, loss_transfer(sizes)))
+            number = taken[stage]
+            gpu_bytes += number * sum(load.gpu_bytes for load in loads)
+            host_bytes += number * sum(load.host_bytes for load in loads)
+            exchange = sum(map(cluster.seconds, loads))
+            exact = stage == "warmup" and not chosen.warmup_bits
+            if exact or chosen.optimizer == "adam":
+                exchange = max(0.0, exchange - work.hidden)
+            compute = work.accumulate * work.micro_batch
+            update = work.adam if stage in EXACT_STAGES else compressing
+            seconds += number * (compute + update + exchange)
+        held = state_bytes(tx, leaves, mesh)
+        run = PredictedRun(chosen.name, taken, gpu_bytes, host_bytes, seconds, held)
+        runs.append(run)
+    return runs
 
 
 class _Chosen(NamedTuple):
@@ -91,16 +99,20 @@ class _Chosen(NamedTuple):
         return self.optimizer + bits
 
 
+_CHOICES = [
+    _Chosen(name, bits)
+    for name in sorted(OPTIMIZERS, key=lambda name: name != "adam")
+    for bits in ((None, 4) if "warmup_bits" in OPTIMIZERS[name].flags else (None,))
+]
+
+
 def stage_steps(name: str, steps: int, freeze: int) -> dict[str, int]:
-    """The steps that a run of an optimizer has of each stage.
+    """The steps that a run has of each stage; `EVERY` for an optimizer without stages.
 
     Args:
       name: The optimizer's.
       steps: All of them.
       freeze: Those before the variance is frozen, where it is.
-
-    Returns:
-      Their numbers; all as `EVERY` for an optimizer without stages.
 
     Example:
       >>> from train.plan.family import stage_steps
@@ -140,49 +152,10 @@ def _optimizer(
     )
 
 
-def _predicted_run(
-    chosen: _Chosen,
-    model: Model,
-    work: GpuWork,
-    cluster: GpuCluster,
-    mesh: AbstractMesh,
-    steps: int,
-    freeze: int,
-) -> PredictedRun:
-    tx = _optimizer(chosen, mesh, freeze)
-    # Weight decay goes by names.
-    leaves = {str(i): leaf for i, leaf in enumerate(model.leaves)}
-    costs = onebit_jax.stage_costs(tx, leaves, dict(mesh.shape))
-    taken = stage_steps(chosen.optimizer, steps, freeze)
-    shards = cluster.gpus if cluster.hosts > 1 else 1
-    workers = cluster.hosts * cluster.gpus // shards
-    compressing = update_seconds(model, work, workers, shards)
-    gpu_bytes = host_bytes = seconds = 0.0
-    for stage, transfers in costs.items():
-        loads = cluster.loads((*transfers, loss_transfer(cluster.axis_sizes)))
-        number = taken[stage]
-        gpu_bytes += number * sum(load.gpu_bytes for load in loads)
-        host_bytes += number * sum(load.host_bytes for load in loads)
-        exchange = sum(map(cluster.seconds, loads))
-        if chosen.optimizer == "adam" or (stage == "warmup" and not chosen.warmup_bits):
-            exchange = max(0.0, exchange - work.hidden)
-        compute = work.accumulate * work.micro_batch
-        update = work.adam if stage in EXACT_STAGES else compressing
-        seconds += number * (compute + update + exchange)
-    held = state_bytes(tx, leaves, mesh)
-    return PredictedRun(chosen.name, taken, gpu_bytes, host_bytes, seconds, held)
-
-
 def state_bytes(tx: Any, params: Any, mesh: AbstractMesh) -> int:
-    """Bytes of an optimizer's or an exchange's state on a device.
+    """Bytes of an optimizer's or an exchange's state on a device of the workers' mesh.
 
-    Args:
-      tx: The optimizer or the exchange.
-      params: Shapes and dtypes of the parameters.
-      mesh: The workers.
-
-    Returns:
-      The bytes, of state that differs between the workers a device's own share.
+    Of state that differs between the workers a device's own share.
     """
     state = jax.tree.leaves(onebit_jax.abstract_state(tx, params, mesh))
     return sum(
@@ -192,15 +165,7 @@ def state_bytes(tx: Any, params: Any, mesh: AbstractMesh) -> int:
 
 
 def family_table(runs: list[PredictedRun], parameters: int) -> str:
-    """A row an optimizer, beside Adam's bytes and hours, and what its steps are.
-
-    Args:
-      runs: From `predicted_runs`.
-      parameters: Those of the model.
-
-    Returns:
-      Lines.
-    """
+    """A row an optimizer, beside Adam's bytes and hours, and what its steps are."""
     adam = runs[0]
     rows = [
         ("whole run", "sent, GB", "", "fewer", "hours", "faster", "state, bytes"),

@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from onebit_jax import GrowthByMeanSquares
 from train.core.exchange import EXCHANGES
-from train.plan.transfers import exchange_transfers, loss_transfer, mean_by_hosts
+from train.plan.transfers import (
+    PERIOD,
+    exchange_transfers,
+    growth_transfer,
+    loss_transfer,
+    mean_by_hosts,
+)
 
 if TYPE_CHECKING:
     from train.plan.cluster import GpuCluster, LinkLoad
@@ -22,6 +27,15 @@ if TYPE_CHECKING:
 ADAM_BYTES = 28.0
 """Bytes a parameter that Adam moves in memory: the parameter, both moments and the
 gradient read, all but the gradient written, float32."""
+
+FLAT = {"Adam, float32 gradients": 4, "Adam, bfloat16 gradients": 2}
+"""Plain Adam with a ring over all GPUs, and the bytes of a gradient's value."""
+
+BY_HOSTS = {f"{name}, hierarchical": itemsize for name, itemsize in FLAT.items()}
+"""The same with exact means inside each host first."""
+
+BASELINES = (*FLAT, *BY_HOSTS)
+"""The names of plain Adam's arms."""
 
 
 class Model(NamedTuple):
@@ -136,11 +150,6 @@ class Arm(NamedTuple):
         )
 
 
-def dense_flops(parameters: int, tokens: int) -> float:
-    """FLOP of training a dense model on one sequence: 6 d T."""
-    return 6.0 * parameters * tokens
-
-
 def compression_bytes(workers: int, shards: int = 1) -> float:
     r"""Bytes a parameter that the compressed stage moves in memory.
 
@@ -168,89 +177,34 @@ def compression_bytes(workers: int, shards: int = 1) -> float:
     return 16.1 + average + update
 
 
-def gpu_work(
-    model: Model,
-    *,
-    batch: int,
-    accumulate: int,
-    flops: float,
-    memory_rate: float,
-    overlap: float = 0.0,
-) -> GpuWork:
-    """A GPU's work from the rates of its arithmetic and its memory.
-
-    Args:
-      model: The model.
-      batch: Sequences of a micro-batch.
-      accumulate: Micro-batches a step.
-      flops: FLOP/s.
-      memory_rate: Bytes a second.
-      overlap: As in `GpuWork`.
-
-    Returns:
-      batch · FLOP / flops, and 28 d / memory_rate for the update.
-    """
-    return GpuWork(
-        batch * model.flops / flops,
-        accumulate,
-        ADAM_BYTES * model.parameters / memory_rate,
-        memory_rate,
-        overlap,
-    )
-
-
 def update_seconds(model: Model, work: GpuWork, workers: int, shards: int = 1) -> float:
-    """Seconds of 1-bit Adam's update, compression included.
-
-    Args:
-      model: The model.
-      work: A GPU's, with the seconds of Adam's update.
-      workers: As of `compression_bytes`.
-      shards: As of `compression_bytes`.
-
-    Returns:
-      Adam's seconds, and those of the bytes that it moves more than Adam.
-    """
+    """Seconds of 1-bit Adam's update: Adam's, and of the bytes that it moves more."""
     more = compression_bytes(workers, shards) - ADAM_BYTES
     return work.adam + more * model.parameters / work.memory_rate
 
 
-FLAT = {"Adam, float32 gradients": 4, "Adam, bfloat16 gradients": 2}
-"""Plain Adam with a ring over all GPUs, and the bytes of a gradient's value."""
-
-BY_HOSTS = {f"{name}, hierarchical": itemsize for name, itemsize in FLAT.items()}
-"""The same with exact means inside each host first."""
-
-BASELINES = (*FLAT, *BY_HOSTS)
-"""The names of plain Adam's arms."""
-
-
-def arms(
-    model: Model, work: GpuWork, cluster: GpuCluster, *, warmup_itemsize: int = 4
-) -> list[Arm]:
+def arms(model: Model, work: GpuWork, cluster: GpuCluster) -> list[Arm]:
     """All optimizers that there are for a cluster.
 
     Args:
       model: The model.
       work: What a GPU computes.
       cluster: Hosts and links.
-      warmup_itemsize: Bytes of a gradient's value that 1-bit Adam's warm-up exchanges.
 
     Returns:
       Adam with gradients of 4 and 2 bytes, then 1-bit Adam with `sign_mean` and
       `count_mean`; both flat, and hierarchical where there are several hosts of several
-      GPUs. The exact means of 1-bit Adam's warm-up are a ring over all GPUs.
+      GPUs. The exact means of 1-bit Adam's warm-up are Adam's first.
     """
     several = cluster.hosts > 1 and cluster.gpus > 1
     adams = []
     for name, itemsize in (FLAT | BY_HOSTS if several else FLAT).items():
         step = _exact_step(model, work, cluster, itemsize, name in BY_HOSTS)
         adams.append(Arm(name, step, step))
-    warmup = _exact_step(model, work, cluster, warmup_itemsize)
     onebit = [
         Arm(
             f"1-bit Adam, {'hierarchical' if hierarchical else 'flat'}, {exchange}",
-            warmup,
+            adams[0].warmup,
             _compressed_step(model, work, cluster, exchange, hierarchical),
         )
         for hierarchical in ((False, True) if several else (False,))
@@ -264,13 +218,13 @@ def _exact_step(
     work: GpuWork,
     cluster: GpuCluster,
     itemsize: int,
-    hierarchical: bool = False,
+    hierarchical: bool,
 ) -> Step:
-    gradients, sizes = model.gradients(itemsize), cluster.axis_sizes
+    gradients = model.gradients(itemsize)
     if hierarchical:
         mean = mean_by_hosts(gradients, cluster.gpus)
     else:
-        mean = exchange_transfers("exact_mean", gradients, sizes)
+        mean = exchange_transfers("exact_mean", gradients, cluster.hosts, cluster.gpus)
     return _step(work, work.adam, cluster.loads(mean), cluster, work.hidden)
 
 
@@ -281,14 +235,15 @@ def _compressed_step(
     exchange: str,
     hierarchical: bool,
 ) -> Step:
-    sizes, growth = cluster.axis_sizes, GrowthByMeanSquares()
-    signs = exchange_transfers(exchange, model.leaves, sizes, hierarchical=hierarchical)
-    measuring = cluster.loads(growth.wire_cost(list(model.leaves), tuple(sizes)))
-    shares = (load.each_step(growth.period) for load in measuring)
-    workers = cluster.hosts * (1 if hierarchical else cluster.gpus)
-    shards = cluster.gpus if hierarchical else 1
+    hosts, gpus = cluster.hosts, cluster.gpus
+    signs = exchange_transfers(
+        exchange, model.leaves, hosts, gpus, hierarchical=hierarchical
+    )
+    (growth,) = cluster.loads([growth_transfer(model.leaves)])
+    workers, shards = (hosts, gpus) if hierarchical else (hosts * gpus, 1)
     update = update_seconds(model, work, workers, shards)
-    return _step(work, update, (*cluster.loads(signs), *shares), cluster)
+    loads = *cluster.loads(signs), growth.each_step(PERIOD)
+    return _step(work, update, loads, cluster)
 
 
 def _step(

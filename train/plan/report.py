@@ -8,8 +8,6 @@ from train.plan.cluster import GIGABIT
 from train.plan.model import BASELINES, arms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from train.plan.cluster import GpuCluster, LinkLoad
     from train.plan.model import Arm, GpuWork, Model, Step
 
@@ -28,7 +26,6 @@ class Prediction(NamedTuple):
       work: What a GPU computes.
       cluster: Hosts and links.
       warmup_share: Share of the steps before the freeze.
-      warmup_itemsize: Bytes of a gradient's value in these.
       arms: The optimizers.
     """
 
@@ -36,7 +33,6 @@ class Prediction(NamedTuple):
     work: GpuWork
     cluster: GpuCluster
     warmup_share: float
-    warmup_itemsize: int
     arms: list[Arm]
 
     @property
@@ -72,27 +68,11 @@ class Prediction(NamedTuple):
 
 
 def predict(
-    model: Model,
-    work: GpuWork,
-    cluster: GpuCluster,
-    *,
-    warmup_share: float,
-    warmup_itemsize: int,
+    model: Model, work: GpuWork, cluster: GpuCluster, warmup_share: float
 ) -> Prediction:
-    """Predicts the steps of all optimizers.
-
-    Args:
-      model: The model.
-      work: What a GPU computes.
-      cluster: Hosts and links.
-      warmup_share: Share of the steps before the freeze.
-      warmup_itemsize: Bytes of a gradient's value in these.
-
-    Returns:
-      The prediction.
-    """
-    every = arms(model, work, cluster, warmup_itemsize=warmup_itemsize)
-    return Prediction(model, work, cluster, warmup_share, warmup_itemsize, every)
+    """Predicts the steps of all optimizers, of so large a share before the freeze."""
+    every = arms(model, work, cluster)
+    return Prediction(model, work, cluster, warmup_share, every)
 
 
 def break_even_rate(prediction: Prediction) -> float | None:
@@ -104,7 +84,17 @@ def break_even_rate(prediction: Prediction) -> float | None:
     Returns:
       The rate, to a hundredth; None where it pays at none from 1 Mbit/s on.
     """
-    return _highest(lambda rate: _at_rate(prediction, rate).gain)
+
+    def pays(rate: float) -> bool:
+        return _at_rate(prediction, rate).gain >= PAYS
+
+    low, high = _SLOWEST, _FASTEST
+    if not pays(low):
+        return None
+    while high / low > 1.01:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if pays(middle) else (low, middle)
+    return low
 
 
 def _at_rate(prediction: Prediction, rate: float) -> Prediction:
@@ -115,38 +105,11 @@ def _at_rate(prediction: Prediction, rate: float) -> Prediction:
     )
 
 
-def _highest(gain: Callable[[float], float]) -> float | None:
-    if gain(_SLOWEST) < PAYS:
-        return None
-    low, high = _SLOWEST, _FASTEST
-    while high / low > 1.01:
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if gain(middle) >= PAYS else (low, middle)
-    return low
-
-
 def table(prediction: Prediction) -> str:
-    """A row for each optimizer, an arrow at the one that is advised.
-
-    Args:
-      prediction: The prediction.
-
-    Returns:
-      Lines.
-    """
+    """A row for each optimizer, an arrow at the one that is advised."""
     head = ("", "step, ms", "", "sent, MB", "", "network", "x Adam fp32", "", "x bf16")
-    under = (
-        "",
-        "warm-up",
-        "after",
-        "GPU",
-        "host",
-        "share",
-        "after",
-        "whole run",
-        "whole run",
-    )
-    rows = [head, under]
+    under = ",warm-up,after,GPU,host,share,after,whole run,whole run"
+    rows = [head, tuple(under.split(","))]
     full, half, *_ = prediction.baselines
     for arm in prediction.arms:
         after = arm.compressed
@@ -168,14 +131,7 @@ def table(prediction: Prediction) -> str:
 
 
 def aligned(rows: list[tuple[str, ...]]) -> str:
-    """Rows as lines, the first column aligned on the left, the others on the right.
-
-    Args:
-      rows: Cells, as many in each row.
-
-    Returns:
-      Lines.
-    """
+    """Rows as lines, the first column aligned on the left, the others on the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for name, *numbers in rows:
@@ -185,14 +141,7 @@ def aligned(rows: list[tuple[str, ...]]) -> str:
 
 
 def verdict(prediction: Prediction) -> str:
-    """The answer whether compression pays, why, and up to which link rate.
-
-    Args:
-      prediction: The prediction.
-
-    Returns:
-      One or two sentences, a line each.
-    """
+    """Whether compression pays, why, and up to which link rate: a line or two."""
     best, adam = prediction.best, prediction.baseline
     if prediction.cluster.hosts * prediction.cluster.gpus == 1:
         return "Compression does not pay: one GPU exchanges nothing."
@@ -216,7 +165,7 @@ def verdict(prediction: Prediction) -> str:
         slow = _at_rate(prediction, _SLOWEST)
         reason = (
             "the warm-up, which is exact, takes too large a share; freeze earlier, or "
-            "see what --warmup-gradients bfloat16 gives"
+            "see what --steps says of 4 bits in it"
             if _ceiling(slow) < PAYS
             else "bytes are not what it waits for"
         )
@@ -267,14 +216,7 @@ def _why(prediction: Prediction) -> str:
 
 
 def to_json(prediction: Prediction) -> dict[str, Any]:
-    """The prediction as JSON values.
-
-    Args:
-      prediction: The prediction.
-
-    Returns:
-      Model, cluster, work, optimizers' steps and verdict, in seconds and bytes.
-    """
+    """Model, cluster, work, steps and verdict as JSON values, in seconds and bytes."""
     full, half, *_ = prediction.baselines
 
     def of_load(load: LinkLoad) -> dict[str, Any]:
@@ -300,7 +242,6 @@ def to_json(prediction: Prediction) -> dict[str, Any]:
         "cluster": prediction.cluster._asdict(),
         "work": prediction.work._asdict(),
         "warmup_share": prediction.warmup_share,
-        "warmup_itemsize": prediction.warmup_itemsize,
         "arms": [
             {
                 "name": arm.name,

@@ -11,153 +11,119 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import NamedTuple
 
-_FLOPS_SHARE, _BYTES_SHARE = 0.4, 0.8
+
+class Chip(NamedTuple):
+    """What XLA must know of a GPU beside its memory, to compile for it.
+
+    Attributes:
+      capability: Its compute capability.
+      cores: Streaming multiprocessors.
+      clock: GHz.
+      cache: Bytes of its second-level cache.
+      shared: Bytes of shared memory of a core.
+    """
+
+    capability: tuple[int, int]
+    cores: int
+    clock: float
+    cache: int
+    shared: int
 
 
 class Gpu(NamedTuple):
-    """A GPU.
+    """A GPU, by its datasheet.
 
     Attributes:
       label: Its name in full.
-      flops: FLOP/s of a training step in half precision.
-      memory_rate: Bytes a second from and to its memory.
-      inside_rate: Bytes a second it sends to other GPUs of its host.
-      memory: Bytes it holds.
-      source: Where the numbers come from.
-      target: What XLA compiles for, a protobuf text; '' where it cannot.
+      teraflops: Dense bfloat16 TFLOP/s.
+      terabytes: TB/s from and to its memory.
+      link: GB/s that it sends to other GPUs of its host.
+      gigabytes: GB that it holds.
+      chip: What XLA must know; None where it cannot compile for it.
+      measured: FLOP/s of a training step, and where they were measured.
     """
 
     label: str
-    flops: float
-    memory_rate: float
-    inside_rate: float
-    memory: float
-    source: str
-    target: str
+    teraflops: float
+    terabytes: float
+    link: float
+    gigabytes: float
+    chip: Chip | None = None
+    measured: tuple[float, str] | None = None
 
+    @property
+    def flops(self) -> float:
+        """FLOP/s of a training step in half precision."""
+        return self.measured[0] if self.measured else 0.4 * self.teraflops * 1e12
 
-def _datasheet(
-    label: str,
-    *,
-    teraflops: float,
-    terabytes: float,
-    link: float,
-    gigabytes: float,
-    target: str = "",
-) -> Gpu:
-    return Gpu(
-        label,
-        _FLOPS_SHARE * teraflops * 1e12,
-        _BYTES_SHARE * terabytes * 1e12,
-        _BYTES_SHARE * link * 1e9,
-        gigabytes * 1e9,
-        f"datasheet: {teraflops:g} TFLOP/s dense bfloat16 of which 40 %, "
-        f"{terabytes:g} TB/s and a link of {link:g} GB/s of which 80 %",
-        target,
-    )
+    @property
+    def memory_rate(self) -> float:
+        """Bytes a second from and to its memory."""
+        return 0.8 * self.terabytes * 1e12
 
+    @property
+    def inside_rate(self) -> float:
+        """Bytes a second it sends to other GPUs of its host."""
+        return 0.8 * self.link * 1e9
 
-def _target(
-    label: str,
-    *,
-    capability: tuple[int, int],
-    cores: int,
-    clock: float,
-    bandwidth: int,
-    memory: int,
-    cache: int,
-    shared: int,
-) -> str:
-    """A `GpuTargetConfigProto` of a GPU with 64 K registers a core and CUDA 13."""
-    major, minor = capability
-    return f"""
+    @property
+    def memory(self) -> float:
+        """Bytes it holds."""
+        return self.gigabytes * 1e9
+
+    @property
+    def source(self) -> str:
+        """Where the numbers come from."""
+        if self.measured:
+            return (
+                f"FLOP/s from {self.measured[1]}; datasheet: {self.terabytes:g} TB/s "
+                f"and NVLink of {self.link:g} GB/s of which 80 %"
+            )
+        return (
+            f"datasheet: {self.teraflops:g} TFLOP/s dense bfloat16 of which 40 %, "
+            f"{self.terabytes:g} TB/s and a link of {self.link:g} GB/s of which 80 %"
+        )
+
+    @property
+    def target(self) -> str:
+        """A `GpuTargetConfigProto` with 64 K registers a core and CUDA 13, as text."""
+        assert self.chip
+        (major, minor), cores, clock, cache, shared = self.chip
+        return f"""
 gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: 32
   shared_memory_per_block: 49152 shared_memory_per_core: {shared}
   threads_per_core_limit: 2048 core_count: {cores} fpus_per_core: 128
   block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  memory_bandwidth: {bandwidth} l2_cache_size: {cache} clock_rate_ghz: {clock}
-  device_memory_size: {memory} shared_memory_per_block_optin: {shared - 1024}
+  memory_bandwidth: {self.terabytes * 1e12:.0f} l2_cache_size: {cache}
+  clock_rate_ghz: {clock} device_memory_size: {self.memory:.0f}
+  shared_memory_per_block_optin: {shared - 1024}
   cuda_compute_capability {{ major: {major} minor: {minor} }}
   registers_per_core_limit: 65536 registers_per_block_limit: 65536
 }}
 platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 10 }}
 runtime_version {{ major: 13 minor: 0 patch: 0 }}
-device_description_str: "NVIDIA {label}"
+device_description_str: "NVIDIA {self.label.split()[0]}"
 """
 
 
+AMPERE = Chip((8, 0), cores=108, clock=1.41, cache=41943040, shared=167936)
+HOPPER = Chip((9, 0), cores=132, clock=1.98, cache=52428800, shared=233472)
+PROFILE = (
+    "16 sequences of BERT-Large in 96 ms, the single host in the 1-bit Adam paper's "
+    "profile"
+)
+
 GPUS = MappingProxyType(
     {
-        "v100": Gpu(
-            "V100",
-            40e12,
-            _BYTES_SHARE * 0.9e12,
-            _BYTES_SHARE * 150e9,
-            32e9,
-            "FLOP/s from 16 sequences of BERT-Large in 96 ms, the single host in the "
-            "1-bit Adam paper's profile; datasheet: 0.9 TB/s and NVLink of 150 GB/s of "
-            "which 80 %",
-            "",  # CUDA 13 compiles for nothing before Turing.
-        ),
-        "a100": _datasheet(
-            "A100 80 GB",
-            teraflops=312,
-            terabytes=2.039,
-            link=300,
-            gigabytes=80,
-            target=_target(
-                "A100",
-                capability=(8, 0),
-                cores=108,
-                clock=1.41,
-                bandwidth=2039000000000,
-                memory=80000000000,
-                cache=41943040,
-                shared=167936,
-            ),
-        ),
-        "h100": _datasheet(
-            "H100 SXM",
-            teraflops=989,
-            terabytes=3.35,
-            link=450,
-            gigabytes=80,
-            target=_target(
-                "H100",
-                capability=(9, 0),
-                cores=132,
-                clock=1.98,
-                bandwidth=3350000000000,
-                memory=80000000000,
-                cache=52428800,
-                shared=233472,
-            ),
-        ),
-        "h200": _datasheet(
-            "H200 SXM",
-            teraflops=989,
-            terabytes=4.8,
-            link=450,
-            gigabytes=141,
-            target=_target(
-                "H200",
-                capability=(9, 0),
-                cores=132,
-                clock=1.98,
-                bandwidth=4800000000000,
-                memory=141000000000,
-                cache=62914560,
-                shared=233472,
-            ),
-        ),
-        "l40s": _datasheet(
-            "L40S (PCIe 4)", teraflops=362, terabytes=0.864, link=32, gigabytes=48
-        ),
-        "rtx4090": _datasheet(
-            "RTX 4090 (PCIe 4)", teraflops=165, terabytes=1.008, link=32, gigabytes=24
-        ),
+        # CUDA 13 compiles for nothing before Turing.
+        "v100": Gpu("V100", 125, 0.9, 150, 32, measured=(40e12, PROFILE)),
+        "a100": Gpu("A100 80 GB", 312, 2.039, 300, 80, AMPERE),
+        "h100": Gpu("H100 SXM", 989, 3.35, 450, 80, HOPPER),
+        "h200": Gpu("H200 SXM", 989, 4.8, 450, 141, HOPPER._replace(cache=62914560)),
+        "l40s": Gpu("L40S (PCIe 4)", 362, 0.864, 32, 48),
+        "rtx4090": Gpu("RTX 4090 (PCIe 4)", 165, 1.008, 32, 24),
     }
 )
 """The GPUs by the names that `--gpu` takes."""

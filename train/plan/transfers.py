@@ -2,49 +2,84 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING
 
+import jax
+
 import onebit_jax
-from onebit_jax import Transfer as Transfer
+from onebit_jax import Transfer
 from train.core.exchange import EXCHANGES
-from train.core.mesh import DEVICE, HOST
+from train.core.mesh import AXIS, DEVICE, HOST
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    import jax
+Leaves = tuple[jax.ShapeDtypeStruct, ...]
+
+SMALLEST = 34
+"""Values of the smallest leaf that is not exchanged exactly."""
+
+MEASURING, PERIOD = "compressed/measuring", onebit_jax.GrowthByMeanSquares().period
+"""The stage of 1-bit Adam that measures the growth, one step of so many."""
 
 
+@functools.lru_cache(maxsize=64)
 def exchange_transfers(
-    exchange: str,
-    leaves: Sequence[jax.ShapeDtypeStruct],
-    axis_sizes: Mapping[str, int],
-    *,
-    hierarchical: bool = False,
+    exchange: str, leaves: Leaves, hosts: int, gpus: int, *, hierarchical: bool = False
 ) -> tuple[Transfer, ...]:
-    """The collectives of one exchange of a model's gradients.
+    """The collectives of one exchange of a model's gradients, from a trace of it.
 
     Args:
       exchange: 'exact_mean', or a name of `train.core.exchange.EXCHANGES`.
       leaves: The gradients.
-      axis_sizes: Hosts, and GPUs of each, by the names of these axes.
+      hosts: How many.
+      gpus: Those of each host.
       hierarchical: Whether a host's GPUs are one worker, whose share they exchange.
 
     Returns:
-      The collectives in their order.
+      The collectives.
     """
     make = {"exact_mean": onebit_jax.exact_mean, **EXCHANGES}[exchange]
     if hierarchical:
         whole = onebit_jax.hierarchical(make(HOST), within=DEVICE)
     else:
-        whole = make(tuple(axis_sizes))
-    return whole.wire_cost(list(leaves), axis_sizes)
+        whole = make((HOST, DEVICE))
+    sizes = {HOST: hosts, DEVICE: gpus}
+    # In two traces, as `stage_costs` adds all-reduces up: small leaves go exactly, and
+    # wait for messages of their own.
+    small = [] if exchange == "exact_mean" else [x for x in leaves if x.size < SMALLEST]
+    large = [leaf for leaf in leaves if leaf not in small]
+    return tuple(
+        transfer
+        for part in (large, small)
+        for transfer in onebit_jax.stage_costs(whole, part, sizes)["every"]
+    )
 
 
-def mean_by_hosts(
-    leaves: Sequence[jax.ShapeDtypeStruct], gpus: int
-) -> tuple[Transfer, ...]:
+def growth_transfer(leaves: Leaves) -> Transfer:
+    """The sums by which 1-bit Adam measures the growth, in one step of `PERIOD`."""
+    size = sum(_growth_bytes(leaf.shape, leaf.dtype) for leaf in leaves)
+    return Transfer("all-reduce", size, (HOST, DEVICE))
+
+
+@functools.cache
+def _growth_bytes(shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> int:
+    """Bytes of a leaf's sums, by which the stage that measures sends more."""
+    tx = onebit_jax.onebit_adam(
+        1.0, onebit_jax.exact_mean(AXIS), onebit_jax.freeze_at(1)
+    )
+    leaf = jax.ShapeDtypeStruct(shape, dtype)
+    costs = onebit_jax.stage_costs(tx, leaf, {AXIS: 2})
+    measuring, compressed = (
+        sum(transfer.bytes for transfer in costs[stage])
+        for stage in (MEASURING, "compressed")
+    )
+    return measuring - compressed
+
+
+def mean_by_hosts(leaves: Leaves, gpus: int) -> tuple[Transfer, ...]:
     """The collectives of an exact mean inside each host, and then between hosts.
 
     Args:

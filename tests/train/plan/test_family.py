@@ -6,7 +6,6 @@ import pytest
 from optimizers.formula_zero_one import due_steps
 
 from train.core.optimizer import OPTIMIZERS
-from train.plan import command
 from train.plan.cluster import GIGABIT, GpuCluster
 from train.plan.family import family_table, predicted_runs, stage_steps
 from train.plan.model import GpuWork, Model, arms
@@ -63,8 +62,3 @@ def test_a_run_adds_up_the_steps_that_the_table_above_it_has(hosts, gpus, overla
         f"{runs['adam'].host_bytes / 1e9:.2g}", "1.0",
         f"{runs['adam'].seconds / 3600:.2g}", "1.00", "8.0",
     ]  # fmt: skip
-
-
-def test_a_run_has_at_least_one_step():
-    with pytest.raises(SystemExit, match="--steps must be at least 1"):
-        command.main(["--rate", "10", "--steps", "0"])

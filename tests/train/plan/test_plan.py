@@ -7,19 +7,14 @@ import re
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import AxisType, Mesh
-from runs import PROMOTION
 
 from train.bert.config import PretrainConfig
-from train.bert.masked_pairs import num_predictions
 from train.core.errors import InputError
 from train.plan import command as plan
 from train.plan.cluster import GIGABIT, GpuCluster
-from train.plan.compile import trace
 from train.plan.config import PlanConfig
 from train.plan.model import GpuWork, Model, arms
 from train.plan.report import PAYS, break_even_rate, predict, table, verdict
@@ -40,7 +35,7 @@ def work(micro_batch=0.05, accumulate=1, adam=0.005, overlap=0.0):
     return GpuWork(micro_batch, accumulate, adam, 2e12, overlap)
 
 
-@given(st.integers(2, 64), st.sampled_from([2, 4, 8]))
+@pytest.mark.parametrize(("hosts", "gpus"), [(2, 2), (3, 8), (64, 4)])
 def test_between_hosts_hierarchical_sends_an_equal_share_of_flat(hosts, gpus):
     found = arms(model(1e9), work(), cluster(hosts, gpus))
     sent = {arm.name: arm.compressed.host_bytes for arm in found}
@@ -58,14 +53,14 @@ def test_between_hosts_hierarchical_sends_an_equal_share_of_flat(hosts, gpus):
 
 
 @given(
-    st.integers(1, 32),
-    st.integers(1, 8),
+    # Few, as each is traced.
+    st.sampled_from([(1, 1), (1, 8), (2, 1), (5, 3), (32, 8)]),
     st.floats(0.1, 1000),
     st.floats(1e-3, 1),
     st.integers(1, 8),
 )
-def test_how_predictions_depend_on_what_is_asked(hosts, gpus, rate, seconds, micro):
-    here = cluster(hosts, gpus, rate * GIGABIT)
+def test_how_predictions_depend_on_what_is_asked(shape, rate, seconds, micro):
+    here = cluster(*shape, rate * GIGABIT)
     slower = here._replace(rate=here.rate / 2)
     one, more = work(seconds), work(seconds, micro + 1)
     for fast, slow, busy in zip(
@@ -122,7 +117,7 @@ def test_overlap_hides_an_exact_exchange_and_no_other():
 
 
 def planned(model, load, cluster, warmup=0.15):
-    return predict(model, load, cluster, warmup_share=warmup, warmup_itemsize=4)
+    return predict(model, load, cluster, warmup)
 
 
 def pointed_at(answer):
@@ -263,19 +258,6 @@ def test_no_verdict_on_a_model_that_no_host_can_hold(capsys, tmp_path, gpus, fit
     assert answer["pays"] is fits
 
 
-@pytest.mark.parametrize("fsdp", [False, True])
-def test_the_step_that_is_compiled_is_that_of_pretraining(fsdp):
-    """Its micro-batches are parts of one step, whose arguments are the whole batch."""
-    devices = np.array(jax.devices()[:4]).reshape(2, 2)
-    mesh = Mesh(devices, ("host", "device"), axis_types=(AxisType.Auto,) * 2)
-    cluster = {"rate": 1.0, "hosts": 2, "gpus": 2, "fsdp": fsdp}
-    config = PlanConfig(**cluster, model="tiny", batch=2, accumulate=3, seq=20)
-    with PROMOTION:
-        (_, _, batch, _), _ = trace(config, mesh).args_info
-    assert batch.token_ids.shape == (4 * 2 * 3, 20)
-    assert batch.masked_positions.shape[1] == num_predictions(20)
-
-
 def test_the_default_warm_up_is_that_of_pretraining():
     steps = 1000
     freeze = PretrainConfig(steps=steps).phases[0].freeze
@@ -314,10 +296,7 @@ def test_what_was_measured_replaces_what_is_predicted(capsys, tmp_path):
             )
             for one in ("--hosts 1", "--gpus 1")
         ),
-        (
-            "--rate 1 --steps 9 --warmup-gradients bfloat16",
-            "drop it, or --warmup-gradients bfloat16",
-        ),
+        ("--rate 1 --steps 0", "--steps must be at least 1"),
     ],
 )
 def test_a_mistake_ends_in_a_sentence(arguments, message):
