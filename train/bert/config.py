@@ -9,17 +9,18 @@ from typing import Any, Literal
 from models import SIZES
 from models.config import Size
 from train.bert.phases import LengthPlan
-from train.core.commands.flags import FromScratchFlags, check_from_scratch
 from train.core.errors import InputError
 from train.core.flags import (
     Changeable,
     Count,
     Factor,
     Freeze,
+    FromScratchFlags,
     Natural,
     Positive,
     Seed,
     TransformerFlags,
+    check_from_scratch,
     spelling,
 )
 from train.core.optimizer import FREEZE, warmup_and_freeze

@@ -15,8 +15,14 @@ from train.bert.config import PretrainConfig, check, without_second_phase
 from train.bert.data import VOCABULARY_FILE, keep_vocabulary, load_phases
 from train.bert.presets import PRESETS
 from train.bert.task import make_task
-from train.core.commands.from_scratch import open_run, train_run
-from train.core.commands.line import Command, parse_flags, read_flags, run_command
+from train.core.commands import (
+    Command,
+    open_run,
+    parse_flags,
+    read_flags,
+    run_command,
+    train_run,
+)
 from train.core.flags import with_optimizer
 from train.core.mesh import check_attention, check_divisible, make_mesh
 from train.core.processes.distributed import Cluster

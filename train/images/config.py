@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Literal
 
 from models.convolutional import Architecture
-from train.core.commands.flags import FromScratchFlags, check_from_scratch
 from train.core.errors import InputError
 from train.core.flags import (
     Changeable,
     Count,
+    FromScratchFlags,
     Positive,
     Seed,
+    check_from_scratch,
 )
 
 DataName = Literal["digits", "mnist-5k", "cifar-10", "folder"]

@@ -11,8 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from train.core.commands.from_scratch import open_run, train_run
-from train.core.commands.line import Command, parse_flags, run_command
+from train.core.commands import Command, open_run, parse_flags, run_command, train_run
 from train.core.mesh import check_attention, check_divisible, make_mesh
 from train.core.processes.distributed import Cluster
 from train.core.processes.session import watched

@@ -8,14 +8,15 @@ from typing import Annotated, Any
 
 from models import DECODER_SIZES
 from models.decoder import DecoderSize
-from train.core.commands.flags import FromScratchFlags, check_from_scratch
 from train.core.flags import (
     Changeable,
     Count,
+    FromScratchFlags,
     Positive,
     Range,
     Seed,
     TransformerFlags,
+    check_from_scratch,
 )
 from train.data.flags import CorpusFlags
 

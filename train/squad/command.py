@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from train.core import run_folder
-from train.core.commands.line import Command, parse_flags, run_command
+from train.core.commands import Command, parse_flags, run_command
 from train.core.flags import places
 from train.core.loop import train
 from train.core.mesh import check_attention, check_divisible, kept_topology, make_mesh

@@ -29,9 +29,8 @@ from runs import (
 from train.bert.data import load, load_phases
 from train.bert.objective import init_params
 from train.bert.pretrain import MODULE, parse, pretrain
-from train.core import metrics_log, picture, run_folder
+from train.core import commands, metrics_log, picture, run_folder
 from train.core.batches import element
-from train.core.commands import from_scratch
 from train.core.errors import InputError
 from train.core.metrics_log import StepMetrics
 from train.core.run_folder import Run
@@ -266,29 +265,6 @@ def test_a_folder_that_is_taken_is_refused(first, adam):
     assert not (first.out / "config.json").exists()
 
 
-@pytest.mark.parametrize("changes", [{"seed": 1}, {"steps": 6}, {"corpus": ()}])
-def test_another_runs_adam_is_not_gone_on_with(first, adam, changes, tmp_path):
-    if "corpus" in changes:
-        changes = {"corpus": tuple(sorted((tmp_path / "corpus").iterdir())[:4])}
-    leave(replace(adam, **changes))
-    before = (adam.out / "metrics.jsonl").read_bytes()
-    with pytest.raises(InputError, match="run/adam holds another run, of other flags"):
-        resume(first.out, "--steps", str(STEPS + 2))
-    assert (adam.out / "metrics.jsonl").read_bytes() == before
-    assert until(first.out) == STEPS
-    assert not (first.out / "training.png").exists()
-
-
-def test_adam_of_the_same_flags_is_the_runs_own(first, adam, tmp_path):
-    # They are the same however many workers train, and wherever the folder is.
-    # One that has gone on by itself says which topology auto was.
-    other = replace(adam, workers=4, log_every=7, topology="flat")
-    leave(replace(other, out=tmp_path / "elsewhere"))
-    shutil.move(tmp_path / "elsewhere", adam.out)
-    with goes_on:
-        resume(first.out, "--steps", str(STEPS + 2))
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -379,7 +355,7 @@ def test_weights_of_an_earlier_end_do_not_stay_beside_later_steps(first, monkeyp
         arguments[-1]()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(from_scratch, "train", stopped)
+    monkeypatch.setattr(commands, "train", stopped)
     with pytest.raises(KeyboardInterrupt):
         resume(first.out, "--steps", str(STEPS + 2))
     assert until(first.out) == STEPS + 2

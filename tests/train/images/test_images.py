@@ -17,9 +17,8 @@ from runs import PROMOTION, steps_of, without_speed
 import onebit_jax
 from models.convolutional import ConvolutionalConfig, pooled_statistics
 from models.losses import cross_entropy
-from train.core import metrics_log
+from train.core import commands, metrics_log
 from train.core.batches import batches, element
-from train.core.commands import from_scratch
 from train.core.errors import InputError
 from train.core.mesh import make_mesh
 from train.core.optimizer import decays
@@ -277,7 +276,7 @@ def test_process_0_tells_how_a_run_has_ended(
         monkeypatch.setattr(jax, "process_index", lambda: process)
 
     monkeypatch.setattr(command, "read", lambda _: data)
-    monkeypatch.setattr(from_scratch, "train", train)
+    monkeypatch.setattr(commands, "train", train)
     run(config)
     said = capsys.readouterr().out
     assert ("accuracy 25.00%, loss 0.5000, after 6" in said) == (

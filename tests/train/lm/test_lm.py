@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from models import Decoder, DecoderConfig
 from train.core import metrics_log, picture, run_folder
 from train.core.batches import batches, element, endless
-from train.core.commands.from_scratch import open_run
+from train.core.commands import open_run
 from train.core.errors import InputError
 from train.core.mesh import make_mesh
 from train.core.objective import init_params

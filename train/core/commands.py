@@ -1,0 +1,247 @@
+"""A task's command: its flags, and a run that begins, goes on or goes further.
+
+`run_command` is what `python -m` enters. A task whose flags are `FromScratchFlags`
+opens its run and trains it, and plain Adam beside it where that is asked for; one that
+has ended goes on to the steps that are given, where they are more.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import tyro
+
+from train.core import metrics_log, picture, run_folder
+from train.core.checkpoint import latest_step
+from train.core.comparison import closing, ended
+from train.core.errors import InputError, writable
+from train.core.flags import (
+    FromScratchFlags,
+    TrainingFlags,
+    check_resumable,
+    places,
+    with_optimizer,
+)
+from train.core.loop import train
+from train.core.mesh import kept_topology
+from train.core.output import is_main_process, say
+from train.core.processes.distributed import Cluster
+from train.core.processes.session import join, one_sentence
+from train.core.run_folder import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from jax.sharding import Mesh
+
+    from train.core.processes.watchdog import Watchdog
+    from train.core.task import Task
+
+Data = TypeVar("Data")
+Flags = TypeVar("Flags", bound=TrainingFlags)
+FromScratch = TypeVar("FromScratch", bound=FromScratchFlags)
+
+
+@dataclass(frozen=True)
+class Command(Generic[Flags]):
+    """A command line: the flags of the task, and those of `jax.distributed`."""
+
+    training: Flags
+    cluster: Cluster = field(default_factory=Cluster)
+
+
+def run_command(
+    parse: Callable[[Sequence[str]], Command[Flags]],
+    check: Callable[[Flags], object],
+    run: Callable[[Flags, float], None],
+) -> None:
+    """Runs the command line of this process; a mistake in it ends in one sentence.
+
+    Args:
+      parse: Reads it.
+      check: Refuses flags before the other processes are waited for.
+      run: Does what the flags ask for; its second argument are the seconds that what
+        needs the other processes may take.
+    """
+    with one_sentence():
+        command = parse(sys.argv[1:])
+        check(command.training)
+        join(command.cluster, command.training.workers)
+        run(command.training, command.cluster.timeout)
+
+
+def read_flags(default: Flags, arguments: Sequence[str], module: str) -> Command[Flags]:
+    """Reads a command line.
+
+    Args:
+      default: The flags as they are where they are not given; the docstring of their
+        class is what `--help` begins with.
+      arguments: The command line's.
+      module: What Python runs.
+    """
+    kind = type(default)
+    return tyro.cli(
+        Command[kind],
+        args=arguments,
+        default=Command(default),
+        prog=f"python -m {module}",
+        description=kind.__doc__,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+    )
+
+
+def parse_flags(
+    default: Flags, arguments: Sequence[str], module: str
+) -> Command[Flags]:
+    """As `read_flags`; a run that goes on has its own flags for those not given.
+
+    Raises:
+      InputError: The run that is to go on cannot be read, or not with these flags.
+    """
+    given = read_flags(default, arguments, module)
+    if given.training.resume:
+        earlier = run_folder.read(given.training.out, module, type(default)).flags
+        given = read_flags(replace(earlier, resume=True), arguments, module)
+        check_resumable(earlier, given.training, earlier.fixed)
+    return given
+
+
+def open_run(
+    config: FromScratch,
+    module: str,
+    mesh: Mesh,
+    load: Callable[
+        [FromScratch, Run[FromScratch] | None], tuple[Mapping[str, str], Data]
+    ],
+) -> tuple[Run[FromScratch], Data]:
+    """The run that begins or goes on, with the flags that it began with, and its data.
+
+    Args:
+      config: The flags.
+      module: What Python runs.
+      mesh: The workers.
+      load: From flags, and the run that goes on, to the hashes of the data by their
+        kind and to the data; refuses data that are not the run's.
+
+    Raises:
+      InputError: The folder is taken, or does not hold this run, or the run cannot go
+        on to the steps that are asked for; or a new one would never compress.
+    """
+    topology = kept_topology(mesh, config.out, goes_on=config.resume)
+    if not config.resume:
+        for arm in _arms(config):
+            run_folder.check_free(arm.out)
+        contents, data = load(config, None)
+        flags = replace(config, topology=topology)
+        return Run(module, flags, contents, config.total_steps), data
+    run = run_folder.read(config.out, module, type(config))
+    # Its folders may be others now; the topology is written out, no longer auto.
+    flags = replace(run.flags, **places(config), topology=topology)
+    run = replace(run, flags=flags, until=_next_goal(run, config))
+    return run, load(run.flags, run)[1]
+
+
+def _next_goal(run: Run[FromScratch], config: FromScratch) -> int:
+    """The steps to go on to: those asked for, or else the run's own."""
+    planned, asked = run.flags.total_steps, config.total_steps
+    phase = config.phases[-1]
+    if asked < run.until and asked != planned:
+        raise InputError(
+            f"the run in {config.out} goes to step {run.until}; leave out "
+            f"{phase.prefix}steps {phase.steps} to go on, or give more."
+        )
+    goal = max(asked, run.until)
+    if min(latest_step(arm.out) for arm in _arms(config)) >= goal:
+        say(
+            f"{config.out}: all {goal:,} steps are done; to go on, at the learning "
+            f"rate that they have come to, give more {phase.prefix}steps"
+        )
+    return goal
+
+
+def _arms(config: FromScratch) -> list[FromScratch]:
+    """The flags of each optimizer's training, its folder among them."""
+    if not config.compare:
+        return [config]
+    adam = replace(
+        with_optimizer(config, "adam"),
+        compare=False,
+        out=config.out / "adam",
+        topology="auto",
+    )
+    return [config, adam]
+
+
+def train_run(
+    run: Run[FromScratch],
+    config: FromScratch,
+    mesh: Mesh,
+    watchdog: Watchdog,
+    *,
+    about: str,
+    make_task: Callable[[FromScratch], Task],
+    keep_files: Callable[[Path], None],
+    last_file: str | None = None,
+) -> None:
+    """Trains each optimizer to a run's goal, and draws them beside each other.
+
+    Args:
+      run: The run.
+      config: The flags of this process's command line.
+      mesh: The workers.
+      watchdog: Told of each wait for the other processes.
+      about: What is trained, in some words.
+      make_task: From the flags of one optimizer to what it trains.
+      keep_files: Writes into the run's folder what it lacks, on one process.
+      last_file: What a task writes last into its folder, at its end, if anything. If
+        all steps are done and it is missing, as after a kill there, the end runs anew.
+
+    Raises:
+      InputError: Another run uses the folder, processes differ in what they are asked
+        for, or a checkpoint cannot be gone on from.
+    """
+    runs = [replace(run, flags=arm) for arm in _arms(run.flags)]
+    # The run's own number of steps is what its schedules were made for.
+    arms = _arms(replace(config, **run.flags.lengths))
+    with run_folder.begun(runs, config, keep_files, watchdog):
+        say(
+            f"{config.out}: {about}, {mesh.size} workers "
+            f"({mesh.devices.flat[0].platform}), to step {run.until:,}"
+        )
+        for arm, of_arm in zip(arms, runs, strict=True):
+            is_whole = last_file is None or (arm.out / last_file).exists()
+            if latest_step(arm.out) < run.until or not is_whole:
+                begin = partial(_begin, of_arm, last_file)
+                train(make_task(arm), arm, run.until, mesh, watchdog, begin)
+        if is_main_process():
+            _report(run, {arm.optimizer: arm.out for arm in arms})
+
+
+def _begin(run: Run, last_file: str | None) -> None:
+    """Writes the run that goes on, and removes the last file of its earlier end."""
+    if last_file and is_main_process():
+        with writable(run.flags.out):
+            (run.flags.out / last_file).unlink(missing_ok=True)
+    run_folder.write(run)
+
+
+def _report(run: Run[FromScratch], folders: Mapping[str, Path]) -> None:
+    """Draws the optimizers beside each other, and compares how they ended."""
+    out, optimizer = run.flags.out, run.flags.optimizer
+    lines = {name: metrics_log.read(folder) for name, folder in folders.items()}
+    if run.flags.compare or not (out / picture.FILE).exists():
+        with writable(out):
+            picture.draw(out / picture.FILE, lines)
+    say(f"{out / picture.FILE}: loss and bytes sent")
+    found = [ended(name, x, run.flags.phases) for name, x in lines.items()]
+    if len(both := [each for each in found if each]) == 2:
+        say(closing(*both))
+        if optimizer != "onebit_adam":
+            say(
+                f"both at one --learning-rate; {optimizer} has a best one of its own "
+                "(docs/choosing.md)"
+            )
