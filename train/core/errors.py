@@ -28,7 +28,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message, for a sentence to go on after."""
-    return str(error).partition("\n")[0].rstrip(".")
+    return str(error).partition("\n")[0].rstrip(".:")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -205,7 +205,7 @@ def read(folder: Path, command: str, kind: type[Flags]) -> Run[Flags]:
     Raises:
       InputError: There is no run, or one of another command, or its file is damaged.
     """
-    values = _remembered(folder)
+    values = _remembered(folder, *Run.__dataclass_fields__)
     if values["command"] != command:
         raise InputError(
             f"{folder} holds a run of {values['command']}; give one of {command}."
@@ -220,7 +220,7 @@ def read(folder: Path, command: str, kind: type[Flags]) -> Run[Flags]:
 
 def command_of(folder: Path) -> str:
     """The module whose run a folder holds; as `read` refuses a folder without one."""
-    return _remembered(folder)["command"]
+    return _remembered(folder, "command")["command"]
 
 
 def is_of(folder: Path, command: str) -> bool:
@@ -233,11 +233,11 @@ def is_of(folder: Path, command: str) -> bool:
 
 def flags_of(folder: Path) -> Mapping[str, Any]:
     """The flags of a folder's run, of whatever command, as its file has them."""
-    return _remembered(folder)["flags"]
+    return _remembered(folder, "flags")["flags"]
 
 
-def _remembered(folder: Path) -> dict[str, Any]:
-    """A run's file."""
+def _remembered(folder: Path, *names: str) -> dict[str, Any]:
+    """A run's file; refuses one that lacks any of some names."""
     try:
         values = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except OSError as error:
@@ -247,7 +247,7 @@ def _remembered(folder: Path) -> dict[str, Any]:
         ) from error
     except ValueError as error:
         raise _damaged(folder) from error
-    if not isinstance(values, dict) or Run.__dataclass_fields__.keys() - values:
+    if not (isinstance(values, dict) and values.keys() >= set(names)):
         raise _damaged(folder)
     return values
 

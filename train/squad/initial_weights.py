@@ -222,7 +222,6 @@ def _read_run(folder: Path) -> tuple[BertConfig, dict[str, Any]]:
     arrays = checkpoint.arrays_with_params(folder, step)
     config = _saved_sizes(folder)
     try:
-        checkpoint.read_through(arrays, b"params.")
         abstract = abstract_of(config)
         # NumPy arrays, whatever devices they were saved on; the optimizer's state is
         # left.
