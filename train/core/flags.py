@@ -236,11 +236,11 @@ def spelling(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def check_flags(config: TrainingFlags) -> None:
-    """Refuses values out of their range, and flags of another optimizer.
+def check_ranges(config: Any) -> None:
+    """Refuses values of a dataclass of flags that are out of their range.
 
     Raises:
-      InputError: A flag's value cannot be trained with.
+      InputError: A value is out of the range of its flag.
     """
     for name, hint in _hints(type(config)).items():
         value = getattr(config, name)
@@ -249,6 +249,15 @@ def check_flags(config: TrainingFlags) -> None:
         ranges = [x for x in _parts(hint) if isinstance(x, Range)] or [Range()]
         if refusal := ranges[0].refusal(value):
             raise InputError(f"{spelling(name)} must be {refusal}, not {value}.")
+
+
+def check_flags(config: TrainingFlags) -> None:
+    """Refuses values out of their range, and flags of another optimizer.
+
+    Raises:
+      InputError: A flag's value cannot be trained with.
+    """
+    check_ranges(config)
     allowed = with_optimizer(config, config.optimizer)
     for field in fields(config):
         if getattr(config, field.name) != getattr(allowed, field.name):

@@ -158,7 +158,7 @@ def test_jax_is_told_what_is_known_and_no_more(
         (Cluster(":80", 2, 1), "--coordinator :80 is not an address"),
         (Cluster("host:65536", 2, 1), "--coordinator host:65536 is not an address"),
         (Cluster("host:1"), "--coordinator host:1 alone does not say which process"),
-        (Cluster(timeout=0), "--timeout must be at least 1 second"),
+        (Cluster(timeout=0), "--timeout must be at least 1, not 0"),
     ],
 )
 def test_contradictions_about_the_processes_are_refused(initialized, cluster, message):
