@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -34,31 +34,20 @@ _MEAN = "mean_params"
 _TENSORSTORE_CODE = re.compile(r"os_error_code='(\d+)'")
 
 
-@dataclass(frozen=True)
-class Progress:
-    """The place that a run has reached.
-
-    Attributes:
-      totals: Steps run, and the bytes that a worker has sent in them.
-      data: State of the iterator over batches.
-    """
-
-    totals: Totals
-    data: dict[str, Any]
-
-
 class Checkpoint(NamedTuple):
     """The content of a checkpoint.
 
     Attributes:
       params: The parameters.
       state: The optimizer's state, the workers' errors whole.
-      progress: Where the run is.
+      totals: Steps run, and the bytes that a worker has sent in them.
+      data: State of the iterator over batches.
     """
 
     params: Any
     state: Any
-    progress: Progress
+    totals: Totals
+    data: dict[str, Any]
 
     @property
     def mean_params(self) -> Any:
@@ -137,21 +126,20 @@ class Checkpoints:
         Raises:
           InputError: It cannot be written; the ones before are as they were.
         """
-        progress = checkpoint.progress
         about = {
             "model": self._model,
             "mesh": dict(mesh.shape),
-            "totals": asdict(progress.totals),
-            "data": progress.data,
+            "totals": asdict(checkpoint.totals),
+            "data": checkpoint.data,
         }
         arrays = {"params": checkpoint.params, "state": checkpoint.state}
         items: dict[str, Any] = {"arrays": ocp.args.StandardSave(arrays)}
         if (mean := checkpoint.mean_params) is not checkpoint.params:
             # For who reads a model without the state that it is computed from.
             items[_MEAN] = ocp.args.StandardSave({"params": mean})
-        step, before = progress.totals.steps, self._manager.latest_step()
+        step, before = checkpoint.totals.steps, self._manager.latest_step()
         try:
-            is_saved = self._manager.save(
+            self._manager.save(
                 step, args=ocp.args.Composite(about=ocp.args.JsonSave(about), **items)
             )
         except Exception as error:
@@ -164,29 +152,6 @@ class Checkpoints:
                 f"({os.strerror(code)}); mend that (there must be room for "
                 f"{_KEPT + 1} of them), and go on from {newest} by --resume."
             ) from error
-        if not is_saved:
-            raise InputError(
-                f"the checkpoint of step {step} is not written, as {self._folder} has "
-                f"one of step {before}; move that away to go on."
-            )
-
-    def exist(self) -> bool:
-        """True if there is a checkpoint."""
-        return self._manager.latest_step() is not None
-
-    def latest(self) -> int:
-        """The steps of the newest checkpoint.
-
-        Raises:
-          InputError: There is none.
-        """
-        step = self._manager.latest_step()
-        if step is None:
-            raise InputError(
-                f"there is no checkpoint in {self._folder}; delete the run's folder "
-                "and start it again without --resume."
-            )
-        return step
 
     def restore(
         self, tx: optax.GradientTransformation, params: Any, mesh: Mesh
@@ -202,13 +167,18 @@ class Checkpoints:
         Raises:
           InputError: There is none, or it is damaged, or of another model or version.
         """
-        step = self.latest()
+        step = self._manager.latest_step()
+        if step is None:
+            raise InputError(
+                f"there is no checkpoint in {self._folder}; delete the run's folder "
+                "and start it again without --resume."
+            )
         folder = self._folder / str(step)
         with _reading(folder):
             composite = ocp.args.Composite(about=ocp.args.JsonRestore())
             about = self._manager.restore(step, args=composite)["about"]
             model, shape = about["model"], about["mesh"]
-            progress = Progress(Totals(**about["totals"]), about["data"])
+            totals, data = Totals(**about["totals"]), about["data"]
         differing = ", ".join(
             f"{name} {model.get(name)} there and {value} here"
             for name, value in self._model.items()
@@ -239,7 +209,7 @@ class Checkpoints:
         params, state = arrays["params"], arrays["state"]
         if is_resized:
             state = _resized(state, tx, params, old_mesh, mesh)
-        return Checkpoint(params, state, progress), old_mesh.size
+        return Checkpoint(params, state, totals, data), old_mesh.size
 
 
 def _resized(

@@ -36,16 +36,13 @@ else:
 def make_exchange(
     mesh: Mesh | AbstractMesh, name: str = "sign_mean", topology: Topology = "auto"
 ) -> onebit_jax.Exchange:
-    """The exchange of an optimizer that compresses.
+    """The exchange, over all axes of the mesh, of an optimizer that compresses.
 
     Args:
       mesh: The workers, from `train.core.mesh.make_mesh`.
       name: One of `EXCHANGES` or `VOTES`.
       topology: Who compresses: 'flat', each device; else, on a mesh of hosts, each
         host for its devices together.
-
-    Returns:
-      An exchange over all axes of the mesh.
 
     Example:
       >>> from train.core.exchange import make_exchange
@@ -61,21 +58,15 @@ def make_warmup_exchange(
     bits: Literal[2, 4, 8] | None,
     topology: Topology = "auto",
 ) -> onebit_jax.Exchange | None:
-    """The exchange of gradients of a warm-up that is compressed, too.
+    """The exchange of gradients of a warm-up that is compressed to some bits a value.
 
-    Args:
-      mesh: The workers.
-      bits: Bits a value, 2, 4 or 8; None for the exact mean.
-      topology: As of `make_exchange`.
-
-    Returns:
-      An exchange over all axes of the mesh; None for the exact mean.
+    Without bits it is None, for the exact mean; mesh and topology are those of
+    `make_exchange`.
     """
     if bits is None:
         return None
-    return _over(
-        mesh, functools.partial(onebit_jax.quantized_mean, bits=bits), topology
-    )
+    by_bits = functools.partial(onebit_jax.quantized_mean, bits=bits)
+    return _over(mesh, by_bits, topology)
 
 
 def _over(

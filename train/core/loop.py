@@ -15,7 +15,7 @@ from tqdm import tqdm
 import onebit_jax
 from train.core import metrics_log, picture
 from train.core.batches import element, place, stream
-from train.core.checkpoint import Checkpoint, Checkpoints, Progress, latest_step
+from train.core.checkpoint import Checkpoint, Checkpoints, exist, latest_step
 from train.core.errors import writable
 from train.core.mesh import HOST
 from train.core.metrics_log import EvalMetrics, StepMetrics
@@ -146,14 +146,14 @@ class _Loop:
         folder, phases = self.flags.out, self.task.phases
         self.watchdog.expect("the start from a checkpoint")
         log = metrics_log.read(folder)
-        if not (self.checkpoints.exist() or log):
+        if not (exist(folder) or log):
             return
         # One at the end of a phase has the state of that phase.
-        ended = sum(phase.last < self.checkpoints.latest() for phase in phases)
+        ended = sum(phase.last < latest_step(folder) for phase in phases)
         tx = phases[min(ended, len(phases) - 1)].tx
         params = jax.eval_shape(self.task.init)
         self._reached, workers = self.checkpoints.restore(tx, params, self.mesh)
-        self.totals = self._reached.progress.totals
+        self.totals = self._reached.totals
         if log and log[-1]["step"] > self.totals.steps:
             say(
                 f"{folder}: goes on from the checkpoint of step {self.totals.steps:,}, "
@@ -198,13 +198,12 @@ class _Loop:
         """The checkpoint to go on from, or the beginning of a phase."""
         if self.totals.steps > phase.earlier_steps:
             reached = self.take()
-            batches.set_state(reached.progress.data)
+            batches.set_state(reached.data)
             return reached
         is_new = self._reached is None
         params = self.task.init() if is_new else self.take().mean_params
         self.totals = self.totals.at_phase_start()
-        progress = Progress(self.totals, batches.get_state())
-        begun = Checkpoint(*run.init(params), progress)
+        begun = Checkpoint(*run.init(params), self.totals, batches.get_state())
         if is_new:
             self._save(begun)
         return begun
@@ -242,7 +241,7 @@ class _Loop:
         batches: grain.DatasetIterator[Any],
         last: int,
     ) -> Checkpoint:
-        params, state, progress = begun
+        params, state, _, data = begun
         flags, logged = self.flags, self.totals.steps
         in_flight: deque[jax.Array] = deque()
         bar = tqdm(
@@ -278,10 +277,10 @@ class _Loop:
                 self.held_out = evaluate(onebit_jax.local_params(params, state))
                 self._append(EvalMetrics(step, self.held_out))
             if save:
-                progress = Progress(self.totals, batches.get_state())
-                self._save(Checkpoint(params, state, progress))
+                data = batches.get_state()
+                self._save(Checkpoint(params, state, self.totals, data))
             since += time.perf_counter() - paused
-        return Checkpoint(params, state, progress)
+        return Checkpoint(params, state, self.totals, data)
 
     def _measure(self, step: int, state: Any) -> None:
         """Counts steps and bytes, and asks the state for its measures."""
@@ -324,7 +323,7 @@ class _Loop:
                 metrics_log.append(self.flags.out, metrics)
 
     def _save(self, newest: Checkpoint) -> None:
-        self.watchdog.expect(f"the checkpoint of step {newest.progress.totals.steps}")
+        self.watchdog.expect(f"the checkpoint of step {newest.totals.steps}")
         with uninterrupted():  # half of one would be lost
             self.checkpoints.save(newest, self.mesh)
 

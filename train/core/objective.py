@@ -25,14 +25,11 @@ Model = TypeVar("Model", bound=nnx.Module)
 
 
 def init_params(build: Callable[..., nnx.Module], seed: int) -> Params:
-    """A model's first parameters, a function of the model and the seed.
+    """A model's first parameters, nested dictionaries of float32 arrays.
 
     Args:
       build: From `rngs` to the model.
       seed: Decides them.
-
-    Returns:
-      A tree of nested dictionaries of float32 arrays.
     """
     return nnx.to_pure_dict(nnx.state(build(rngs=nnx.Rngs(seed)), nnx.Param))
 
@@ -56,7 +53,7 @@ def dropout_keys(
       axes: The mesh axes whose members are the workers.
 
     Returns:
-      The keys; None where nothing is dropped.
+      None where nothing is dropped.
     """
     if not rate:
         return None
@@ -65,52 +62,31 @@ def dropout_keys(
     return sequence_keys(key, first + jnp.arange(share))
 
 
-def compile_mean(
-    loss_fn: Callable[[Params, Any], Float[Array, ""]],
-    params: Params,
-    batches: Sequence[Any],
-) -> Evaluation:
-    """An evaluation: the mean loss of some batches.
-
-    Args:
-      loss_fn: From parameters and a batch to its loss.
-      params: Parameters on the mesh, for their shapes and places.
-      batches: Batches on the mesh, all of one shape.
-
-    Returns:
-      A compiled function of the parameters.
-    """
-    compiled = jax.jit(loss_fn).lower(params, batches[0]).compile()
-    # One at a time: on virtual devices, programs in flight together can each hold
-    # threads that another's collective waits for.
-    return lambda params: {
-        "loss": float(np.mean([compiled(params, batch).item() for batch in batches]))
-    }
-
-
 def mean_over(
     loss_fn: Callable[[Params, Any], Float[Array, ""]],
     batches: grain.MapDataset[Any],
     examples: int,
     mesh: Mesh,
 ) -> Callable[[Params], Evaluation]:
-    """The evaluation of a phase: the mean loss of the first examples.
+    """The evaluation of a `train.core.task.Phase`: the mean loss of the first examples.
 
     Args:
       loss_fn: From parameters and a batch to its loss.
       batches: This process's parts of batches.
       examples: How many to evaluate on, to the next whole batch.
       mesh: The workers.
-
-    Returns:
-      For `train.core.task.Phase`.
     """
 
     def compiled(params: Params) -> Evaluation:
         first = place(element(batches, 0), mesh)
         count = -(-examples // jax.tree.leaves(first)[0].shape[0])
         rest = [place(element(batches, i), mesh) for i in range(1, count)]
-        return compile_mean(loss_fn, params, [first, *rest])
+        loss_of = jax.jit(loss_fn).lower(params, first).compile()
+        # One at a time: on virtual devices, programs in flight together can each hold
+        # threads that another's collective waits for.
+        return lambda params: {
+            "loss": float(np.mean([loss_of(params, x).item() for x in (first, *rest)]))
+        }
 
     return compiled
 
@@ -121,17 +97,14 @@ def accumulated(
     """Σ loss(params, part), whose gradient is computed beside it, part by part.
 
     Only one part's activations are held at a time. Differentiating a loop over the
-    parts would hold all of them, or compute each forward pass twice.
+    parts would hold all of them, or compute each forward pass twice. The sums are of
+    float32.
 
     Args:
       loss_fn: From parameters, a part of the examples, and constants to a loss. Only
         the parameters are differentiated with respect to.
       parts: Into how many equal parts the examples are divided along their first axis,
         in their order.
-
-    Returns:
-      A function from parameters, all examples, and constants to the sum of the losses;
-      it and its gradient are summed in float32.
 
     Example:
       >>> import jax, jax.numpy as jnp

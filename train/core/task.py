@@ -87,12 +87,11 @@ class Task:
 def identity(model: Any, optimizer: str) -> dict[str, Any]:
     """The identity of a model and its optimizer in checkpoints, for `Task.model`.
 
+    It is the sizes by name, without what changes no parameter and may change in a run.
+
     Args:
       model: The dataclass of the model's sizes.
       optimizer: The optimizer's name.
-
-    Returns:
-      The sizes by name, without what changes no parameter and may change in a run.
     """
     values = {**asdict(model), "optimizer": optimizer}
     values.pop("remat", None)
@@ -100,11 +99,7 @@ def identity(model: Any, optimizer: str) -> dict[str, Any]:
 
 
 def planned_phase(
-    config: TrainingFlags,
-    plan: Plan,
-    last: int,
-    mesh: Mesh,
-    **values: Any,
+    config: TrainingFlags, plan: Plan, last: int, mesh: Mesh, **values: Any
 ) -> Phase:
     """A phase with the optimizer that the flags ask for; says if it freezes too late.
 
@@ -114,9 +109,6 @@ def planned_phase(
       last: Steps of the run at its end.
       mesh: The workers.
       **values: The other attributes of a `Phase`.
-
-    Returns:
-      The phase.
     """
     tx, schedule = planned_optimizer(config, plan, mesh)
     steps, flag = last - plan.earlier_steps, f"{plan.prefix}freeze-step"

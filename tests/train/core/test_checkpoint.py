@@ -19,7 +19,6 @@ from train.core import checkpoint
 from train.core.checkpoint import (
     Checkpoint,
     Checkpoints,
-    Progress,
     latest_step,
     saved_model,
 )
@@ -29,9 +28,7 @@ from train.core.optimizer import freeze_rule, learning_rate_schedule, make_optim
 from train.core.totals import Totals
 
 MODEL = {"size": 128, "dropout": 0.1, "layers": 2, "optimizer": "onebit_adam"}
-PROGRESS = Progress(
-    Totals(3, "compressed", {"warmup": 1, "compressed": 2}, 1, 77), {"next_index": 3}
-)
+TOTALS = Totals(3, "compressed", {"warmup": 1, "compressed": 2}, {}, 1, 77)
 
 
 def make_params():
@@ -64,7 +61,7 @@ def trained(tx):
         batch = jax.random.normal(jax.random.key(step), (8,))
         stage = "compressed" if step else "warmup"
         params, state, _ = run.step(params, state, batch, stage=stage)
-    return Checkpoint(params, state, PROGRESS)
+    return Checkpoint(params, state, TOTALS, {"next_index": 3})
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +69,8 @@ def saved(trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     with closing(Checkpoints(folder, MODEL)) as checkpoints:
         for steps in (2, 3):
-            progress = dataclasses.replace(
-                PROGRESS, totals=dataclasses.replace(PROGRESS.totals, steps=steps)
-            )
-            checkpoints.save(trained._replace(progress=progress), make_mesh(4))
+            totals = dataclasses.replace(TOTALS, steps=steps)
+            checkpoints.save(trained._replace(totals=totals), make_mesh(4))
     return folder
 
 
@@ -93,7 +88,7 @@ def restore(folder, tx, workers=4, model=MODEL):
 def test_everything_comes_back_in_its_place(saved, tx, trained):
     restored, workers = restore(saved, tx)
     assert workers == 4
-    assert restored.progress == PROGRESS
+    assert (restored.totals, restored.data) == (trained.totals, trained.data)
     chex.assert_trees_all_equal(restored.params, trained.params)
     chex.assert_trees_all_equal(restored.state, trained.state)
     assert any(np.any(x) for x in jax.tree.leaves(trained.state))
@@ -161,7 +156,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_good(
     with pytest.raises(InputError, match=message):
         restore(folder, tx, workers)
     shutil.rmtree(newest)
-    assert restore(folder, tx, workers)[0].progress.totals.steps == 2
+    assert restore(folder, tx, workers)[0].totals.steps == 2
 
 
 @pytest.mark.parametrize(
@@ -197,13 +192,6 @@ def test_a_checkpoint_of_another_version_is_refused(folder, tx, what):
         restore(folder, tx)
 
 
-def test_a_checkpoint_that_is_not_written_is_said(folder, trained):
-    earlier = Progress(Totals(2), PROGRESS.data)
-    refused = pytest.raises(InputError, match=r"of step 2 is not written, as .*step 3;")
-    with closing(Checkpoints(folder, MODEL)) as checkpoints, refused:
-        checkpoints.save(trained._replace(progress=earlier), make_mesh(4))
-
-
 def test_a_missing_checkpoint_is_said_to_be(tmp_path, tx):
     assert latest_step(tmp_path / "nowhere") == 0
     with pytest.raises(InputError, match="there is no checkpoint in"):
@@ -215,7 +203,7 @@ def test_a_checkpoint_that_was_being_written_does_not_count(folder, tx):
     whole = folder / "checkpoints" / "3"
     whole.rename(whole.with_name("4.orbax-checkpoint-tmp-17"))
     assert latest_step(folder) == 2
-    assert restore(folder, tx)[0].progress.totals.steps == 2
+    assert restore(folder, tx)[0].totals.steps == 2
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_what_differs(saved, tx):

@@ -18,7 +18,7 @@ from runs import steps_of, without_speed, write_corpus
 
 import onebit_jax
 from onebit_launch.errors import LOST_EXIT
-from train.core.checkpoint import Checkpoint, Checkpoints, Progress, latest_step
+from train.core.checkpoint import Checkpoint, Checkpoints, latest_step
 from train.core.errors import InputError
 from train.core.processes.session import one_sentence, uninterrupted
 from train.core.processes.watchdog import Watchdog
@@ -32,8 +32,7 @@ def save(checkpoints, step, mesh):
     params = {"w": jax.random.normal(jax.random.key(step), (1 << 16,))}
     params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
     state = onebit_jax.init(tx, params, mesh)
-    progress = Progress(Totals(step), {"next_index": step})
-    checkpoints.save(Checkpoint(params, state, progress), mesh)
+    checkpoints.save(Checkpoint(params, state, Totals(step), {}), mesh)
     return params
 
 
@@ -82,7 +81,7 @@ def test_a_checkpoint_without_room_is_said_and_the_one_before_is_whole(
     # In this process, which goes on, the other writes come to their ends meanwhile.
     time.sleep(1)
     restored = restore(tmp_path, params, mesh)
-    assert restored.progress.totals.steps == 1
+    assert restored.totals.steps == 1
     assert jnp.array_equal(restored.params["w"], params["w"])
     # And what was half written is gone.
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
@@ -94,7 +93,7 @@ def test_what_a_killed_process_left_half_written_is_cleared_away(tmp_path, mesh)
     half = tmp_path / "checkpoints" / "2.orbax-checkpoint-tmp"
     (half / "arrays").mkdir(parents=True)
     assert latest_step(tmp_path) == 1
-    assert restore(tmp_path, params, mesh).progress.totals.steps == 1
+    assert restore(tmp_path, params, mesh).totals.steps == 1
     # Orbax clears away in a thread of its own.
     deadline = time.monotonic() + 20
     while half.exists():
@@ -104,8 +103,7 @@ def test_what_a_killed_process_left_half_written_is_cleared_away(tmp_path, mesh)
 
 def test_an_error_of_ones_own_is_not_taken_for_a_full_disk(tmp_path, mesh):
     with closing(Checkpoints(tmp_path, MODEL)) as checkpoints:
-        progress = Progress(Totals(1), {"next_index": object()})
-        wrong = Checkpoint({"w": jnp.ones(3)}, {}, progress)
+        wrong = Checkpoint({"w": jnp.ones(3)}, {}, Totals(1), {"next": object()})
         with pytest.raises(TypeError, match="object"):
             checkpoints.save(wrong, mesh)
 

@@ -32,9 +32,6 @@ def join(cluster: Cluster, workers: int | None) -> None:
     Args:
       cluster: The flags of `jax.distributed`.
       workers: Devices to train on, of all processes together; None for what is there.
-
-    Raises:
-      InputError: The processes do not meet.
     """
     processes = initialize(cluster)
     # Real devices are as many as they are.
