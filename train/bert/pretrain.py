@@ -17,16 +17,14 @@ from train.bert.presets import PRESETS
 from train.bert.task import make_task
 from train.core.commands import (
     Command,
-    open_run,
     parse_flags,
     read_flags,
     run_command,
-    train_run,
+    train_from_scratch,
 )
 from train.core.flags import with_optimizer
 from train.core.mesh import check_attention, check_divisible, make_mesh
 from train.core.processes.distributed import Cluster
-from train.core.processes.session import watched
 from train.data.model_folder import LAST_FILE
 
 if TYPE_CHECKING:
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 
     from train.bert.data import Data
     from train.core.run_folder import Run
-    from train.core.task import Task
 
 MODULE = "train.pretrain"
 
@@ -74,30 +71,28 @@ def pretrain(
     for phase in config.phases:
         check_divisible(phase.batch, mesh, phase.accumulate, phase.prefix)
     check_attention(config.attention, mesh)
-    with watched(timeout) as watchdog:
-        run, data = open_run(config, MODULE, mesh, _load)
-        vocabulary = data[0].vocabulary
 
-        def task_of(arm: PretrainConfig) -> Task:
-            return make_task(arm, data, mesh, run.until)
+    def about(data: list[Data]) -> str:
+        pieces = f"{len(data[0].vocabulary):,} word pieces"
+        return f"BERT {config.model}, {pieces}, {data[0].about}"
 
-        def keep_files(folder: Path) -> None:
-            # A run that goes on has it, unless it was lost.
-            if not (config.resume and (folder / VOCABULARY_FILE).exists()):
-                keep_vocabulary(vocabulary, folder)
+    def keep_files(data: list[Data], folder: Path) -> None:
+        # A run that goes on has it, unless it was lost.
+        if not (config.resume and (folder / VOCABULARY_FILE).exists()):
+            keep_vocabulary(data[0].vocabulary, folder)
 
-        about = f"BERT {config.model}, {len(vocabulary):,} word pieces, {data[0].about}"
-        train_run(
-            run,
-            config,
-            mesh,
-            watchdog,
-            about=about,
-            make_task=task_of,
-            keep_files=keep_files,
-            # Hugging Face's BERT has no Pre-LayerNorm.
-            last_file=None if config.pre_norm else LAST_FILE,
-        )
+    train_from_scratch(
+        config,
+        MODULE,
+        mesh,
+        timeout,
+        load=_load,
+        about=about,
+        make_task=make_task,
+        keep_files=keep_files,
+        # Hugging Face's BERT has no Pre-LayerNorm.
+        last_file=None if config.pre_norm else LAST_FILE,
+    )
 
 
 def _load(

@@ -62,14 +62,10 @@ def batches(
     process: int | None = None,
     num_processes: int | None = None,
 ) -> grain.MapDataset[Batch]:
-    """One process's part of each whole batch; element t is that of step t.
+    """One process's part of each whole batch of an endless sequence of examples.
 
-    Args:
-      examples: The endless sequence of examples.
-      batch: Examples of a whole batch; a multiple of the processes.
-      process: Which part; None for this process's.
-      num_processes: How many parts; end to end they are the whole batch, however many
-        there are. None for the processes that there are.
+    Element t is that of step t. The parts are end to end the whole batch, however many
+    processes there are; by default they are those that there are.
     """
     import grain
 

@@ -1,13 +1,15 @@
 """A task's command: its flags, and a run that begins, goes on or goes further.
 
-`run_command` is what `python -m` enters. A task whose flags are `FromScratchFlags`
-opens its run and trains it, and plain Adam beside it where that is asked for; one that
-has ended goes on to the steps that are given, where they are more.
+`run_command` is what `python -m` enters, and `train_from_scratch` the way from flags to
+a trained model of every task whose flags are `FromScratchFlags`: it opens the run, and
+trains it and, where that is asked for, plain Adam beside it. A run that has ended goes
+on to the steps that are given, where they are more.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -29,21 +31,20 @@ from train.core.loop import train
 from train.core.mesh import kept_topology
 from train.core.output import is_main_process, say
 from train.core.processes.distributed import Cluster
-from train.core.processes.session import join, one_sentence
+from train.core.processes.session import join, one_sentence, watched
 from train.core.run_folder import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from jax.sharding import Mesh
 
-    from train.core.processes.watchdog import Watchdog
     from train.core.task import Task
 
 Data = TypeVar("Data")
 Flags = TypeVar("Flags", bound=TrainingFlags)
 FromScratch = TypeVar("FromScratch", bound=FromScratchFlags)
+Load = Callable[[FromScratch, Run[FromScratch] | None], tuple[Mapping[str, str], Data]]
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,9 @@ def run_command(
 
 
 def read_flags(default: Flags, arguments: Sequence[str], module: str) -> Command[Flags]:
-    """Reads a command line.
+    """Reads the command line of a module, with the flags for those not given.
 
-    Args:
-      default: The flags as they are where they are not given; the docstring of their
-        class is what `--help` begins with.
-      arguments: The command line's.
-      module: What Python runs.
+    The docstring of the flags' class is what `--help` begins with.
     """
     kind = type(default)
     return tyro.cli(
@@ -97,11 +94,7 @@ def read_flags(default: Flags, arguments: Sequence[str], module: str) -> Command
 def parse_flags(
     default: Flags, arguments: Sequence[str], module: str
 ) -> Command[Flags]:
-    """As `read_flags`; a run that goes on has its own flags for those not given.
-
-    Raises:
-      InputError: The run that is to go on cannot be read, or not with these flags.
-    """
+    """As `read_flags`; a run that goes on has its own flags for those not given."""
     given = read_flags(default, arguments, module)
     if given.training.resume:
         earlier = run_folder.read(given.training.out, module, type(default)).flags
@@ -110,13 +103,60 @@ def parse_flags(
     return given
 
 
-def open_run(
+def train_from_scratch(
     config: FromScratch,
     module: str,
     mesh: Mesh,
-    load: Callable[
-        [FromScratch, Run[FromScratch] | None], tuple[Mapping[str, str], Data]
-    ],
+    timeout: float,
+    *,
+    load: Load[FromScratch, Data],
+    about: Callable[[Data], str],
+    make_task: Callable[[FromScratch, Data, Mesh, int], Task],
+    keep_files: Callable[[Data, Path], None] = lambda data, folder: None,
+    last_file: str | None = None,
+) -> None:
+    """Trains each optimizer of a run to its goal, and draws them beside each other.
+
+    Args:
+      config: The flags of this process's command line.
+      module: What Python runs.
+      mesh: The workers.
+      timeout: Seconds that what needs the other processes may take.
+      load: As of `open_run`.
+      about: From the data to what is trained, in some words.
+      make_task: From the flags of one optimizer, the data, the workers and the steps to
+        have trained at the end to what it trains.
+      keep_files: Writes what the run's folder lacks of the data into it.
+      last_file: What a task writes last into its folder, at its end, if anything. If
+        all steps are done and it is missing, as after a kill there, the end runs anew.
+
+    Raises:
+      InputError: The folder is taken, or is not this run's; or processes differ in what
+        they are asked for; or the run, or a checkpoint, cannot be gone on from.
+      LostError: Another process is gone.
+    """
+    with watched(timeout) as watchdog:
+        run, data = open_run(config, module, mesh, load)
+        runs = [replace(run, flags=arm) for arm in _arms(run.flags)]
+        # The run's own number of steps is what its schedules were made for.
+        arms = _arms(replace(config, **run.flags.lengths))
+        with run_folder.begun(runs, config, partial(keep_files, data), watchdog):
+            say(
+                f"{config.out}: {about(data)}, {mesh.size} workers "
+                f"({mesh.devices.flat[0].platform}), to step {run.until:,}"
+            )
+            for arm, of_arm in zip(arms, runs, strict=True):
+                is_whole = last_file is None or (arm.out / last_file).exists()
+                if latest_step(arm.out) < run.until or not is_whole:
+                    task = make_task(arm, data, mesh, run.until)
+                    begin = partial(_begin, of_arm, last_file)
+                    train(task, arm, run.until, mesh, watchdog, begin)
+            if is_main_process():
+                _report(run, {arm.optimizer: arm.out for arm in arms})
+
+
+def open_run(
+    config: FromScratch, module: str, mesh: Mesh, load: Load[FromScratch, Data]
 ) -> tuple[Run[FromScratch], Data]:
     """The run that begins or goes on, with the flags that it began with, and its data.
 
@@ -145,6 +185,19 @@ def open_run(
     return run, load(run.flags, run)[1]
 
 
+def _arms(config: FromScratch) -> list[FromScratch]:
+    """The flags of each optimizer's training, its folder among them."""
+    if not config.compare:
+        return [config]
+    adam = replace(
+        with_optimizer(config, "adam"),
+        compare=False,
+        out=config.out / "adam",
+        topology="auto",
+    )
+    return [config, adam]
+
+
 def _next_goal(run: Run[FromScratch], config: FromScratch) -> int:
     """The steps to go on to: those asked for, or else the run's own."""
     planned, asked = run.flags.total_steps, config.total_steps
@@ -161,64 +214,6 @@ def _next_goal(run: Run[FromScratch], config: FromScratch) -> int:
             f"rate that they have come to, give more {phase.prefix}steps"
         )
     return goal
-
-
-def _arms(config: FromScratch) -> list[FromScratch]:
-    """The flags of each optimizer's training, its folder among them."""
-    if not config.compare:
-        return [config]
-    adam = replace(
-        with_optimizer(config, "adam"),
-        compare=False,
-        out=config.out / "adam",
-        topology="auto",
-    )
-    return [config, adam]
-
-
-def train_run(
-    run: Run[FromScratch],
-    config: FromScratch,
-    mesh: Mesh,
-    watchdog: Watchdog,
-    *,
-    about: str,
-    make_task: Callable[[FromScratch], Task],
-    keep_files: Callable[[Path], None],
-    last_file: str | None = None,
-) -> None:
-    """Trains each optimizer to a run's goal, and draws them beside each other.
-
-    Args:
-      run: The run.
-      config: The flags of this process's command line.
-      mesh: The workers.
-      watchdog: Told of each wait for the other processes.
-      about: What is trained, in some words.
-      make_task: From the flags of one optimizer to what it trains.
-      keep_files: Writes into the run's folder what it lacks, on one process.
-      last_file: What a task writes last into its folder, at its end, if anything. If
-        all steps are done and it is missing, as after a kill there, the end runs anew.
-
-    Raises:
-      InputError: Another run uses the folder, processes differ in what they are asked
-        for, or a checkpoint cannot be gone on from.
-    """
-    runs = [replace(run, flags=arm) for arm in _arms(run.flags)]
-    # The run's own number of steps is what its schedules were made for.
-    arms = _arms(replace(config, **run.flags.lengths))
-    with run_folder.begun(runs, config, keep_files, watchdog):
-        say(
-            f"{config.out}: {about}, {mesh.size} workers "
-            f"({mesh.devices.flat[0].platform}), to step {run.until:,}"
-        )
-        for arm, of_arm in zip(arms, runs, strict=True):
-            is_whole = last_file is None or (arm.out / last_file).exists()
-            if latest_step(arm.out) < run.until or not is_whole:
-                begin = partial(_begin, of_arm, last_file)
-                train(make_task(arm), arm, run.until, mesh, watchdog, begin)
-        if is_main_process():
-            _report(run, {arm.optimizer: arm.out for arm in arms})
 
 
 def _begin(run: Run, last_file: str | None) -> None:

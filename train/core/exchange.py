@@ -36,13 +36,10 @@ else:
 def make_exchange(
     mesh: Mesh | AbstractMesh, name: str = "sign_mean", topology: Topology = "auto"
 ) -> onebit_jax.Exchange:
-    """The exchange, over all axes of the mesh, of an optimizer that compresses.
+    """The exchange of `EXCHANGES` or `VOTES` by its name, over all axes of the mesh.
 
-    Args:
-      mesh: The workers, from `train.core.mesh.make_mesh`.
-      name: One of `EXCHANGES` or `VOTES`.
-      topology: Who compresses: 'flat', each device; else, on a mesh of hosts, each
-        host for its devices together.
+    On a mesh of hosts each host compresses for its devices together, unless the
+    topology is 'flat'.
 
     Example:
       >>> from train.core.exchange import make_exchange
@@ -58,11 +55,7 @@ def make_warmup_exchange(
     bits: Literal[2, 4, 8] | None,
     topology: Topology = "auto",
 ) -> onebit_jax.Exchange | None:
-    """The exchange of gradients of a warm-up that is compressed to some bits a value.
-
-    Without bits it is None, for the exact mean; mesh and topology are those of
-    `make_exchange`.
-    """
+    """The exchange of a warm-up by some bits a value; without bits None, the exact."""
     if bits is None:
         return None
     by_bits = functools.partial(onebit_jax.quantized_mean, bits=bits)

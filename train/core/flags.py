@@ -144,12 +144,7 @@ class TrainingFlags:
         return {}
 
     def planned(self, steps: int, share: float = FREEZE) -> Plan:
-        """Schedule and freeze of the optimizer, all defaults put in.
-
-        Args:
-          steps: Steps in all.
-          share: The part of them before the freeze, where no other is asked for.
-        """
+        """Schedule and freeze, all defaults put in, a share of the steps before it."""
         warmup, freeze = warmup_and_freeze(
             steps, self.warmup_steps, self.freeze_step, share
         )
@@ -214,15 +209,7 @@ class TransformerFlags:
         return {f.name: getattr(self, f.name) for f in fields(TransformerFlags)}
 
     def model_of(self, size: Size, **values: Any) -> Size:
-        """The model that the flags ask for.
-
-        Args:
-          size: The sizes of its name.
-          **values: What else is known of it.
-
-        Raises:
-          InputError: The options cannot be computed with.
-        """
+        """The model of a size that the flags ask for, if it can be computed."""
         try:
             return replace(size, **values, **self.model_options)
         except ValueError as error:
@@ -237,11 +224,7 @@ def spelling(name: str) -> str:
 
 
 def check_ranges(config: Any) -> None:
-    """Refuses values of a dataclass of flags that are out of their range.
-
-    Raises:
-      InputError: A value is out of the range of its flag.
-    """
+    """Refuses values of a dataclass of flags that are out of their range."""
     for name, hint in _hints(type(config)).items():
         value = getattr(config, name)
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -252,11 +235,7 @@ def check_ranges(config: Any) -> None:
 
 
 def check_flags(config: TrainingFlags) -> None:
-    """Refuses values out of their range, and flags of another optimizer.
-
-    Raises:
-      InputError: A flag's value cannot be trained with.
-    """
+    """Refuses values out of their range, and flags of another optimizer."""
     check_ranges(config)
     allowed = with_optimizer(config, config.optimizer)
     for field in fields(config):
@@ -268,11 +247,7 @@ def check_flags(config: TrainingFlags) -> None:
 
 
 def check_from_scratch(config: FromScratchFlags) -> None:
-    """Refuses what `check_flags` does, and values that no task can be trained with.
-
-    Raises:
-      InputError: A flag's value is out of its range, or contradicts another.
-    """
+    """Refuses what `check_flags` does, and values that no task can be trained with."""
     check_flags(config)
     if config.compare and config.optimizer == "adam":
         raise InputError("--compare trains plain Adam beside; drop --optimizer adam.")
@@ -304,11 +279,7 @@ def to_json(config: Any) -> dict[str, Any]:
 
 
 def from_json(kind: type[Flags], values: dict[str, Any]) -> Flags:
-    """The flags, a dataclass of a kind, of which `to_json` made the values.
-
-    Raises:
-      TypeError: The dataclass has no such field.
-    """
+    """The flags, a dataclass of a kind, of which `to_json` made the values."""
     hints = _hints(kind)
 
     def made(name: str, value: Any) -> Any:
@@ -341,14 +312,7 @@ def check_resumable(
 ) -> None:
     """Refuses flags that a run cannot take on when it goes on.
 
-    Args:
-      earlier: The run's flags.
-      given: The flags it is to go on with.
-      fixed: Fields that must not change in this run, though they may in others, and
-        the flags to give instead.
-
-    Raises:
-      InputError: A flag differs that decides what is trained.
+    Changeable fields that this run must keep are `fixed`, with what to give instead.
     """
     fixed, before, now = fixed or {}, to_json(earlier), to_json(given)
     for name in sorted(before.keys() - (changeable(type(earlier)) - fixed.keys())):

@@ -38,11 +38,7 @@ _NO_LOCKS = errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Holds a run's folder, which is made, on the one process of many that writes.
-
-    Raises:
-      InputError: Another run holds it.
-    """
+    """Holds a run's folder, on the process that writes; refuses one that is held."""
     if not is_main_process():
         yield
         return

@@ -69,9 +69,6 @@ def train(
       begin: Called before the first step, once it is certain that the newest
         checkpoint, if there is one, can be read.
 
-    Returns:
-      Steps and bytes at the end.
-
     Raises:
       InputError: The newest checkpoint is damaged or of another model, or there is
         none although there are metrics.

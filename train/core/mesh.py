@@ -73,16 +73,10 @@ def make_mesh(workers: int | None = None, topology: Topology = "auto") -> Mesh:
 
 
 def kept_topology(mesh: Mesh, folder: Path, *, goes_on: bool) -> Topology:
-    """The topology of a mesh, which a run keeps.
+    """The topology of a mesh, which the run in a folder keeps.
 
-    Args:
-      mesh: The workers.
-      folder: The run's.
-      goes_on: Whether the run has begun before, maybe on several hosts; it is told
-        that it will not compress on one.
-
-    Raises:
-      InputError: A new run would compress between hosts, and there is one.
+    A new run that would compress between hosts is refused where there is one; one that
+    goes on is told.
     """
     if HOST not in mesh.axis_names:
         return "flat"
@@ -102,16 +96,9 @@ def kept_topology(mesh: Mesh, folder: Path, *, goes_on: bool) -> Topology:
 def check_divisible(
     batch: int, mesh: Mesh, accumulate: int = 1, prefix: str = "--"
 ) -> None:
-    """Refuses a batch that the workers cannot share equally.
+    """Refuses a batch that the workers cannot share equally, in so many parts each.
 
-    Args:
-      batch: Examples of a whole batch.
-      mesh: The workers.
-      accumulate: Parts that a worker's share is computed in.
-      prefix: What the flags of both begin with.
-
-    Raises:
-      InputError: Workers, or parts, would differ in size.
+    The flags of both begin with the prefix.
     """
     share, left = divmod(batch, mesh.size)
     if left:
@@ -127,11 +114,7 @@ def check_divisible(
 
 
 def check_attention(attention: str, mesh: Mesh) -> None:
-    """Refuses cuDNN's attention where the workers are no GPUs.
-
-    Raises:
-      InputError: They are not.
-    """
+    """Refuses cuDNN's attention where the workers are no GPUs."""
     platform = mesh.devices.flat[0].platform
     if attention == "cudnn" and platform != "gpu":
         raise InputError(

@@ -79,11 +79,7 @@ def _finite(value: Any) -> Any:
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """All lines, but for one that a killed process left unfinished.
-
-    Raises:
-      InputError: A line is damaged.
-    """
+    """All lines, but for one that a killed process left unfinished."""
     if not (folder / FILE).exists():
         return []
     text = (folder / FILE).read_text(encoding="utf-8", errors="replace")

@@ -25,12 +25,7 @@ Model = TypeVar("Model", bound=nnx.Module)
 
 
 def init_params(build: Callable[..., nnx.Module], seed: int) -> Params:
-    """A model's first parameters, nested dictionaries of float32 arrays.
-
-    Args:
-      build: From `rngs` to the model.
-      seed: Decides them.
-    """
+    """The first parameters, nested dictionaries, of a model that is built of `rngs`."""
     return nnx.to_pure_dict(nnx.state(build(rngs=nnx.Rngs(seed)), nnx.Param))
 
 
@@ -44,16 +39,8 @@ def dropout_keys(
 ) -> Key[Array, " share"] | None:
     """A key for each example of a worker's share, by which it drops activations.
 
-    Args:
-      rate: Share of the activations dropped.
-      seed: Decides the keys, together with the step and the place of an example in the
-        whole batch: the number of workers does not matter to them.
-      step: The number of earlier steps.
-      share: Examples of the worker.
-      axes: The mesh axes whose members are the workers.
-
-    Returns:
-      None where nothing is dropped.
+    They are a function of the seed, the step and the place of an example in the whole
+    batch: the number of workers does not matter to them. None where nothing is dropped.
     """
     if not rate:
         return None
@@ -70,11 +57,7 @@ def mean_over(
 ) -> Callable[[Params], Evaluation]:
     """The evaluation of a `train.core.task.Phase`: the mean loss of the first examples.
 
-    Args:
-      loss_fn: From parameters and a batch to its loss.
-      batches: This process's parts of batches.
-      examples: How many to evaluate on, to the next whole batch.
-      mesh: The workers.
+    So many of them, to the next whole batch of this process's parts.
     """
 
     def compiled(params: Params) -> Evaluation:

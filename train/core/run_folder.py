@@ -66,11 +66,7 @@ def exists(folder: Path) -> bool:
 
 
 def check_free(folder: Path) -> None:
-    """Refuses a folder that a new run would overwrite something in.
-
-    Raises:
-      InputError: It is not a folder, or holds a run.
-    """
+    """Refuses a folder that a new run would overwrite something in."""
     if not is_main_process():
         return
     with writable(folder):
@@ -89,15 +85,9 @@ def check_free(folder: Path) -> None:
 def check_contents(
     run: Run, contents: Mapping[str, str], advice: Mapping[str, str] | None = None
 ) -> None:
-    """Refuses to go on with other data than a run was started with.
+    """Refuses to go on with other data, by their names, than a run was started with.
 
-    Args:
-      run: The run.
-      contents: The names of the data that are there now, by what they are.
-      advice: What to do about each; to restore it where none is given.
-
-    Raises:
-      InputError: They are others.
+    The advice says of each what to do: to restore it where there is none.
     """
     for what, name in contents.items():
         if run.contents[what] != name:
@@ -112,12 +102,6 @@ def run_of(
     config: Flags, command: str, contents: Mapping[str, str], until: int
 ) -> Run[Flags]:
     """The run that begins in a free folder, or goes on to the steps it was made for.
-
-    Args:
-      config: The flags.
-      command: The module that Python runs.
-      contents: The names of the data by their contents, by what they are.
-      until: Steps to have trained at the end of a new run.
 
     Raises:
       InputError: The folder is taken, or does not hold this run.
@@ -182,11 +166,7 @@ def begun(
 
 
 def write(run: Run) -> None:
-    """Remembers a run in the folder of its flags, on one process of many.
-
-    Raises:
-      InputError: The folder cannot be written to.
-    """
+    """Remembers a run in the folder of its flags, on one process of many."""
     if is_main_process():
         folder, values = run.flags.out, {**vars(run), "flags": to_json(run.flags)}
         with writable(folder):
@@ -195,12 +175,7 @@ def write(run: Run) -> None:
 
 
 def read(folder: Path, command: str, kind: type[Flags]) -> Run[Flags]:
-    """Reads what `write` wrote.
-
-    Args:
-      folder: The run's folder.
-      command: The module whose run it must be.
-      kind: The dataclass of its flags.
+    """Reads a run of a command, whose flags are of a kind, from its folder.
 
     Raises:
       InputError: There is no run, or one of another command, or its file is damaged.
@@ -219,7 +194,7 @@ def read(folder: Path, command: str, kind: type[Flags]) -> Run[Flags]:
 
 
 def command_of(folder: Path) -> str:
-    """The module whose run a folder holds; as `read` refuses a folder without one."""
+    """The module whose run a folder holds; refuses a folder without one."""
     return _remembered(folder, "command")["command"]
 
 

@@ -85,30 +85,18 @@ class Task:
 
 
 def identity(model: Any, optimizer: str) -> dict[str, Any]:
-    """The identity of a model and its optimizer in checkpoints, for `Task.model`.
-
-    It is the sizes by name, without what changes no parameter and may change in a run.
-
-    Args:
-      model: The dataclass of the model's sizes.
-      optimizer: The optimizer's name.
-    """
+    """The identity of a model, a dataclass, and its optimizer: `Task.model`."""
     values = {**asdict(model), "optimizer": optimizer}
-    values.pop("remat", None)
+    values.pop("remat", None)  # it changes no parameter, and may change in a run
     return values
 
 
 def planned_phase(
     config: TrainingFlags, plan: Plan, last: int, mesh: Mesh, **values: Any
 ) -> Phase:
-    """A phase with the optimizer that the flags ask for; says if it freezes too late.
+    """A phase to the step `last` with the optimizer of the flags, and other attributes.
 
-    Args:
-      config: The flags.
-      plan: The phase's schedule and freeze.
-      last: Steps of the run at its end.
-      mesh: The workers.
-      **values: The other attributes of a `Phase`.
+    Says if the plan freezes too late.
     """
     tx, schedule = planned_optimizer(config, plan, mesh)
     steps, flag = last - plan.earlier_steps, f"{plan.prefix}freeze-step"

@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from train.core import metrics_log
-from train.core.commands import Command, open_run, parse_flags, run_command, train_run
+from train.core.commands import Command, parse_flags, run_command, train_from_scratch
 from train.core.mesh import check_divisible, make_mesh
 from train.core.output import is_main_process, say
 from train.core.processes.distributed import Cluster
-from train.core.processes.session import watched
 from train.core.run_folder import check_contents
 from train.images.config import ImagesConfig, check
 from train.images.task import make_task, read
@@ -70,18 +69,18 @@ def train_images(config: ImagesConfig, timeout: float = Cluster.timeout) -> None
     check(config)
     mesh = make_mesh(config.workers, config.topology)
     check_divisible(config.batch, mesh, config.accumulate)
-    with watched(timeout) as watchdog:
-        run, data = open_run(config, MODULE, mesh, load)
-        train_run(
-            run,
-            config,
-            mesh,
-            watchdog,
-            about=f"{config.model}, {len(data.training):,} images of "
-            f"{data.num_classes} classes, {len(data.held_out):,} held out",
-            make_task=lambda arm: make_task(arm, data, mesh, run.until),
-            keep_files=lambda folder: None,
-        )
+    train_from_scratch(
+        config,
+        MODULE,
+        mesh,
+        timeout,
+        load=load,
+        about=lambda data: (
+            f"{config.model}, {len(data.training):,} images of "
+            f"{data.num_classes} classes, {len(data.held_out):,} held out"
+        ),
+        make_task=make_task,
+    )
     if is_main_process():  # which has written them
         evaluations = [x for x in metrics_log.read(config.out) if "eval_loss" in x]
         if evaluations:

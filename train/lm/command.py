@@ -8,13 +8,11 @@ folder `adam` inside it.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-from train.core.commands import Command, open_run, parse_flags, run_command, train_run
+from train.core.commands import Command, parse_flags, run_command, train_from_scratch
 from train.core.mesh import check_attention, check_divisible, make_mesh
 from train.core.processes.distributed import Cluster
-from train.core.processes.session import watched
 from train.lm.config import LmConfig, check
 from train.lm.data import keep_tokenizer, load
 from train.lm.task import make_task
@@ -48,17 +46,18 @@ def train_lm(
     mesh = make_mesh(config.workers, config.topology)
     check_divisible(config.batch, mesh, config.accumulate)
     check_attention(config.attention, mesh)
-    with watched(timeout) as watchdog:
-        run, data = open_run(config, MODULE, mesh, load)
-        train_run(
-            run,
-            config,
-            mesh,
-            watchdog,
-            about=f"decoder {config.model}, {data.coding.vocab_size:,} tokens",
-            make_task=lambda arm: make_task(arm, data, mesh, run.until),
-            keep_files=partial(keep_tokenizer, data.coding, goes_on=config.resume),
-        )
+    train_from_scratch(
+        config,
+        MODULE,
+        mesh,
+        timeout,
+        load=load,
+        about=lambda data: f"decoder {config.model}, {data.coding.vocab_size:,} tokens",
+        make_task=make_task,
+        keep_files=lambda data, folder: keep_tokenizer(
+            data.coding, folder, goes_on=config.resume
+        ),
+    )
 
 
 def main() -> None:

@@ -1,9 +1,12 @@
 """Checkpoints give back what they were given, or say what is wrong with them."""
 
+import contextlib
 import dataclasses
 import errno
 import json
+import resource
 import shutil
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -198,14 +201,6 @@ def test_a_missing_checkpoint_is_said_to_be(tmp_path, tx):
         restore(tmp_path, tx)
 
 
-def test_a_checkpoint_that_was_being_written_does_not_count(folder, tx):
-    # What a process killed in the middle leaves: Orbax renames when all is written.
-    whole = folder / "checkpoints" / "3"
-    whole.rename(whole.with_name("4.orbax-checkpoint-tmp-17"))
-    assert latest_step(folder) == 2
-    assert restore(folder, tx)[0].totals.steps == 2
-
-
 def test_a_checkpoint_of_another_model_is_refused_by_what_differs(saved, tx):
     other = MODEL | {"size": 256, "dropout": 0.2, "optimizer": "adam"}
     with pytest.raises(InputError) as caught:
@@ -217,3 +212,59 @@ def test_a_checkpoint_of_another_model_is_refused_by_what_differs(saved, tx):
     assert "optimizer onebit_adam there and adam here" in message
     assert "layers" not in message
     assert saved_model(saved, 3) == MODEL
+
+
+@contextlib.contextmanager
+def full_disk():
+    """No file can be longer than a kilobyte."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+# Orbax closes the event loop that its other writes still answer to.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_checkpoint_without_room_is_said_and_the_one_before_is_whole(
+    folder, tx, trained
+):
+    later = trained._replace(totals=dataclasses.replace(TOTALS, steps=4))
+    refused = pytest.raises(InputError)
+    with (
+        closing(Checkpoints(folder, MODEL)) as checkpoints,
+        full_disk(),
+        refused as caught,
+    ):
+        checkpoints.save(later, make_mesh(4))
+    assert str(caught.value) == (
+        f"the checkpoint of step 4 cannot be written to {folder / 'checkpoints'} "
+        "(File too large); mend that (there must be room for 3 of them), and go on "
+        "from that of step 3 by --resume."
+    )
+    # In this process, which goes on, the other writes come to their ends meanwhile.
+    time.sleep(1)
+    assert restore(folder, tx)[0].totals == TOTALS
+    # And what was half written is gone.
+    assert {path.name for path in (folder / "checkpoints").iterdir()} == {"2", "3"}
+
+
+def test_what_a_killed_process_left_half_written_is_cleared_away(folder, tx):
+    """Orbax renames a checkpoint when all is written."""
+    whole = folder / "checkpoints" / "3"
+    half = whole.rename(whole.with_name("4.orbax-checkpoint-tmp-17"))
+    assert latest_step(folder) == 2
+    assert restore(folder, tx)[0].totals.steps == 2
+    # It is cleared away in a thread of Orbax's own.
+    deadline = time.monotonic() + 20
+    while half.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_an_error_of_ones_own_is_not_taken_for_a_full_disk(tmp_path, trained):
+    wrong = trained._replace(data={"next": object()})
+    refused = pytest.raises(TypeError, match="object")
+    with closing(Checkpoints(tmp_path, MODEL)) as checkpoints, refused:
+        checkpoints.save(wrong, make_mesh(4))

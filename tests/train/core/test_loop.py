@@ -245,40 +245,6 @@ def test_only_the_time_of_steps_is_counted(tmp_path, monkeypatch):
     assert line["examples_per_second"] > 2 * BATCH / 1.0  # of the first evaluation
 
 
-def test_steps_in_flight_are_no_part_of_an_evaluation(tmp_path, monkeypatch):
-    """A device does steps one after another, and an evaluation after them."""
-    took, ready = 0.2, [time.perf_counter()]
-
-    class Loss(float):
-        def block_until_ready(self):
-            time.sleep(max(0.0, self.ready - time.perf_counter()))
-
-    def slow(step):
-        def dispatched(*arguments):
-            params, state, loss = step(*arguments)
-            later = Loss(loss)
-            later.ready = max(ready[-1], time.perf_counter()) + took
-            ready.append(later.ready)
-            return params, state, later
-
-        return dispatched
-
-    def evaluate(params):
-        time.sleep(max(0.0, ready[-1] - time.perf_counter()))
-        return {"loss": 0.0}
-
-    def compile_slow(self, *arguments, compiled=loop._Loop._compile):
-        return slow(compiled(self, *arguments)[0]), evaluate
-
-    monkeypatch.setattr(loop._Loop, "_compile", compile_slow)
-    monkeypatch.setattr(loop, "_ahead", lambda mesh: loop.AHEAD)
-    run = Run(tmp_path / "run", optimizer="adam")
-    run.train(until=4, log_every=4, eval_every=3, checkpoint_every=4)
-    (line,) = steps_of(run.folder)
-    # At the line, the last step but the first two are still in flight.
-    assert line["examples_per_second"] < 4 * BATCH / (3 * took)
-
-
 @pytest.mark.parametrize("step", KILLED_AFTER)
 def test_a_run_killed_at_any_moment_goes_on_bit_by_bit(whole, step, capsys):
     run = Run(whole.folder.parent / f"killed-{step}")
@@ -359,12 +325,6 @@ def test_a_compressed_stage_that_never_came_is_told_of(tmp_path, capsys, freeze)
     sentence = "the variance was not frozen up to step 5: freeze earlier."
     told = [x for x in capsys.readouterr().out.splitlines() if "was not frozen" in x]
     assert told == ([sentence] if freeze == STEPS else [])
-
-
-def test_the_wait_for_a_compilation_is_told_of_in_each_phase(tmp_path, capsys):
-    Run(tmp_path / "run", optimizer="adam").train(second=1)
-    told = "adam: compiling the training step, a minute or two on a CPU"
-    assert capsys.readouterr().out.splitlines().count(told) == 2
 
 
 def test_all_processes_have_compiled_when_the_first_step_begins(tmp_path, monkeypatch):

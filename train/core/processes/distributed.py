@@ -79,11 +79,8 @@ class Detected(NamedTuple):
 def initialize(cluster: Cluster) -> int | None:
     """Joins the other processes; does nothing for one that is alone.
 
-    To be called before anything looks at the devices.
-
-    Args:
-      cluster: The flags. What they leave out is taken from the environment that
-        `train.launch` sets, else from Slurm's, Open MPI's or Kubernetes'.
+    What the flags leave out is taken from the environment that `train.launch` sets,
+    else from Slurm's, Open MPI's or Kubernetes'.
 
     Returns:
       The number of processes; None where only the devices will tell it.
@@ -217,11 +214,7 @@ def detect(environment: Mapping[str, str]) -> Detected:
 
 
 def check_agreed(what: dict[str, str]) -> None:
-    """Waits for all processes and refuses what is not the same on all, by its name.
-
-    Raises:
-      InputError: It is not.
-    """
+    """Waits for all processes and refuses what is not the same on all, by its name."""
     if jax.process_count() == 1:
         return
     digests = [hashlib.sha256(value.encode()).digest() for value in what.values()]
@@ -244,11 +237,7 @@ def meet() -> None:
 
 
 def check_shared(file: Path) -> None:
-    """Waits for all processes, and for all to see a file that process 0 has written.
-
-    Raises:
-      InputError: Another process does not see it.
-    """
+    """Waits for all processes, each of which must see a file of process 0's."""
     if jax.process_count() == 1:
         return
     meet()  # it is written by now
@@ -264,10 +253,7 @@ def check_shared(file: Path) -> None:
 
 
 def loss_in(error: BaseException) -> str | None:
-    """The line of an exception that tells of the loss of another process.
-
-    It is None if the exception is of this process's own making.
-    """
+    """The line of an exception that tells of another process's loss, if it does."""
     for cause in causes(error):
         text = str(cause)
         is_xlas = isinstance(cause, jax.errors.JaxRuntimeError)
