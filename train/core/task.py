@@ -6,7 +6,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from train.core.optimizer import freeze_advice, planned_optimizer
+from train.core.exchange import make_exchange, make_warmup_exchange
+from train.core.optimizer import (
+    OPTIMIZERS,
+    freeze_rule,
+    learning_rate_schedule,
+    make_optimizer,
+)
 from train.core.output import say
 
 if TYPE_CHECKING:
@@ -98,17 +104,48 @@ def planned_phase(
 
     Says if the plan freezes too late.
     """
-    tx, schedule = planned_optimizer(config, plan, mesh)
-    steps, flag = last - plan.earlier_steps, f"{plan.prefix}freeze-step"
-    advice = freeze_advice(config, plan.freeze, steps, flag)
-    if advice and plan.freeze != "auto":  # known before the first step
-        say(f"no step will come after the freeze: {advice}.")
+    optimizer = OPTIMIZERS[config.optimizer]
+    schedule = learning_rate_schedule(
+        plan.learning_rate,
+        plan.warmup,
+        plan.steps,
+        decay_rate=plan.decay_rate,
+        decay_every=plan.decay_every,
+    )
+    tx = make_optimizer(
+        config.optimizer,
+        schedule,
+        freeze_rule(plan.freeze, plan.warmup, plan.steps),
+        make_exchange(mesh, optimizer.exchange or config.exchange),
+        weight_decay=config.weight_decay,
+        clip=config.clip,
+        warmup_exchange=make_warmup_exchange(mesh, config.warmup_bits),
+    )
+    freezes = "freeze_step" in optimizer.flags
     return Phase(
         batch=plan.batch,
         tx=tx,
         schedule=schedule,
         earlier_steps=plan.earlier_steps,
         last=last,
-        advice=advice,
+        advice=_freeze_advice(plan, last - plan.earlier_steps) if freezes else "",
         **values,
     )
+
+
+def _freeze_advice(plan: Plan, steps: int) -> str:
+    """Why so many steps may never reach the freeze, and what to do; said if known."""
+    flag = f"{plan.prefix}freeze-step"
+    if plan.freeze == "auto":
+        return (
+            "the variance was not stable; give a new run more steps, or a number as "
+            f"{flag}"
+        )
+    if plan.freeze < steps:
+        return ""
+    advice = (
+        f"{flag} is {plan.freeze:,} and the phase has {steps:,} steps; start a run "
+        "with a smaller one, or with more steps"
+    )
+    say(f"no step will come after the freeze: {advice}.")
+    return advice
