@@ -99,7 +99,7 @@ def parse_flags(
     if given.training.resume:
         earlier = run_folder.read(given.training.out, module, type(default)).flags
         given = read_flags(replace(earlier, resume=True), arguments, module)
-        check_resumable(earlier, given.training, earlier.fixed)
+        check_resumable(earlier, given.training)
     return given
 
 

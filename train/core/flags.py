@@ -30,7 +30,7 @@ from train.core.optimizer import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 T = TypeVar("T")
 Flags = TypeVar("Flags", bound="TrainingFlags")
@@ -305,16 +305,9 @@ def changeable(kind: type[TrainingFlags]) -> set[str]:
     return {name for name, hint in _hints(kind).items() if _CHANGEABLE in _parts(hint)}
 
 
-def check_resumable(
-    earlier: TrainingFlags,
-    given: TrainingFlags,
-    fixed: Mapping[str, str] | None = None,
-) -> None:
-    """Refuses flags that a run cannot take on when it goes on.
-
-    Changeable fields that this run must keep are `fixed`, with what to give instead.
-    """
-    fixed, before, now = fixed or {}, to_json(earlier), to_json(given)
+def check_resumable(earlier: TrainingFlags, given: TrainingFlags) -> None:
+    """Refuses flags that a run with earlier ones cannot take on when it goes on."""
+    fixed, before, now = earlier.fixed, to_json(earlier), to_json(given)
     for name in sorted(before.keys() - (changeable(type(earlier)) - fixed.keys())):
         if before[name] == now[name]:
             continue
