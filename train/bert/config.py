@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from models import SIZES
 from models.config import Size
-from train.bert.phases import LengthPlan
 from train.core.commands.flags import FromScratchFlags, check_from_scratch
 from train.core.errors import InputError
 from train.core.flags import (
@@ -22,7 +23,7 @@ from train.core.flags import (
     TransformerFlags,
     spelling,
 )
-from train.core.optimizer import FREEZE, warmup_and_freeze
+from train.core.optimizer import FREEZE, Plan, warmup_and_freeze
 from train.data.flags import CorpusFlags
 
 Preset = Literal["bert-base", "bert-large"]
@@ -32,6 +33,24 @@ MIN_LENGTH = 8
 
 DECAY_RATE = 0.99
 """Factor of an exponential fall of the learning rate, where none is given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthPlan(Plan):
+    """The plan of a phase whose sequences have one length.
+
+    The phase begins with the parameters that the one before left and with an optimizer
+    that is new: moments, schedule and freeze count its own steps. DeepSpeedExamples
+    begin the schedule anew likewise (`--rewarmup`), and the paper's second phase has a
+    warm-up of its own.
+
+    Attributes:
+      seq: Tokens a sequence.
+      accumulate: Micro-batches that a worker's share of them is computed in.
+    """
+
+    seq: int
+    accumulate: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,14 +175,7 @@ def _phase(
 
 
 def check(config: PretrainConfig) -> None:
-    """Refuses values that cannot be trained with.
-
-    Args:
-      config: The flags.
-
-    Raises:
-      InputError: A flag's value is out of its range, or contradicts another.
-    """
+    """Refuses values that are out of their range, or contradict each other."""
     check_from_scratch(config)
     if config.preset and not config.corpus:
         raise InputError(
@@ -171,7 +183,8 @@ def check(config: PretrainConfig) -> None:
         )
     config.model_of(SIZES[config.model])
     longest = SIZES[config.model].max_positions
-    for phase in config.phases:
+    phases = config.phases
+    for phase in phases:
         if not MIN_LENGTH <= phase.seq <= longest:
             raise InputError(
                 f"{phase.prefix}seq must be from {MIN_LENGTH} to {longest}, the "
@@ -189,7 +202,6 @@ def check(config: PretrainConfig) -> None:
             f"--long-seq is of a phase of longer sequences; give {config.seq} (--seq) "
             "or more."
         )
-    phases = config.phases
     # The second phase has the first's rate where it has none of its own.
     for rate, of in (config.decay_rate, phases), (config.long_decay_rate, phases[1:]):
         if rate is not None and not any(phase.decay_every for phase in of):
@@ -209,3 +221,48 @@ def without_second_phase(config: PretrainConfig) -> PretrainConfig:
     return replace(
         config, **{f.name: None for f in fields(config) if f.name.startswith("long_")}
     )
+
+
+def _published(
+    preset: Preset, model: Size, *, steps: int, freeze_step: int, long_steps: int
+) -> PretrainConfig:
+    return PretrainConfig(
+        preset=preset,
+        model=model,
+        vocab_size=30522,
+        seq=128,
+        batch=4096,
+        steps=steps,
+        learning_rate=4e-4,
+        warmup_steps=12_500,
+        decay_every=520,
+        freeze_step=freeze_step,
+        weight_decay=0.01,
+        clip=1.0,
+        long_seq=512,
+        long_steps=long_steps,
+        long_learning_rate=1e-5,
+        long_warmup_steps=150,
+        long_decay_rate=0.9,
+        long_decay_every=150,
+        long_freeze_step=1500,
+    )
+
+
+PRESETS: Mapping[Preset, PretrainConfig] = MappingProxyType(
+    {
+        "bert-base": _published(
+            "bert-base", "base", steps=118_000, freeze_step=16_000, long_steps=22_000
+        ),
+        "bert-large": _published(
+            "bert-large", "large", steps=152_000, freeze_step=23_000, long_steps=10_000
+        ),
+    }
+)
+"""The flags of 1-bit Adam's published pre-trainings, by name.
+
+Tang et al., `1-bit Adam <https://arxiv.org/abs/2102.02888>`_, 2021, section 7.1 and
+table 1: batches of 4,096, a peak of 4e-4 after 12,500 steps, a fall by 0.99 in 520
+steps, the steps and the freeze of both phases. It does not say how the learning rate
+goes in the phase of 512 tokens; that is `bert_large.json` of DeepSpeedExamples.
+"""

@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from train.bert.config import PretrainConfig, check, without_second_phase
-from train.bert.data import VOCABULARY_FILE, keep_vocabulary, load_phases
-from train.bert.presets import PRESETS
+from train.bert.config import PRESETS, PretrainConfig, check, without_second_phase
+from train.bert.data import VOCABULARY_FILE, load_phases
 from train.bert.task import make_task
 from train.core.commands.from_scratch import open_run, train_run
 from train.core.commands.line import Command, parse_flags, read_flags, run_command
@@ -22,6 +21,7 @@ from train.core.mesh import check_attention, check_divisible, make_mesh
 from train.core.processes.distributed import Cluster
 from train.core.processes.session import watched
 from train.data.model_folder import LAST_FILE
+from train.data.vocabulary import write_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +78,7 @@ def pretrain(
         def keep_files(folder: Path) -> None:
             # A run that goes on has it, unless it was lost.
             if not (config.resume and (folder / VOCABULARY_FILE).exists()):
-                keep_vocabulary(vocabulary, folder)
+                write_vocabulary(folder / VOCABULARY_FILE, vocabulary)
 
         about = f"BERT {config.model}, {len(vocabulary):,} word pieces, {data[0].about}"
         train_run(

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from train.core.errors import InputError
-from train.data.array_files import growing_array, mapped_array
+from train.core.errors import InputError, writable
+from train.core.run_folder import contents_name
+from train.data.array_files import growing_array, make_folder, mapped_array
 from train.data.corpus import DOCUMENT_CHARACTERS
 from train.data.vocabulary import UNK
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from train.data.corpus import Document, Survey
+    from train.data.flags import CorpusFlags
 
 HELD_OUT = 0.05
 """Share of the documents that is kept for evaluation."""
@@ -29,6 +31,8 @@ MAX_SENTENCE = 64
 """Word pieces of the longest stretch that is handled as a sentence."""
 
 TRAINING, EVALUATION = "training", "held_out"
+
+TOKENS_FOLDER = "tokens"
 
 _ARRAYS = {"pieces": np.int32, "sentences": np.int64, "documents": np.int64}
 
@@ -58,14 +62,7 @@ class TokenizedCorpus:
 
 
 def held_out_documents(corpus: Survey, seed: int) -> frozenset[int]:
-    """Chooses documents that are kept for evaluation.
-
-    Args:
-      corpus: Sizes of all documents together.
-      seed: Decides the choice.
-
-    Returns:
-      Their numbers.
+    """Chooses documents by their numbers, by a seed, that are kept for evaluation.
 
     Raises:
       InputError: There are too few documents for two of either kind, the least that
@@ -86,6 +83,30 @@ def held_out_documents(corpus: Survey, seed: int) -> frozenset[int]:
     count = max(2, round(HELD_OUT * corpus.documents))
     chosen = np.random.default_rng(seed).permutation(corpus.documents)[:count]
     return frozenset(chosen.tolist())
+
+
+def tokens_folder(
+    config: CorpusFlags, out: Path, fill: Callable[[Path], None], *deciding: str
+) -> Path:
+    """The folder of a corpus as tokens, filled where it is not there.
+
+    Args:
+      config: The flags.
+      out: The run's folder, which takes it where the flags name no other.
+      fill: Writes the tokens into a new folder.
+      *deciding: All that decides them, by which the folder is named.
+
+    Returns:
+      The folder.
+
+    Raises:
+      InputError: It cannot be written to.
+    """
+    folder = config.tokens or out / TOKENS_FOLDER
+    folder /= contents_name(*deciding)[:16]
+    with writable(*((config.tokens, "--tokens") if config.tokens else (out, "--out"))):
+        make_folder(folder, fill)
+    return folder
 
 
 def write_tokens(

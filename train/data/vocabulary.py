@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
@@ -34,6 +35,23 @@ _BATCH = 10_000  # times that the trainer is handed a word at once
 
 Vocabulary = tuple[str, ...]
 """A vocabulary is its word pieces in the order of their ids."""
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """The size of a vocabulary, and the ids of its special tokens."""
+
+    vocab_size: int
+    pad: int
+    cls: int
+    sep: int
+    mask: int
+
+
+def special_pieces(vocabulary: Vocabulary) -> Pieces:
+    """The ids of the special tokens of a vocabulary."""
+    pad, cls, sep, mask = (vocabulary.index(token) for token in (PAD, CLS, SEP, MASK))
+    return Pieces(len(vocabulary), pad=pad, cls=cls, sep=sep, mask=mask)
 
 
 def train_vocabulary(documents: Iterable[Document], size: int) -> Vocabulary:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from train.core.batches import batches, endless
-from train.core.errors import InputError, writable
+from train.core.errors import InputError
 from train.core.run_folder import check_contents, contents_name
 from train.core.text_file import replace_text
-from train.data.array_files import make_folder
 from train.data.corpus import check_outside, read_corpus, survey
-from train.data.tokenized import EVALUATION, TRAINING, held_out_documents
+from train.data.tokenized import (
+    EVALUATION,
+    TRAINING,
+    held_out_documents,
+    tokens_folder,
+)
 from train.data.vocabulary import say_if_unknown
 from train.lm.coding import BYTES, read_coding
 from train.lm.windows import FILE, Data, read_windows, write_tokens
@@ -24,7 +28,6 @@ if TYPE_CHECKING:
     from train.lm.windows import Windows
 
 TOKENIZER_FILE = "tokenizer.json"
-TOKENS_FOLDER = "tokens"
 
 _RESTORE = {
     "corpus": "restore its files (or the Python that it was started with)",
@@ -56,18 +59,14 @@ def load(
     contents = {"corpus": about.fingerprint, "tokenizer": contents_name(coding.file)}
     if run:
         check_contents(run, contents, _RESTORE)
-    # The file's name keeps them apart from what other tasks make of the same text.
-    tokens = (config.tokens or config.out / TOKENS_FOLDER) / contents_name(
-        *contents.values(), str(config.seed), FILE
-    )[:16]
 
     def fill(new: Path) -> None:
         share = write_tokens(new, read_corpus(config.corpus), held_out, coding)
         say_if_unknown(share, "give a --tokenizer of such texts, or none for bytes")
 
-    where = (config.tokens, "--tokens") if config.tokens else (config.out, "--out")
-    with writable(*where):
-        make_folder(tokens, fill)
+    # The file's name keeps them apart from what other tasks make of the same text.
+    deciding = (*contents.values(), str(config.seed), FILE)
+    tokens = tokens_folder(config, config.out, fill, *deciding)
     training = _windows(tokens, TRAINING, config.seq, config.batch)
     evaluation = _windows(tokens, EVALUATION, config.seq, 1)
     return contents, Data(

@@ -86,17 +86,7 @@ class SquadConfig(TransformerFlags, TrainingFlags):
     """Folder for checkpoints, metrics, predictions and the model."""
 
     def num_steps(self, windows: int) -> int:
-        """The steps to train: --steps, or those that --epochs are.
-
-        Args:
-          windows: How many there are to learn from.
-
-        Returns:
-          The number of steps.
-
-        Raises:
-          InputError: They are more than can be counted.
-        """
+        """The steps to train: --steps, or those that --epochs of the windows are."""
         if self.steps:
             return self.steps
         epochs = EPOCHS if self.epochs is None else self.epochs
@@ -109,15 +99,7 @@ class SquadConfig(TransformerFlags, TrainingFlags):
 
 
 def check(config: SquadConfig) -> None:
-    """Refuses values that cannot be trained with.
-
-    Args:
-      config: The flags.
-
-    Raises:
-      InputError: A flag's value is out of its range, contradicts another, or is
-        missing.
-    """
+    """Refuses values that are out of range, contradict each other, or are missing."""
     if config.predict and not config.resume:
         if config.train or config.dev:
             raise InputError(

@@ -54,15 +54,7 @@ class Prediction(NamedTuple):
         return self.null - self.best[0].score if self.best else math.inf
 
     def text(self, threshold: float = math.inf) -> str:
-        """The answer.
-
-        Args:
-          threshold: The highest `null_odds` with which one is given; the default gives
-            one always, as in v1.1.
-
-        Returns:
-          Part of the text, or nothing.
-        """
+        """The answer, or nothing where `null_odds` are above a threshold."""
         if not self.best or self.null_odds > threshold:
             return ""
         _, start, end = self.best[0]
@@ -94,28 +86,55 @@ def predict(
     Returns:
       A prediction a question.
     """
+    logits = zip(*(np.asarray(x, np.float64) for x in (starts, ends)), strict=True)
     predictions = []
-    row = 0
     for same in by_question(windows):
         question = questions[same[0].question]
         spans: list[Span] = []
         null = math.inf
         for window, judged in zip(same, has_most_context(same), strict=True):
-            start, end = (
-                np.asarray(logits[row], np.float64) for logits in (starts, ends)
-            )
+            start, end = next(logits)
             null = min(null, float(start[0] + end[0]))
             spans += _spans(window, judged, start, end, num_best, max_answer)
-            row += 1
         best = _distinct(question.context, spans, num_best)
         predictions.append(Prediction(question, best, null))
     return predictions
 
 
+def _spans(
+    window: Window,
+    judged: Bool[np.ndarray, " pieces"],
+    starts: Float[np.ndarray, " T"],
+    ends: Float[np.ndarray, " T"],
+    num_best: int,
+    max_answer: int,
+) -> Iterator[Span]:
+    if not len(judged):
+        return
+    inside = slice(window.text_place, window.text_place + len(judged))
+    ends = np.concatenate([ends[inside], np.full(max_answer - 1, -np.inf)])
+    scores = np.where(judged, starts[inside], -np.inf)[:, None] + (
+        np.lib.stride_tricks.sliding_window_view(ends, max_answer)
+    )  # of a span by its first piece and its length
+    for place in np.argsort(-scores, axis=None, kind="stable")[:num_best]:
+        first, more = divmod(int(place), max_answer)
+        if scores[first, more] > -np.inf:
+            start = window.text_place + first
+            characters = window.characters(start, start + more)
+            yield Span(float(scores[first, more]), *characters)
+
+
+def _distinct(context: str, spans: list[Span], count: int) -> tuple[Span, ...]:
+    texts: dict[str, Span] = {}
+    for span in sorted(spans, key=lambda span: (-span.score, span.start, span.end)):
+        texts.setdefault(context[span.start : span.end], span)
+    return tuple(texts.values())[:count]
+
+
 def answers(
     squad: Squad, predictions: Sequence[Prediction], threshold: float
 ) -> dict[str, str]:
-    """The answers, as `predictions.json` has them.
+    """The answers by their questions' ids, as `predictions.json` has them.
 
     Args:
       squad: The questions.
@@ -166,7 +185,7 @@ def write_predictions(
 
 
 def n_best(prediction: Prediction, *, with_null: bool) -> list[dict[str, Any]]:
-    """The likeliest answers with their probabilities among themselves.
+    """The likeliest answers, no answer among them if asked, with their probabilities.
 
     Args:
       prediction: The answer.
@@ -185,40 +204,7 @@ def n_best(prediction: Prediction, *, with_null: bool) -> list[dict[str, Any]]:
         {
             "text": context[span.start : span.end],
             "probability": weight / sum(weights),
-            "score": span.score,
-            "start": span.start,
-            "end": span.end,
+            **span._asdict(),
         }
         for span, weight in zip(spans, weights, strict=True)
     ]
-
-
-def _spans(
-    window: Window,
-    judged: Bool[np.ndarray, " pieces"],
-    starts: Float[np.ndarray, " T"],
-    ends: Float[np.ndarray, " T"],
-    num_best: int,
-    max_answer: int,
-) -> Iterator[Span]:
-    if not len(judged):
-        return
-    inside = slice(window.text_place, window.text_place + len(judged))
-    ends = np.concatenate([ends[inside], np.full(max_answer - 1, -np.inf)])
-    scores = np.where(judged, starts[inside], -np.inf)[:, None] + (
-        np.lib.stride_tricks.sliding_window_view(ends, max_answer)
-    )  # of a span by its first piece and its length
-    for place in np.argsort(-scores, axis=None, kind="stable")[:num_best]:
-        first, more = divmod(int(place), max_answer)
-        if scores[first, more] > -np.inf:
-            start = window.text_place + first
-            yield Span(
-                float(scores[first, more]), *window.characters(start, start + more)
-            )
-
-
-def _distinct(context: str, spans: list[Span], count: int) -> tuple[Span, ...]:
-    texts: dict[str, Span] = {}
-    for span in sorted(spans, key=lambda span: (-span.score, span.start, span.end)):
-        texts.setdefault(context[span.start : span.end], span)
-    return tuple(texts.values())[:count]

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from squad_files import EXCERPT
 
 from train.core.errors import InputError
-from train.data.pieces import special_pieces
 from train.data.vocabulary import (
     SPECIAL,
     read_vocabulary,
+    special_pieces,
     tokenizer_of,
     train_vocabulary,
 )
@@ -27,7 +27,6 @@ from train.squad.windows import (
     by_question,
     has_most_context,
     sequence,
-    unknown_share,
     windows,
 )
 
@@ -217,15 +216,3 @@ def test_long_questions_are_cut_and_no_room_is_refused():
     assert window.text_place == 66
     with pytest.raises(InputError, match=r"67 tokens has no room .* of 64 word"):
         cut(question, 67)
-
-
-def test_an_answer_inside_a_word_is_learnt_with_its_word_pieces():
-    question = answered("a bits of", "it")
-    (window,) = cut(question, 16)
-    assert learnt(window, question) == "bit"
-
-
-def test_unknown_pieces_are_counted_in_texts_alone():
-    made = cut(Question("q", "what?", "one strange bit bit", ()), 16)
-    assert unknown_share(made, WORDS.index("[UNK]")) == 1 / 4
-    assert unknown_share([], 1) == 0
