@@ -11,7 +11,7 @@ import numpy as np
 
 from train.core.errors import InputError
 from train.core.run_folder import contents_name
-from train.images.dataset import Arrays, Dataset
+from train.images.data import Arrays, Dataset
 
 if TYPE_CHECKING:
     from pathlib import Path

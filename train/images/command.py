@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from train.core.run_folder import Run
-    from train.images.dataset import Dataset
+    from train.images.data import Dataset
 
 MODULE = "train.images"
 
@@ -38,18 +38,7 @@ def parse(arguments: Sequence[str]) -> Command[ImagesConfig]:
 def load(
     config: ImagesConfig, run: Run[ImagesConfig] | None = None
 ) -> tuple[dict[str, str], Dataset]:
-    """Reads the images.
-
-    Args:
-      config: The flags.
-      run: The run that goes on, whose images they must be.
-
-    Returns:
-      The hash of the images by their kind, and the images.
-
-    Raises:
-      InputError: They are not there, or damaged, or others than the run's.
-    """
+    """Reads the images, which must be those of a run that goes on, and their hash."""
     data = read(config)
     contents = {"set of images": data.contents}
     if run:

@@ -9,7 +9,7 @@ import numpy as np
 
 from train.core.errors import InputError
 from train.core.run_folder import contents_name
-from train.images.dataset import Dataset, Labelled, split
+from train.images.data import Dataset, Labelled, split
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,6 +60,7 @@ def read_folder(folder: Path, size: int) -> Dataset:
             x
             for x in inside.rglob("*")
             if x.suffix.lower() in SUFFIXES
+            and x.is_file()  # no link to nothing
             and not any(part[0] == "." for part in x.relative_to(inside).parts)
         )
         if not images:
@@ -69,7 +70,7 @@ def read_folder(folder: Path, size: int) -> Dataset:
             )
         paths += images
         labels += [label] * len(images)
-    names = [f"{x.relative_to(folder).as_posix()} {_size(x)}" for x in paths]
+    names = [f"{x.relative_to(folder).as_posix()} {x.stat().st_size}" for x in paths]
     training, held_out = split(len(paths))
     return Dataset(
         training=_Files(paths, labels, training, size),
@@ -77,15 +78,6 @@ def read_folder(folder: Path, size: int) -> Dataset:
         num_classes=len(classes),
         contents=contents_name(*names),
     )
-
-
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except OSError as error:  # such as a link to nothing
-        raise InputError(
-            f"{file} cannot be read ({error.strerror}); move it away."
-        ) from error
 
 
 @dataclass(frozen=True, eq=False)

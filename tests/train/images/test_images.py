@@ -25,10 +25,15 @@ from train.core.mesh import make_mesh
 from train.core.optimizer import decays
 from train.images import command
 from train.images.config import ImagesConfig, check
-from train.images.dataset import Arrays, Dataset, Labelled
-from train.images.examples import GREY, augmented, examples
-from train.images.objective import Network, evaluation, init_params, training_loss
-from train.images.task import make_task, read
+from train.images.data import GREY, Arrays, Dataset, Labelled, augmented, examples
+from train.images.task import (
+    Network,
+    evaluation,
+    init_params,
+    make_task,
+    read,
+    training_loss,
+)
 
 CONFIG = ConvolutionalConfig(num_classes=4, channels=1)
 STEPS, FREEZE = 6, 3

@@ -25,11 +25,17 @@ from train.core.mesh import make_mesh
 from train.core.objective import init_params
 from train.data.corpus import read_corpus
 from train.lm import command, task
-from train.lm.coding import BYTES, read_coding
 from train.lm.config import LmConfig
-from train.lm.data import TOKENIZER_FILE, keep_tokenizer, load
+from train.lm.data import (
+    BYTES,
+    TOKENIZER_FILE,
+    Windows,
+    keep_tokenizer,
+    load,
+    read_coding,
+    write_tokens,
+)
 from train.lm.task import evaluation_loss, training_loss
-from train.lm.windows import Windows, write_tokens
 
 SMALL = DecoderConfig(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=24)
 STEPS, FREEZE = 6, 3
@@ -252,7 +258,10 @@ def by_path_name(path):
             {"optimizer": "adam", "freeze_step": None, "compare": True},
             "trains plain Ad",
         ),
-        ({"tokenizer": Path(__file__)}, "is not of Hugging Face's tokenizers"),
+        (
+            {"tokenizer": Path(__file__)},
+            "cannot be read as one of Hugging Face's tokenizers",
+        ),
         ({"topology": "hierarchical"}, "there is one process; start one on each of"),
     ],
 )
