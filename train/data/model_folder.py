@@ -30,13 +30,7 @@ LAST_FILE = f"{FOLDER}/{huggingface.WEIGHTS}"
 
 
 def write_tokenizer(folder: Path, vocabulary: Vocabulary, *, cased: bool) -> None:
-    """Writes a vocabulary, and whether it is cased, as Hugging Face reads them.
-
-    Args:
-      folder: Where to.
-      vocabulary: The word pieces.
-      cased: Whether the tokenizer keeps capitals and accents.
-    """
+    """Writes a vocabulary, and whether it is cased, as Hugging Face reads them."""
     write_vocabulary(folder / VOCABULARY, vocabulary)
     settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": not cased}
     replace_text(folder / TOKENIZER, json.dumps(settings, indent=2) + "\n")

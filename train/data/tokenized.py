@@ -69,16 +69,11 @@ def held_out_documents(corpus: Survey, seed: int) -> frozenset[int]:
         sentence pairs from different documents take.
     """
     if corpus.documents < 4:
-        advice = "give more text, or more files"
-        if corpus.longest > 2 * DOCUMENT_CHARACTERS:
-            advice = (
-                f"a document ends where a line does, and one has {corpus.longest:,} "
-                "characters: break its lines, or give more files"
-            )
         raise InputError(
             f"the corpus makes {corpus.documents} documents, of about "
             f"{DOCUMENT_CHARACTERS:,} characters each, and training needs at least 4, "
-            f"two of them held out; {advice}."
+            "two of them held out; give more text, or more files, or break its lines "
+            "where they are longer, as a document ends where a line does."
         )
     count = max(2, round(HELD_OUT * corpus.documents))
     chosen = np.random.default_rng(seed).permutation(corpus.documents)[:count]

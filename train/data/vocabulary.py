@@ -107,26 +107,15 @@ def train_vocabulary(documents: Iterable[Document], size: int) -> Vocabulary:
 def read_vocabulary(path: Path) -> Vocabulary:
     """Reads a `vocab.txt`: a word piece a line, its id the number of the line.
 
-    Args:
-      path: The file.
-
-    Returns:
-      The word pieces.
-
     Raises:
       InputError: The file cannot be read, lacks a special token, or repeats a piece.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise InputError(
-            f"the vocabulary {path} cannot be read ({error.strerror}); give the path "
-            "of a vocab.txt, or restore that of a run that goes on."
-        ) from error
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"the vocabulary {path} is not UTF-8 text; give a vocab.txt with a word "
-            "piece a line."
+            f"the vocabulary {path} cannot be read ({error}); give the path of a "
+            "vocab.txt with a word piece a line, or restore that of a run that goes on."
         ) from error
     pieces = tuple(line.removesuffix("\r") for line in lines)
     if pieces[-1] == "":
@@ -152,25 +141,13 @@ def write_vocabulary(path: Path, vocabulary: Vocabulary) -> None:
 
 
 def is_cased(vocabulary: Sequence[str]) -> bool:
-    """True if word pieces have capitals, but for special ones: [MASK], <S>.
-
-    Args:
-      vocabulary: The word pieces.
-
-    Returns:
-      Whether text is looked up in it as it is written.
-    """
+    """True if word pieces have capitals, but for special ones: [MASK], <S>."""
     words = (piece for piece in vocabulary if not _SPECIAL_FORM.fullmatch(piece))
     return any(piece != piece.lower() for piece in words)
 
 
 def say_if_unknown(share: float, advice: str) -> None:
-    """Tells that a vocabulary is hardly that of a text.
-
-    Args:
-      share: The part of the text's word pieces that are [UNK].
-      advice: What to do.
-    """
+    """Tells that much of a text, a share of it, is [UNK] to a vocabulary."""
     if share > MUCH_UNKNOWN:
         say(f"{share:.0%} of the text is unknown to this vocabulary; {advice}.")
 

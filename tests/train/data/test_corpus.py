@@ -127,12 +127,6 @@ def test_long_texts_without_blank_lines_are_cut_between_lines(heading):
     held_out_documents(survey(documents), seed=0)
 
 
-def test_text_in_one_line_is_said_to_be(tmp_path):
-    (tmp_path / "line.txt").write_text(LINES.replace("\n", " "))
-    with pytest.raises(InputError, match=r"one has .* characters: break its lines"):
-        held_out_documents(survey(read_corpus([tmp_path])), seed=0)
-
-
 def test_paragraphs_are_not_cut_as_long_as_they_are_no_longer_than_a_document():
     sentence = "A sentence over\ntwo lines.\n"
     paragraph = (sentence * (DOCUMENT_CHARACTERS // len(sentence))).strip()
@@ -197,15 +191,6 @@ def test_no_part_of_a_folder_is_left_out_without_a_word(tmp_path, monkeypatch):
         list(read_corpus([tmp_path]))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_forbidden_files_are_refused(tmp_path):
-    file = tmp_path / "secret.txt"
-    file.write_text(TEXT)
-    file.chmod(0)
-    with pytest.raises(InputError, match=r"cannot be read \(Permission denied"):
-        list(read_corpus([file]))
-
-
 def test_the_fingerprint_tells_texts_apart():
     def fingerprint(documents):
         return survey(documents).fingerprint
@@ -217,7 +202,7 @@ def test_the_fingerprint_tells_texts_apart():
 
 
 def test_a_twentieth_of_the_documents_is_held_out():
-    corpus = Survey("", documents=100, longest=9)
+    corpus = Survey("", documents=100)
     held_out = held_out_documents(corpus, seed=3)
     assert len(held_out) == 5
     assert held_out < set(range(100))
@@ -305,7 +290,7 @@ def test_unusable_vocabularies_are_refused(tmp_path):
         read_vocabulary(tmp_path / "missing.txt")
     file = tmp_path / "vocab.txt"
     file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="is not UTF-8"):
+    with pytest.raises(InputError, match=r"cannot be read .*'utf-8' codec"):
         read_vocabulary(file)
     write_vocabulary(file, [*SPECIAL, "star", "star"])
     with pytest.raises(InputError, match="the line 'star' 2 times"):
