@@ -114,34 +114,35 @@ class PretrainConfig(TransformerFlags, CorpusFlags, FromScratchFlags):
     @property
     def phases(self) -> tuple[LengthPlan, ...]:
         """The phases, all defaults put in."""
-        first = _phase(
-            "--",
+        first = self._phase("--", earlier_steps=0)
+        if self.long_seq is None:
+            return (first,)
+        given = {name.removeprefix("long_"): getattr(self, name) for name in _LONG}
+        second = replace(
+            self,
+            steps=max(1, round(self.steps / 9)),
+            warmup_steps=None,
+            freeze_step="auto" if self.freeze_step == "auto" else None,
+        )
+        second = replace(second, **{n: x for n, x in given.items() if x is not None})
+        return first, second._phase("--long-", earlier_steps=self.steps)
+
+    def _phase(self, prefix: str, earlier_steps: int) -> LengthPlan:
+        warmup, freeze = warmup_and_freeze(
+            self.steps, self.warmup_steps, self.freeze_step, FREEZE
+        )
+        return LengthPlan(
+            prefix=prefix,
             seq=self.seq,
             batch=self.batch,
             accumulate=self.accumulate,
-            earlier_steps=0,
+            earlier_steps=earlier_steps,
             steps=self.steps,
             learning_rate=self.learning_rate,
-            warmup_steps=self.warmup_steps,
-            decay_rate=_given(self.decay_rate, DECAY_RATE),
+            warmup=warmup,
+            freeze=freeze,
+            decay_rate=DECAY_RATE if self.decay_rate is None else self.decay_rate,
             decay_every=self.decay_every,
-            freeze_step=self.freeze_step,
-        )
-        if self.long_seq is None:
-            return (first,)
-        auto = "auto" if self.freeze_step == "auto" else None
-        return first, _phase(
-            "--long-",
-            seq=self.long_seq,
-            batch=_given(self.long_batch, self.batch),
-            accumulate=_given(self.long_accumulate, self.accumulate),
-            earlier_steps=self.steps,
-            steps=_given(self.long_steps, max(1, round(self.steps / 9))),
-            learning_rate=_given(self.long_learning_rate, self.learning_rate),
-            warmup_steps=self.long_warmup_steps,
-            decay_rate=_given(self.long_decay_rate, first.decay_rate),
-            decay_every=_given(self.long_decay_every, self.decay_every),
-            freeze_step=_given(self.long_freeze_step, auto),
         )
 
     @property
@@ -156,22 +157,8 @@ class PretrainConfig(TransformerFlags, CorpusFlags, FromScratchFlags):
         return {"steps": "--long-steps"} if self.long_seq else {}
 
 
-def _given(value: Any, default: Any) -> Any:
-    return default if value is None else value
-
-
-def _phase(
-    prefix: str,
-    *,
-    steps: int,
-    warmup_steps: int | None,
-    freeze_step: Freeze | None,
-    **values: Any,
-) -> LengthPlan:
-    warmup, freeze = warmup_and_freeze(steps, warmup_steps, freeze_step, FREEZE)
-    return LengthPlan(
-        prefix=prefix, steps=steps, warmup=warmup, freeze=freeze, **values
-    )
+_LONG = [f.name for f in fields(PretrainConfig) if f.name.startswith("long_")]
+"""The flags of a second phase."""
 
 
 def check(config: PretrainConfig) -> None:
@@ -191,8 +178,8 @@ def check(config: PretrainConfig) -> None:
                 f"positions of BERT {config.model}, not {phase.seq}."
             )
     if config.long_seq is None:
-        for name in (field.name for field in fields(config)):
-            if name.startswith("long_") and getattr(config, name) is not None:
+        for name in _LONG:
+            if getattr(config, name) is not None:
                 raise InputError(
                     f"{spelling(name)} is of a second phase, and there is none; give "
                     "--long-seq too."
@@ -218,9 +205,7 @@ def check(config: PretrainConfig) -> None:
 
 def without_second_phase(config: PretrainConfig) -> PretrainConfig:
     """The flags without those of a second phase."""
-    return replace(
-        config, **{f.name: None for f in fields(config) if f.name.startswith("long_")}
-    )
+    return replace(config, **dict.fromkeys(_LONG))
 
 
 def _published(

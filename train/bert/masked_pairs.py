@@ -122,14 +122,9 @@ class MaskedPairs:
     def __call__(
         self, span: Int[np.ndarray, " 3"], rng: np.random.Generator
     ) -> PreTrainingBatch:
-        """Builds one sequence; half of the pairs are what the text has.
+        """Builds the sequence of a span of `pack_spans`, without a batch's axis.
 
-        Args:
-          span: Where the first segment is from, of `pack_spans`.
-          rng: What decides.
-
-        Returns:
-          A batch of one sequence, without the batch's axis.
+        Half of the pairs are what the text has.
         """
         document, start, end = span.tolist()
         first, second = self._split(start, end, rng)

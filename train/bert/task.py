@@ -27,16 +27,13 @@ def make_task(
     mesh: Mesh,
     until: int,
 ) -> Task:
-    """The pre-training that the flags ask for.
+    """The training that the flags ask for, whose steps are those of the schedule.
 
     Args:
-      config: The flags; their steps are those of the schedules.
+      config: The flags.
       data: What to train on in each phase.
       mesh: The workers.
       until: Steps to have trained at the end.
-
-    Returns:
-      The task.
     """
     size = SIZES[config.model]
     model = config.model_of(size, vocab_size=len(data[0].vocabulary))

@@ -49,11 +49,7 @@ def growing_array(path: Path, dtype: DTypeLike) -> Iterator[Callable[[Any], None
 def mapped_array(path: Path) -> np.ndarray:
     """An array of a `.npy` file, of which memory holds the parts that are read.
 
-    Args:
-      path: The file, in a folder of the folder of one tokenised corpus.
-
-    Returns:
-      The array.
+    The file is in a folder of the folder of one tokenised corpus.
 
     Raises:
       InputError: It is cut short or gone, or cannot be read.

@@ -65,15 +65,7 @@ def read_corpus(paths: Sequence[Path]) -> Iterator[Document]:
 
 
 def check_outside(paths: Sequence[Path], **folders: Path | None) -> None:
-    """Refuses to write into a folder whose files are all read as text.
-
-    Args:
-      paths: Those of `read_corpus`.
-      **folders: What is written to, by the flag that names it; None for nothing.
-
-    Raises:
-      InputError: One lies in one of the paths.
-    """
+    """Refuses to write, by a flag, into a folder whose files are all read as text."""
     written = {flag: folder for flag, folder in folders.items() if folder}
     for (flag, folder), corpus in itertools.product(written.items(), paths):
         inside, around = folder.resolve(), corpus.resolve()

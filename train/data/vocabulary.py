@@ -55,14 +55,9 @@ def special_pieces(vocabulary: Vocabulary) -> Pieces:
 
 
 def train_vocabulary(documents: Iterable[Document], size: int) -> Vocabulary:
-    """Finds the word pieces of a text, lower-cased.
+    """Finds the word pieces of a text, lower-cased, after the special tokens.
 
-    Args:
-      documents: The text.
-      size: Word pieces wanted; a small text may not have as many.
-
-    Returns:
-      The special tokens, then the word pieces.
+    A small text may not have as many as the size that is wanted.
 
     Raises:
       InputError: The size leaves no room for word pieces beside the special tokens.
@@ -153,14 +148,9 @@ def say_if_unknown(share: float, advice: str) -> None:
 
 
 def tokenizer_of(vocabulary: Sequence[str], *, cased: bool | None = None) -> Tokenizer:
-    """BERT's tokenizer with a vocabulary.
+    """BERT's tokenizer with a vocabulary, which adds no special tokens.
 
-    Args:
-      vocabulary: The word pieces.
-      cased: True to keep capitals and accents; None for `is_cased`.
-
-    Returns:
-      A tokenizer that adds no special tokens.
+    It keeps capitals and accents if `cased`, which is `is_cased` where it is None.
 
     Example:
       >>> from train.data.vocabulary import SPECIAL, tokenizer_of

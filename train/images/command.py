@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from train.core import metrics_log
 from train.core.commands.from_scratch import open_run, train_run
 from train.core.commands.line import Command, parse_flags, run_command
 from train.core.mesh import check_divisible, make_mesh
-from train.core.output import is_main_process, say
 from train.core.processes.distributed import Cluster
 from train.core.processes.session import watched
 from train.core.run_folder import check_contents
@@ -22,7 +20,6 @@ from train.images.task import make_task, read
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
     from train.core.run_folder import Run
     from train.images.data import Dataset
@@ -47,15 +44,11 @@ def load(
 
 
 def train_images(config: ImagesConfig, timeout: float = Cluster.timeout) -> None:
-    """Trains what the flags ask for, and draws the picture.
-
-    Args:
-      config: The flags, the same in all processes.
-      timeout: Seconds that what needs the other processes may take.
+    """Trains what the flags ask for, the same in all processes, and draws the picture.
 
     Raises:
       InputError: The flags, or what they name, cannot be used.
-      LostError: Another process is gone.
+      LostError: Another process is gone, or takes longer than `timeout` seconds.
     """
     check(config)
     mesh = make_mesh(config.workers, config.topology)
@@ -72,24 +65,6 @@ def train_images(config: ImagesConfig, timeout: float = Cluster.timeout) -> None
             make_task=lambda arm: make_task(arm, data, mesh, run.until),
             keep_files=lambda folder: None,
         )
-    if is_main_process():  # which has written them
-        evaluations = [x for x in metrics_log.read(config.out) if "eval_loss" in x]
-        if evaluations:
-            say(_spelled(evaluations[-1]))
-
-
-def _spelled(evaluation: dict[str, Any]) -> str:
-    """An evaluation's line of `metrics.jsonl` as a sentence."""
-    after = f"after {evaluation['step']:,} steps"
-    if evaluation["eval_loss"] is None:
-        return (
-            f"the held-out loss is not finite {after}; start a new run with a smaller "
-            "--learning-rate."
-        )
-    return (
-        f"held-out accuracy {evaluation['eval_accuracy']:.2%}, loss "
-        f"{evaluation['eval_loss']:.4f}, {after}"
-    )
 
 
 def main() -> None:

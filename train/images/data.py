@@ -131,13 +131,8 @@ def examples(
 ) -> grain.MapDataset[Labelled]:
     """An endless sequence of images, each epoch shuffled anew.
 
-    Args:
-      images: What is learnt from.
-      seed: Decides the order and the augmentation.
-      augment: Whether images are cut from padded ones and mirrored.
-
-    Returns:
-      A data set whose example i is a function of the seed and i.
+    Example i is a function of the seed and i: the order, and where images are augmented
+    the random crop and the mirror.
     """
     ordered = endless(images, seed)
     return ordered.random_map(augmented) if augment else ordered

@@ -204,16 +204,13 @@ def _parts(
 
 
 def make_task(config: ImagesConfig, data: Dataset, mesh: Mesh, until: int) -> Task:
-    """The training that the flags ask for.
+    """The training that the flags ask for, whose steps are those of the schedule.
 
     Args:
-      config: The flags; their steps are those of the schedule.
+      config: The flags.
       data: The images.
       mesh: The workers.
       until: Steps to have trained at the end.
-
-    Returns:
-      The task.
     """
     model = ConvolutionalConfig(
         architecture=config.model,

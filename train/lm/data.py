@@ -156,14 +156,10 @@ def load(
 
 
 def read_coding(path: Path) -> Coding:
-    """Reads a file of Hugging Face's `tokenizers`.
+    """Reads a tokenizer.json of Hugging Face's `tokenizers`.
 
-    Args:
-      path: A tokenizer.json.
-
-    Returns:
-      Its tokens, and one more that ends a document; no special tokens are added, and
-      nothing is cut off or padded, whatever the file says.
+    A token more ends a document. No special tokens are added, and nothing is cut off or
+    padded, whatever the file says.
 
     Raises:
       InputError: It cannot be read, or is no such file.

@@ -96,9 +96,6 @@ def answer(
       mesh: The workers.
       expect: Told of each wait for the other processes.
 
-    Returns:
-      A prediction a question.
-
     Raises:
       InputError: The model has diverged, or processes differ in their questions.
     """
@@ -159,14 +156,7 @@ def write_answers(
 ) -> None:
     """Writes answers into the run's folder, on one process of many, and says where.
 
-    Args:
-      config: The flags.
-      squad: The questions.
-      predictions: What is answered.
-      suffix: What the files' names end with before `.json`.
-
-    Raises:
-      InputError: The folder cannot be written to.
+    The files' names end with the suffix before `.json`.
     """
     if not is_main_process():
         return

@@ -67,18 +67,11 @@ def fine_tune(
     config: SquadConfig,
     timeout: float = Cluster.timeout,
 ) -> Mapping[str, Score]:
-    """Trains what the flags ask for, answers, and scores the answers.
-
-    Args:
-      config: The flags, the same in all processes.
-      timeout: Seconds that what needs the other processes may take.
-
-    Returns:
-      The scores of the answers to `dev`.
+    """Trains what the flags ask for, answers, and returns the scores of the answers.
 
     Raises:
       InputError: The flags, or what they name, cannot be used.
-      LostError: Another process is gone.
+      LostError: Another process is gone, or takes longer than `timeout` seconds.
     """
     check(config)
     mesh = make_mesh(config.workers, config.topology)
@@ -146,13 +139,9 @@ def fine_tune(
 def answer_alone(config: SquadConfig, timeout: float = Cluster.timeout) -> None:
     """Answers the questions of `predict`, without training and without scores.
 
-    Args:
-      config: The flags, the same in all processes.
-      timeout: Seconds that what needs the other processes may take.
-
     Raises:
       InputError: The flags, or what they name, cannot be used.
-      LostError: Another process is gone.
+      LostError: Another process is gone, or takes longer than `timeout` seconds.
     """
     check(config)
     source, vocab = (

@@ -9,7 +9,6 @@ from typing import Annotated
 from models.config import Size
 from train.core.errors import InputError
 from train.core.flags import (
-    MAX_COUNT,
     Changeable,
     Count,
     Freeze,
@@ -87,15 +86,8 @@ class SquadConfig(TransformerFlags, TrainingFlags):
 
     def num_steps(self, windows: int) -> int:
         """The steps to train: --steps, or those that --epochs of the windows are."""
-        if self.steps:
-            return self.steps
         epochs = EPOCHS if self.epochs is None else self.epochs
-        steps = epochs * windows / self.batch
-        if steps > MAX_COUNT:
-            raise InputError(
-                f"--epochs {epochs} make more than {MAX_COUNT:,} steps; give fewer."
-            )
-        return max(1, round(steps))
+        return self.steps or max(1, round(epochs * windows / self.batch))
 
 
 def check(config: SquadConfig) -> None:

@@ -54,18 +54,11 @@ class Squad:
 
 
 def read_squad(path: Path, *, with_answers: bool = True) -> Squad:
-    """Reads a SQuAD file.
-
-    Args:
-      path: A JSON file of v1.1 or v2.0.
-      with_answers: False to leave out the answers, which need not be there.
-
-    Returns:
-      Its questions.
+    """Reads a SQuAD file, without its answers if they need not be there.
 
     Raises:
-      InputError: It cannot be read, is no SQuAD file, or has an answer that is not in
-        the text where the file says.
+      InputError: It cannot be read, is no SQuAD file of v1.1 or v2.0, or has an answer
+        that is not in the text where the file says.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))

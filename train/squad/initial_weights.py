@@ -103,15 +103,7 @@ def read_weights(folder: Path, vocab: Path | None = None) -> InitialWeights:
 def read_resumed(folder: Path) -> InitialWeights | None:
     """Sizes and vocabulary that a run of `train.squad` goes on with.
 
-    Args:
-      folder: The run's folder.
-
-    Returns:
-      The sizes and the vocabulary, without weights, which are in the run's
-      checkpoint; None where there is none yet.
-
-    Raises:
-      InputError: The folder's vocabulary cannot be used.
+    The weights are in the run's checkpoint; None where there is none yet.
     """
     if not checkpoint.exist(folder):
         return None

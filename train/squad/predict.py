@@ -136,14 +136,7 @@ def answers(
 ) -> dict[str, str]:
     """The answers by their questions' ids, as `predictions.json` has them.
 
-    Args:
-      squad: The questions.
-      predictions: The answers to them.
-      threshold: Null odds above which there is no answer, in v2.0; in v1.1 there is
-        one always.
-
-    Returns:
-      From a question's id to its answer.
+    In v2.0 there is none where the null odds are above the threshold.
     """
     limit = threshold if squad.has_null else math.inf
     return {p.question.id: p.text(limit) for p in predictions}
@@ -158,13 +151,8 @@ def write_predictions(
 ) -> None:
     """Writes the files that the official scripts read, and the answers behind them.
 
-    Args:
-      folder: Takes `predictions.json` and `nbest_predictions.json`, and in v2.0
-        `null_odds.json`.
-      squad: The questions.
-      predictions: The answers to them.
-      threshold: Null odds above which there is no answer, in v2.0.
-      suffix: What the files' names end with before `.json`.
+    `predictions.json` and `nbest_predictions.json`, and in v2.0 `null_odds.json`, each
+    with a suffix before `.json`; the threshold is that of `answers`.
     """
     contents: dict[str, dict[str, Any]] = {
         "predictions": answers(squad, predictions, threshold),
@@ -187,12 +175,7 @@ def write_predictions(
 def n_best(prediction: Prediction, *, with_null: bool) -> list[dict[str, Any]]:
     """The likeliest answers, no answer among them if asked, with their probabilities.
 
-    Args:
-      prediction: The answer.
-      with_null: True to count no answer as one of them.
-
-    Returns:
-      Text, probability, score, and first and past the last character of each.
+    Each has its text, probability, score, and first and past the last character.
     """
     context = prediction.question.context
     spans = list(prediction.best)

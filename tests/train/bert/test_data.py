@@ -11,7 +11,6 @@ from train.bert.masked_pairs import (
     MASKED,
     MaskedPairs,
     choose_words,
-    continues_word,
     examples,
     num_predictions,
     pack_spans,
@@ -78,20 +77,6 @@ def document_of(corpus, pieces):
     return np.searchsorted(corpus.documents, sentence, side="right") - 1
 
 
-def test_shapes_and_dtypes(sample):
-    places = num_predictions(LENGTH)
-    assert places == 10
-    for value, shape in zip(
-        sample,
-        [(LENGTH,), (LENGTH,), (), (places,), (places,), (places,), ()],
-        strict=True,
-    ):
-        assert value.shape == (2000, *shape)
-        assert value.dtype == (
-            np.float32 if value is sample.masked_weights else np.int32
-        )
-
-
 def test_segments_are_consecutive_text_and_half_of_them_follow(corpus, sample):
     is_random = sample.next_sentence_labels.astype(bool)
     assert np.mean(is_random) == pytest.approx(0.5, abs=5 * 0.5 / np.sqrt(2000))
@@ -146,16 +131,6 @@ def test_predicted_tokens_are_masked_replaced_and_kept_80_10_10(sample):
     replaced = seen[(seen != MASK) & (seen != labels)]
     assert replaced.min() < 0.05 * VOCAB
     assert replaced.max() > 0.95 * VOCAB
-
-
-def test_every_token_is_as_likely_to_be_predicted(sample):
-    full = sample.lengths == LENGTH
-    positions = sample.masked_positions[full]
-    hits = np.bincount(positions[sample.masked_weights[full] > 0], minlength=LENGTH)
-    assert hits[0] == hits[-1] == 0
-    inner = hits[1:-1] / full.sum()
-    assert inner.mean() == pytest.approx(num_predictions(LENGTH) / (LENGTH - 2))
-    assert inner.std() < 0.03
 
 
 def test_examples_are_a_function_of_seed_and_index(corpus):
@@ -238,18 +213,6 @@ def test_any_corpus_packs_and_masks(sentence_lengths, length, seed):
         assert example.masked_weights.sum() >= 1
 
 
-def test_a_lone_sentence_is_cut_in_its_middle():
-    corpus = make_corpus([[10], [10]])
-    build = MaskedPairs(corpus, PIECES, 32)
-    pairs = [build(np.array([0, 0, 1]), np.random.default_rng(i)) for i in range(40)]
-    follows = [pair for pair in pairs if not pair.next_sentence_labels]
-    assert follows
-    batch = jax.tree.map(lambda *x: np.stack(x), *follows)
-    full = [s for s in segments(batch) if len(s[0]) + len(s[1]) == 10]
-    assert full
-    assert all((len(first), len(second)) == (5, 5) for first, second in full)
-
-
 def test_special_tokens_are_found_wherever_they_stand():
     vocabulary = ("a", *reversed(SPECIAL), "b")
     pieces = special_pieces(vocabulary)
@@ -303,26 +266,3 @@ def test_all_pieces_of_a_word_are_predicted_or_none(whole_words, sample):
             for word in words_of(begins):
                 taken = np.isin(word + offset, chosen)
                 assert taken.all() or not taken.any()
-
-
-def test_the_pieces_of_a_word_are_masked_replaced_and_kept_one_by_one(whole_words):
-    batch, inside = whole_words
-    rows, places = np.nonzero(batch.masked_weights)
-    seen = batch.token_ids[rows, batch.masked_positions[rows, places]]
-    labels = batch.masked_labels[rows, places]
-    assert np.mean(seen == MASK) == pytest.approx(0.8, abs=0.02)
-    assert np.mean(seen == labels) == pytest.approx(0.1, abs=0.015)
-    # The second pieces of words fare as if the first had not been looked at.
-    follows = inside[labels[1:]] & (rows[1:] == rows[:-1])
-    first_is_masked = (seen == MASK)[:-1][follows]
-    second_is_masked = (seen == MASK)[1:][follows]
-    assert np.mean(second_is_masked[~first_is_masked]) == pytest.approx(0.8, abs=0.06)
-
-
-def test_pieces_that_go_on_with_a_word_are_known_by_their_marks():
-    assert continues_word(("a", "##b", "#", "##")).tolist() == [
-        False,
-        True,
-        False,
-        True,
-    ]

@@ -1,6 +1,5 @@
 """Pre-training: what a run leaves behind, and that it goes on exactly."""
 
-import errno
 import json
 import re
 import shutil
@@ -29,8 +28,7 @@ from runs import (
 from train.bert.data import load, load_phases
 from train.bert.objective import init_params
 from train.bert.pretrain import MODULE, parse, pretrain
-from train.core import metrics_log, picture, run_folder
-from train.core.batches import element
+from train.core import metrics_log, run_folder
 from train.core.commands import from_scratch
 from train.core.errors import InputError
 from train.core.metrics_log import StepMetrics
@@ -211,12 +209,6 @@ def test_a_run_keeps_its_vocabulary_and_a_new_one_takes_what_is_given(
     assert load_phases(with_given, tmp_path, run)[0].vocabulary == new.vocabulary
 
 
-def test_the_largest_seed_is_taken(config, tmp_path):
-    largest = replace(config, seed=2**32 - 1)
-    init_params(SMALL, largest.seed)
-    assert element(load(largest, tmp_path).training, 0).token_ids.any()
-
-
 def leave(config, until=STEPS):
     """A folder as training leaves it, but for what its checkpoints hold."""
     contents = load(config, config.out).contents
@@ -263,29 +255,6 @@ def test_a_folder_that_is_taken_is_refused(first, adam):
     with pytest.raises(InputError, match="run/adam already holds a run"):
         pretrain(first)
     assert not (first.out / "config.json").exists()
-
-
-@pytest.mark.parametrize("changes", [{"seed": 1}, {"steps": 6}, {"corpus": ()}])
-def test_another_runs_adam_is_not_gone_on_with(first, adam, changes, tmp_path):
-    if "corpus" in changes:
-        changes = {"corpus": tuple(sorted((tmp_path / "corpus").iterdir())[:4])}
-    leave(replace(adam, **changes))
-    before = (adam.out / "metrics.jsonl").read_bytes()
-    with pytest.raises(InputError, match="run/adam holds another run, of other flags"):
-        resume(first.out, "--steps", str(STEPS + 2))
-    assert (adam.out / "metrics.jsonl").read_bytes() == before
-    assert until(first.out) == STEPS
-    assert not (first.out / "training.png").exists()
-
-
-def test_adam_of_the_same_flags_is_the_runs_own(first, adam, tmp_path):
-    # They are the same however many workers train, and wherever the folder is.
-    # One that has gone on by itself says which topology auto was.
-    other = replace(adam, workers=4, log_every=7, topology="flat")
-    leave(replace(other, out=tmp_path / "elsewhere"))
-    shutil.move(tmp_path / "elsewhere", adam.out)
-    with goes_on:
-        resume(first.out, "--steps", str(STEPS + 2))
 
 
 @pytest.mark.parametrize(
@@ -383,21 +352,6 @@ def test_weights_of_an_earlier_end_do_not_stay_beside_later_steps(first, monkeyp
         resume(first.out, "--steps", str(STEPS + 2))
     assert until(first.out) == STEPS + 2
     assert not weights.exists()
-
-
-def test_a_picture_without_room_is_said_and_drawn_in_the_next_start(
-    first, adam, monkeypatch
-):
-    def fill(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    leave(adam)
-    with monkeypatch.context() as patch:
-        patch.setattr(picture, "draw", fill)
-        with pytest.raises(InputError, match=r"cannot be written to \(No space left"):
-            resume(first.out)
-    resume(first.out)
-    assert (first.out / "training.png").exists()
 
 
 def test_a_goal_that_is_reached_is_reached_for_who_gives_it_again(first, adam):

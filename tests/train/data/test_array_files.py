@@ -1,6 +1,5 @@
 """A corpus larger than memory: cut into word pieces once, in files, and read there."""
 
-import os
 import tracemalloc
 
 import numpy as np
@@ -82,15 +81,6 @@ def test_a_folder_left_half_written_is_made_anew(tmp_path, monkeypatch):
     make_folder(target, leave_half)  # not asked for: the folder is there
     assert [path.name for path in target.iterdir()] == ["whole"]
     assert [path.name for path in target.parent.iterdir()] == ["name"]
-
-
-def test_a_folder_that_many_share_can_be_read_by_all(tmp_path):
-    before = os.umask(0o022)
-    try:
-        make_folder(tmp_path / "shared", lambda folder: None)
-    finally:
-        os.umask(before)
-    assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o755
 
 
 def test_the_first_of_two_processes_wins(tmp_path):
