@@ -77,13 +77,8 @@ def load_phases(
     """Reads the corpus and the vocabulary, training one where none is given.
 
     The corpus is read as a stream, a few times, and cut into word pieces once, in files
-    that are named by all that decides them.
-
-    Args:
-      config: The flags.
-      folder: The run's folder.
-      run: The run that goes on, whose corpus it must be; it goes on with the
-        vocabulary in its folder.
+    that are named by all that decides them. A run that goes on must have the corpus
+    that it had, and keeps the vocabulary in its folder.
 
     Returns:
       The data of each phase.

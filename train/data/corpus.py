@@ -38,12 +38,9 @@ _WORD = re.compile(r"[^\W\d_]{2}")
 def read_corpus(paths: Sequence[Path]) -> Iterator[Document]:
     """Reads documents, in an order that depends on nothing but the texts' paths.
 
-    Args:
-      paths: Text files, and folders whose files are all text; none for the reference
-        documentation of the running Python.
-
-    Yields:
-      Documents, read as they are asked for.
+    The paths are of text files, and of folders whose files are all text; without any it
+    is the reference documentation of the running Python. Documents are read as they are
+    asked for.
 
     Raises:
       InputError: A path cannot be read, is not text, or there is no text at all.

@@ -47,14 +47,6 @@ def write_model(
 ) -> None:
     """Writes a model and its tokenizer into a run's folder, on one process of many.
 
-    Args:
-      run: The run's folder.
-      model: The model's sizes.
-      params: Its parameters.
-      architecture: What Hugging Face calls it.
-      vocabulary: Its word pieces.
-      cased: Whether its tokenizer keeps capitals and accents.
-
     Raises:
       InputError: The folder cannot be written to.
     """

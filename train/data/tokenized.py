@@ -85,14 +85,8 @@ def tokens_folder(
 ) -> Path:
     """The folder of a corpus as tokens, filled where it is not there.
 
-    Args:
-      config: The flags.
-      out: The run's folder, which takes it where the flags name no other.
-      fill: Writes the tokens into a new folder.
-      *deciding: All that decides them, by which the folder is named.
-
-    Returns:
-      The folder.
+    It is named by all that decides them, and lies in a run's folder `out` where the
+    flags name no other.
 
     Raises:
       InputError: It cannot be written to.
@@ -115,12 +109,6 @@ def write_tokens(
     Sentences and documents that have no pieces are left out. Long sentences, and text
     whose sentences end in no way that is known, are cut into equal stretches: what a
     sequence has no room for would hardly be trained on.
-
-    Args:
-      folder: Takes the files.
-      documents: All documents.
-      held_out: The numbers of those that are not trained on.
-      tokenizer: Cuts them.
 
     Returns:
       The share of the pieces that are [UNK].

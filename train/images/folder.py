@@ -27,14 +27,9 @@ _PARTS = {"test", "train", "training", "val", "valid", "validation"}
 def read_folder(folder: Path, size: int) -> Dataset:
     """Lists the images of a folder, which are read when they are needed.
 
-    Args:
-      folder: A folder of folders, whose names in order are the classes; hidden files
-        and folders are left out.
-      size: Pixels of a side that images are scaled and cut to.
-
-    Returns:
-      The images, one of six held out; their name is a hash of the files' paths and
-      sizes, not of the pixels.
+    The names of the folders in it, in order, are the classes; hidden files and folders
+    are left out. Images are scaled and cut to a side of `size` pixels, one of six is
+    held out, and their name is a hash of the files' paths and sizes, not of the pixels.
 
     Raises:
       InputError: There are fewer than two classes, or a class without images.

@@ -113,10 +113,8 @@ def load(
 ) -> tuple[dict[str, str], Data]:
     """Reads the corpus, and cuts it into tokens once, in files.
 
-    Args:
-      config: The flags.
-      run: The run that goes on, whose corpus it must be; it goes on with the tokenizer
-        in its folder.
+    A run that goes on must have the corpus that it had, and keeps the tokenizer in its
+    folder.
 
     Returns:
       The names of corpus and tokenizer by their contents, and the text.
@@ -194,11 +192,8 @@ def write_tokens(
 ) -> float:
     """Cuts documents into tokens, one at a time, each followed by the token of its end.
 
-    Args:
-      folder: Takes a file of training text, and one of held-out text.
-      documents: All documents.
-      held_out: The numbers of those that are not trained on.
-      coding: The tokens.
+    A folder takes a file of training text, and one of the documents whose numbers are
+    held out.
 
     Returns:
       The part of the text's tokens that are unknown ones.

@@ -15,7 +15,7 @@ from train.core.run_folder import contents_name
 from train.core.text_file import replace_text
 from train.data.vocabulary import UNK, say_if_unknown, special_pieces, tokenizer_of
 from train.squad.predict import answers, predict, write_predictions
-from train.squad.scores import best_threshold, evaluate
+from train.squad.scores import evaluate
 from train.squad.task import logits
 from train.squad.windows import NOWHERE, windows
 
@@ -102,16 +102,7 @@ def answer(
     expect("the questions of all processes")
     tokens = (window.tokens.tobytes() for window in questions.windows)
     check_agreed({"--batch": str(config.batch), "questions": contents_name(*tokens)})
-    starts, ends = logits(
-        model,
-        params,
-        questions.windows,
-        questions.pieces,
-        config.seq,
-        config.batch,
-        mesh,
-        expect,
-    )
+    starts, ends = logits(config, model, params, questions, mesh, expect)
     if not (np.isfinite(starts).all() and np.isfinite(ends).all()):
         raise InputError(
             "the model's scores are not finite; start a new run in another --out "
@@ -135,14 +126,6 @@ def score(
     scores = evaluate(squad, answers(squad, predictions, config.null_threshold))
     if is_main_process():
         written = {name: score._asdict() for name, score in scores.items()}
-        if squad.has_null:
-            threshold, best = best_threshold(
-                squad,
-                {p.question.id: p.text() for p in predictions},
-                {p.question.id: p.null_odds for p in predictions},
-            )
-            # JSON has no infinity: below all odds nothing is answered.
-            written["best"] = {**best._asdict(), "null_threshold": max(threshold, -1e9)}
         with writable(config.out):
             replace_text(config.out / SCORES, json.dumps(written, indent=2) + "\n")
     return scores

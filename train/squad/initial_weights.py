@@ -64,20 +64,14 @@ def random_weights(vocab: Path, model: Size) -> InitialWeights:
 
 
 def read_weights(folder: Path, vocab: Path | None = None) -> InitialWeights:
-    """Reads weights and vocabulary.
+    """Reads weights in Hugging Face's layout, or of a run, and their vocabulary.
 
-    Args:
-      folder: A folder in Hugging Face's layout, or of a run of `train.pretrain` or
-        `train.squad`.
-      vocab: The vocabulary; None for the one in the folder.
-
-    Returns:
-      The weights.
+    The vocabulary is the one in the folder where no other is given.
 
     Raises:
-      InputError: The folder holds neither weights nor a run, a file in it cannot be
-        used, its tokenizer cuts text in another way, or its weights have one type of
-        tokens or do not fit the vocabulary.
+      InputError: The folder holds neither weights nor a run of `train.pretrain` or
+        `train.squad`, a file in it cannot be used, its tokenizer cuts text in another
+        way, or its weights have one type of tokens or do not fit the vocabulary.
     """
     if not folder.is_dir():
         raise InputError(

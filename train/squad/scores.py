@@ -57,14 +57,7 @@ def exact_match(prediction: str, reference: str) -> float:
 def f1(prediction: str, reference: str, *, has_null: bool = False) -> float:
     """2 p r / (p + r) of the precision p and recall r of an answer's words.
 
-    Args:
-      prediction: The answer given.
-      reference: The right one.
-      has_null: True to count as v2.0 does: answers without words agree with each
-        other.
-
-    Returns:
-      The score, from 0 to 1.
+    With `has_null` answers without words agree with each other, as in v2.0.
 
     Example:
       >>> from train.squad.scores import f1
@@ -132,34 +125,3 @@ def evaluate(squad: Squad, predictions: Mapping[str, str]) -> dict[str, Score]:
         "unanswerable": [q for q in known if not q.answers],
     }
     return {name: mean(part) for name, part in parts.items() if part}
-
-
-def best_threshold(
-    squad: Squad, predictions: Mapping[str, str], null_odds: Mapping[str, float]
-) -> tuple[float, Score]:
-    """The null threshold that v2.0's questions are answered best with, by F1.
-
-    Args:
-      squad: The questions.
-      predictions: An answer to each, by its id, as if all had one.
-      null_odds: Score of no answer less that of the answer, by the id.
-
-    Returns:
-      The highest odds with which an answer is still given, and the score with it.
-    """
-    # What the answers to questions of the same odds gain over none.
-    gains: Counter[float] = Counter()
-    for q in squad.questions:
-        texts = (predictions[q.id], "")
-        answered, none = (question_scores(q, x, has_null=True)[1] for x in texts)
-        gains[null_odds[q.id]] += answered - none
-    best, threshold, total = 0.0, -float("inf"), 0.0
-    for odds in sorted(gains):
-        total += gains[odds]
-        if total > best:
-            best, threshold = total, odds
-    chosen = {
-        name: text if null_odds[name] <= threshold else ""
-        for name, text in predictions.items()
-    }
-    return threshold, evaluate(squad, chosen)["all"]

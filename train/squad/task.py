@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from models import BertConfig, SpanBatch
     from train.core.task import Params
-    from train.data.vocabulary import Pieces
     from train.squad.answer import Questions
     from train.squad.config import SquadConfig
     from train.squad.windows import Window
@@ -119,31 +118,28 @@ def make_task(
 
 
 def logits(
-    config: BertConfig,
+    config: SquadConfig,
+    model: BertConfig,
     params: Params,
-    windows: Sequence[Window],
-    pieces: Pieces,
-    length: int,
-    batch: int,
+    questions: Questions,
     mesh: Mesh,
     expect: Callable[[str], None],
 ) -> tuple[Float[np.ndarray, "W T"], Float[np.ndarray, "W T"]]:
-    """Scores every token of every window.
+    """Scores every token of every window of questions.
 
     Args:
-      config: The model's sizes.
+      config: The flags.
+      model: The model's sizes.
       params: Its parameters, on the mesh.
-      windows: The windows.
-      pieces: The vocabulary's special ids.
-      length: Tokens of a sequence.
-      batch: Windows at a time; a multiple of the workers.
+      questions: The questions.
       mesh: The workers.
       expect: Told of each wait for the other processes; nothing, by an empty string.
 
     Returns:
       Start and end logits.
     """
-    graph = objective.graph_of(partial(BertForQuestionAnswering, config))
+    graph = objective.graph_of(partial(BertForQuestionAnswering, model))
+    windows, batch = questions.windows, config.batch
     # This process's rows of a batch, and the scores of all rows.
     share = batch // jax.process_count()
     here = slice(jax.process_index() * share, (jax.process_index() + 1) * share)
@@ -155,7 +151,7 @@ def logits(
 
     def placed(part: Sequence[Window]) -> SpanBatch:
         # The last batch is filled up, so that one program serves all.
-        rows = [sequence(w, pieces, length) for w in part]
+        rows = [sequence(w, questions.pieces, config.seq) for w in part]
         rows += [rows[-1]] * (batch - len(rows))
         return place(jax.tree.map(lambda *x: np.stack(x), *rows[here]), mesh)
 

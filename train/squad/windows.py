@@ -178,17 +178,11 @@ def by_question(windows: Sequence[Window]) -> Iterator[list[Window]]:
 
 
 def has_most_context(windows: Sequence[Window]) -> list[Bool[np.ndarray, " pieces"]]:
-    """The pieces that have most text about them in one window of all.
+    """The pieces of each window of a question that have most text about them there.
 
     The text about a piece is the lesser of what is before and after it, and a
     hundredth of the window's length more, as in BERT's published code; an earlier
     window wins a tie.
-
-    Args:
-      windows: The windows of one question.
-
-    Returns:
-      For each window, True for those of its pieces that are judged by it.
     """
     ends = [window.first + len(window.spans) for window in windows]
     scores = np.full((len(windows), ends[-1]), -np.inf)

@@ -55,9 +55,7 @@ def test_a_small_model_learns_its_answers(files, optimizer):
     chex.assert_trees_all_equal(again.params, params)
 
 
-def test_questions_without_answers_are_scored_at_the_best_threshold_too(
-    files, monkeypatch
-):
+def test_questions_without_answers_are_scored_apart(files, monkeypatch):
     waits = []
     monkeypatch.setattr(Watchdog, "expect", lambda self, what: waits.append(what))
     content = json.loads(files.train.read_text())
@@ -79,11 +77,10 @@ def test_questions_without_answers_are_scored_at_the_best_threshold_too(
     assert {name for name, text in predictions.items() if not text} == {
         name for name, value in odds.items() if value > 0
     }
-    best = json.loads((files.out / "scores.json").read_text())["best"]
-    assert best["f1"] >= max(scores["all"].f1, 50)  # Nothing answered is right in half.
-    threshold = best.pop("null_threshold")
-    there = run(files, **plain, resume=True, null_threshold=threshold)
-    assert there["all"]._asdict() == best
+    nothing = run(files, **plain, resume=True, null_threshold=min(odds.values()) - 1)
+    assert nothing["all"] == (50, 50, 6)
+    kept = json.loads((files.out / "scores.json").read_text())
+    assert kept["unanswerable"] == {"exact": 100, "f1": 100, "total": 3}
     # Each has its own time, and a compilation any.
     answering = [
         "",
@@ -204,8 +201,8 @@ def test_a_vocabulary_that_does_not_know_the_text_is_told_of(files, capsys):
 
 
 def test_a_model_that_diverges_gives_no_answers(files, monkeypatch, capsys):
-    def not_finite(model, params, windows, *_):
-        return tuple(np.full((2, len(windows), 32), np.nan, np.float32))
+    def not_finite(config, model, params, questions, *_):
+        return np.full((2, len(questions.windows), 32), np.nan, np.float32)
 
     monkeypatch.setattr(answer_module, "logits", not_finite)
     with pytest.raises(InputError, match="the model's scores are not finite"):

@@ -1,8 +1,6 @@
 """Exact match and F1 against the official definitions, worked out by hand."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from squad_files import (
     EXCERPT,
     answerable,
@@ -14,7 +12,6 @@ from squad_files import (
 from train.core.errors import InputError
 from train.squad.dataset import Answer, Question, parse_squad, read_squad
 from train.squad.scores import (
-    best_threshold,
     evaluate,
     exact_match,
     f1,
@@ -119,26 +116,3 @@ def test_v2_scores_answerable_and_unanswerable_apart():
     assert scores["all"] == (25, pytest.approx(100 * 1.8 / 4), 4)
     del predictions["d"]  # left out, as in the official script
     assert evaluate(v2(), predictions)["all"].total == 3
-
-
-@given(
-    st.lists(st.sampled_from([-2.0, -1.0, 0.0, 0.5, 3.0]), min_size=4, max_size=4),
-    st.lists(st.sampled_from(["one bit", "scale", "sign", ""]), min_size=4, max_size=4),
-)
-def test_no_threshold_is_better_than_the_best(odds, answers):
-    squad = v2()
-    names = [q.id for q in squad.questions]
-    null_odds = dict(zip(names, odds, strict=True))
-    predictions = dict(zip(names, answers, strict=True))
-    threshold, best = best_threshold(squad, predictions, null_odds)
-
-    def score(limit):
-        chosen = {
-            name: predictions[name] if null_odds[name] <= limit else ""
-            for name in names
-        }
-        return evaluate(squad, chosen)["all"]
-
-    assert score(threshold) == best
-    others = [score(limit).f1 for limit in (-float("inf"), *odds)]
-    assert best.f1 == pytest.approx(max(others))
