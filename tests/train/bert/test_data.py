@@ -15,7 +15,7 @@ from train.bert.masked_pairs import (
     num_predictions,
     pack_spans,
 )
-from train.core.batches import batches, element, stream
+from train.core.batches import batches, element
 from train.data.tokenized import TokenizedCorpus
 from train.data.vocabulary import SPECIAL, Pieces, special_pieces
 
@@ -170,20 +170,6 @@ def test_batches_do_not_depend_on_how_many_share_them(corpus, num_processes):
         )
         chex.assert_trees_all_equal(together, whole[step])
         assert len(parts[0][step].lengths) == 16 // num_processes
-
-
-def test_an_iterator_goes_on_where_it_was(corpus):
-    source = batches(examples(corpus, PIECES, LENGTH, seed=0), 4)
-    iterator = stream(source)
-    first = [next(iterator) for _ in range(3)]
-    state = iterator.get_state()
-    rest = [next(iterator) for _ in range(3)]
-    chex.assert_trees_all_equal([*first, *rest], [source[i] for i in range(6)])
-    other = stream(source)
-    other.set_state(state)
-    chex.assert_trees_all_equal([next(other) for _ in range(3)], rest)
-    iterator.close()
-    other.close()
 
 
 @given(

@@ -3,16 +3,12 @@
 import json
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from launching import SMALL_PRETRAIN, arrays_of
+from launching import arrays_of
 from runs import (
     FREEZE,
     SMALL,
@@ -155,18 +151,6 @@ def test_a_killed_run_goes_on_bit_by_bit(finished, tmp_path, capsys):
         lines = [metrics_log.read(run / arm) for run in (folder, finished)]
         assert without_speed(lines[0]) == without_speed(lines[1])
     assert (folder / "training.png").exists()
-
-
-@pytest.mark.slow
-def test_a_finished_run_goes_on_to_more_steps(finished, tmp_path):
-    run = shutil.copytree(finished, tmp_path / "run")
-    resume(run, "--long-steps", str(2 * LONG))
-    lines = steps_of(run)
-    assert [line["step"] for line in lines] == list(range(1, LAST + LONG + 1))
-    assert all(line["stage"].startswith("compressed") for line in lines[LAST:])
-    (rate,) = {line["learning_rate"] for line in lines[LAST:]}
-    assert rate == pytest.approx(0.1 * lines[STEPS + 2]["learning_rate"], rel=0.6)
-    assert json.loads((run / "config.json").read_text())["until"] == LAST + LONG
 
 
 def test_a_text_that_is_too_small_is_refused(config, tmp_path):
@@ -362,37 +346,3 @@ def test_a_goal_that_is_reached_is_reached_for_who_gives_it_again(first, adam):
         leave(config, goal)
     resume(first.out, "--steps", str(goal))
     assert until(first.out) == goal
-
-
-@pytest.mark.slow
-def test_a_command_that_is_ended_goes_on_exactly(corpus, tmp_path):
-    """By SIGTERM; `test_faults` kills one of two processes."""
-    flags = {
-        "--corpus": corpus,
-        "--vocab-size": 100,
-        "--steps": 40,
-        "--batch": 8,
-        "--seq": 16,
-        "--warmup-steps": 2,
-        "--freeze-step": 15,
-        "--checkpoint-every": 10,
-        "--eval-sequences": 8,
-        "--log-every": 1,
-        "--workers": 4,
-    }
-    command = [sys.executable, SMALL_PRETRAIN]
-    begin = [*command, *(str(text) for flag in flags.items() for text in flag), "--out"]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run([*begin, whole], cwd=ROOT, check=True)
-    process = subprocess.Popen([*begin, killed], cwd=ROOT)
-    while len(steps_of(killed)) < 23:
-        time.sleep(0.02)
-        assert process.poll() is None
-    process.terminate()
-    assert process.wait() == -signal.SIGTERM
-    assert len(steps_of(killed)) < 40
-    subprocess.run([*command, "--resume", "--out", killed], cwd=ROOT, check=True)
-    ours, theirs = (arrays_of(folder, 40) for folder in (killed, whole))
-    assert not [k for k in ours if ours[k].tobytes() != theirs[k].tobytes()]
-    lines = [without_speed(metrics_log.read(folder)) for folder in (killed, whole)]
-    assert lines[0] == lines[1]
