@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,7 +31,6 @@ from train.core.run_folder import Run
 from train.core.task import identity
 from train.data.vocabulary import SPECIAL, read_vocabulary, write_vocabulary
 
-ROOT = Path(__file__).parents[3]
 LONG = 4  # steps of the second phase
 LAST = STEPS + LONG
 FROZEN = {"first": range(FREEZE + 1, STEPS + 1), "second": range(STEPS + 4, LAST + 1)}

@@ -191,12 +191,8 @@ def test_a_model_that_diverges_gives_no_answers(files, monkeypatch, capsys):
     ("changes", "message"),
     [
         ({"seq": 7}, "--seq must be at least 8, not 7"),
-        ({"stride": 0}, "--stride must be at least 1"),
-        ({"epochs": 0.0}, "--epochs must be positive"),
         ({"epochs": 1.0}, "--steps and --epochs say the same"),
         ({"start": Path("a"), "model": "tiny"}, "--model is of random weights"),
-        ({"null_threshold": float("inf")}, "--null-threshold must be a finite number"),
-        ({"optimizer": "adam"}, "--freeze-step is not a flag of --optimizer adam"),
         ({"vocab": None}, "give --vocab, or --start"),
         ({"train": None}, "give --train FILE"),
         (
@@ -227,20 +223,15 @@ def test_what_cannot_be_used_is_refused(files, tmp_path):
     (tmp_path / "checkpoints" / "8").rename(tmp_path / "checkpoints" / "0")
     with pytest.raises(InputError, match="has not trained a step; let it go on by"):
         run(files, start=tmp_path)
-    with pytest.raises(InputError, match="there is no folder bert-base; names of Hugg"):
-        run(files, start=Path("bert-base"))
-    with pytest.raises(InputError, match="--seq 33 is more than the 32 positions"):
-        run(files, seq=33)
-    with pytest.raises(InputError, match=r"--batch 7 cannot be shared equally by 2"):
-        run(files, batch=7)
-    with pytest.raises(InputError, match="there is one process; start one on each"):
-        run(files, topology="hierarchical")
-    with pytest.raises(InputError, match="--attention cudnn needs NVIDIA GPUs"):
-        run(files, attention="cudnn", dtype="bfloat16")
-    with pytest.raises(InputError, match=r"no run in .*; give the folder"):
-        run(files, resume=True)
-    with pytest.raises(InputError, match="--warmup-steps 6 leaves none of the 6 step"):
-        run(files, warmup_steps=6)
-    with pytest.raises(InputError, match="--null-threshold is of questions that may"):
-        run(files, null_threshold=1.0)
+    for changes, message in (
+        ({"start": Path("bert-base")}, "there is no folder bert-base; names of Hugg"),
+        ({"seq": 33}, "--seq 33 is more than the 32 positions"),
+        ({"batch": 7}, "--batch 7 cannot be shared equally by 2"),
+        ({"topology": "hierarchical"}, "there is one process; start one on each"),
+        ({"resume": True}, "no run in .*; give the folder"),
+        ({"warmup_steps": 6}, "--warmup-steps 6 leaves none of the 6 step"),
+        ({"null_threshold": 1.0}, "--null-threshold is of questions that may"),
+    ):
+        with pytest.raises(InputError, match=message):
+            run(files, **changes)
     assert not files.out.exists()
