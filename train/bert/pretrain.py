@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from train.bert.config import PretrainConfig, check, without_second_phase
-from train.bert.data import VOCABULARY_FILE, keep_vocabulary, load_phases
-from train.bert.presets import PRESETS
+from train.bert.config import PRESETS, PretrainConfig, check, without_second_phase
+from train.bert.data import VOCABULARY_FILE, load_phases
 from train.bert.task import make_task
 from train.core.commands import (
     Command,
@@ -26,6 +25,7 @@ from train.core.flags import with_optimizer
 from train.core.mesh import check_attention, check_divisible, make_mesh
 from train.core.processes.distributed import Cluster
 from train.data.model_folder import LAST_FILE
+from train.data.vocabulary import write_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,15 +56,11 @@ def pretrain(
     config: PretrainConfig,
     timeout: float = Cluster.timeout,
 ) -> None:
-    """Trains what the flags ask for and draws the picture.
-
-    Args:
-      config: The flags, the same in all processes.
-      timeout: Seconds that what needs the other processes may take.
+    """Trains what the flags ask for, the same in all processes, and draws the picture.
 
     Raises:
       InputError: The flags, or what they name, cannot be used.
-      LostError: Another process is gone.
+      LostError: Another process is gone, or takes longer than `timeout` seconds.
     """
     check(config)
     mesh = make_mesh(config.workers, config.topology)
@@ -79,7 +75,7 @@ def pretrain(
     def keep_files(data: list[Data], folder: Path) -> None:
         # A run that goes on has it, unless it was lost.
         if not (config.resume and (folder / VOCABULARY_FILE).exists()):
-            keep_vocabulary(data[0].vocabulary, folder)
+            write_vocabulary(folder / VOCABULARY_FILE, data[0].vocabulary)
 
     train_from_scratch(
         config,

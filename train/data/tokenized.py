@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from train.core.errors import InputError
-from train.data.array_files import growing_array, mapped_array
+from train.core.errors import InputError, writable
+from train.core.run_folder import contents_name
+from train.data.array_files import growing_array, make_folder, mapped_array
 from train.data.corpus import DOCUMENT_CHARACTERS
 from train.data.vocabulary import UNK
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from train.data.corpus import Document, Survey
+    from train.data.flags import CorpusFlags
 
 HELD_OUT = 0.05
 """Share of the documents that is kept for evaluation."""
@@ -29,6 +31,8 @@ MAX_SENTENCE = 64
 """Word pieces of the longest stretch that is handled as a sentence."""
 
 TRAINING, EVALUATION = "training", "held_out"
+
+TOKENS_FOLDER = "tokens"
 
 _ARRAYS = {"pieces": np.int32, "sentences": np.int64, "documents": np.int64}
 
@@ -58,34 +62,40 @@ class TokenizedCorpus:
 
 
 def held_out_documents(corpus: Survey, seed: int) -> frozenset[int]:
-    """Chooses documents that are kept for evaluation.
-
-    Args:
-      corpus: Sizes of all documents together.
-      seed: Decides the choice.
-
-    Returns:
-      Their numbers.
+    """Chooses documents by their numbers, by a seed, that are kept for evaluation.
 
     Raises:
       InputError: There are too few documents for two of either kind, the least that
         sentence pairs from different documents take.
     """
     if corpus.documents < 4:
-        advice = "give more text, or more files"
-        if corpus.longest > 2 * DOCUMENT_CHARACTERS:
-            advice = (
-                f"a document ends where a line does, and one has {corpus.longest:,} "
-                "characters: break its lines, or give more files"
-            )
         raise InputError(
             f"the corpus makes {corpus.documents} documents, of about "
             f"{DOCUMENT_CHARACTERS:,} characters each, and training needs at least 4, "
-            f"two of them held out; {advice}."
+            "two of them held out; give more text, or more files, or break its lines "
+            "where they are longer, as a document ends where a line does."
         )
     count = max(2, round(HELD_OUT * corpus.documents))
     chosen = np.random.default_rng(seed).permutation(corpus.documents)[:count]
     return frozenset(chosen.tolist())
+
+
+def tokens_folder(
+    config: CorpusFlags, out: Path, fill: Callable[[Path], None], *deciding: str
+) -> Path:
+    """The folder of a corpus as tokens, filled where it is not there.
+
+    It is named by all that decides them, and lies in a run's folder `out` where the
+    flags name no other.
+
+    Raises:
+      InputError: It cannot be written to.
+    """
+    folder = config.tokens or out / TOKENS_FOLDER
+    folder /= contents_name(*deciding)[:16]
+    with writable(*((config.tokens, "--tokens") if config.tokens else (out, "--out"))):
+        make_folder(folder, fill)
+    return folder
 
 
 def write_tokens(
@@ -99,12 +109,6 @@ def write_tokens(
     Sentences and documents that have no pieces are left out. Long sentences, and text
     whose sentences end in no way that is known, are cut into equal stretches: what a
     sequence has no room for would hardly be trained on.
-
-    Args:
-      folder: Takes the files.
-      documents: All documents.
-      held_out: The numbers of those that are not trained on.
-      tokenizer: Cuts them.
 
     Returns:
       The share of the pieces that are [UNK].

@@ -72,15 +72,7 @@ class ImagesConfig(FromScratchFlags):
 
 
 def check(config: ImagesConfig) -> None:
-    """Refuses values that cannot be trained with.
-
-    Args:
-      config: The flags.
-
-    Raises:
-      InputError: A flag's value is out of its range, contradicts another, or is
-        missing.
-    """
+    """Refuses values that are out of range, contradict each other, or are missing."""
     check_from_scratch(config)
     if config.data in SHIPPED and config.path:
         raise InputError(

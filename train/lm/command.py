@@ -32,15 +32,11 @@ def train_lm(
     config: LmConfig,
     timeout: float = Cluster.timeout,
 ) -> None:
-    """Trains what the flags ask for and draws the picture.
-
-    Args:
-      config: The flags, the same in all processes.
-      timeout: Seconds that what needs the other processes may take.
+    """Trains what the flags ask for, the same in all processes, and draws the picture.
 
     Raises:
       InputError: The flags, or what they name, cannot be used.
-      LostError: Another process is gone.
+      LostError: Another process is gone, or takes longer than `timeout` seconds.
     """
     check(config)
     mesh = make_mesh(config.workers, config.topology)
