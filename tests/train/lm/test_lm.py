@@ -19,9 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from models import Decoder, DecoderConfig
 from train.core import metrics_log, picture, run_folder
 from train.core.batches import batches, element, endless
-from train.core.commands import open_run
 from train.core.errors import InputError
-from train.core.mesh import make_mesh
 from train.core.objective import init_params
 from train.data.corpus import read_corpus
 from train.lm import command, task
@@ -261,17 +259,6 @@ def test_what_cannot_be_trained_with_is_refused(config, changes, message):
         train(replace(config, **changes))
     assert message in str(caught.value)
     assert not run_folder.exists(config.out)
-
-
-def test_a_run_of_hosts_that_goes_on_on_one_is_told_that_it_waits(config, capsys):
-    config = replace(config, topology="hierarchical")
-    contents, _ = load(config)
-    run_folder.write(run_folder.Run(command.MODULE, config, contents, STEPS))
-    mesh = make_mesh(2, "hierarchical")
-    resumed = replace(config, resume=True)
-    run, _ = open_run(resumed, command.MODULE, mesh, load)
-    assert run.flags.topology == "hierarchical"
-    assert "there is one: its warm-up does not end until" in capsys.readouterr().out
 
 
 def test_a_mistake_on_the_command_line_ends_in_one_sentence(monkeypatch, capsys):
