@@ -122,7 +122,8 @@ def train_from_scratch(
       module: What Python runs.
       mesh: The workers.
       timeout: Seconds that what needs the other processes may take.
-      load: As of `open_run`.
+      load: From flags, and the run that goes on, to the hashes of the data by their
+        kind and to the data; refuses data that are not the run's.
       about: From the data to what is trained, in some words.
       make_task: From the flags of one optimizer, the data, the workers and the steps to
         have trained at the end to what it trains.
@@ -136,7 +137,7 @@ def train_from_scratch(
       LostError: Another process is gone.
     """
     with watched(timeout) as watchdog:
-        run, data = open_run(config, module, mesh, load)
+        run, data = _opened(config, module, mesh, load)
         runs = [replace(run, flags=arm) for arm in _arms(run.flags)]
         # The run's own number of steps is what its schedules were made for.
         arms = _arms(replace(config, **run.flags.lengths))
@@ -155,22 +156,10 @@ def train_from_scratch(
                 _report(run, {arm.optimizer: arm.out for arm in arms})
 
 
-def open_run(
+def _opened(
     config: FromScratch, module: str, mesh: Mesh, load: Load[FromScratch, Data]
 ) -> tuple[Run[FromScratch], Data]:
-    """The run that begins or goes on, with the flags that it began with, and its data.
-
-    Args:
-      config: The flags.
-      module: What Python runs.
-      mesh: The workers.
-      load: From flags, and the run that goes on, to the hashes of the data by their
-        kind and to the data; refuses data that are not the run's.
-
-    Raises:
-      InputError: The folder is taken, or does not hold this run, or the run cannot go
-        on to the steps that are asked for; or a new one would never compress.
-    """
+    """The run that begins or goes on, with the flags it began with, and its data."""
     topology = kept_topology(mesh, config.out, goes_on=config.resume)
     if not config.resume:
         for arm in _arms(config):

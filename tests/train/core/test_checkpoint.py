@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import errno
+import gc
 import json
 import resource
 import shutil
@@ -32,6 +33,18 @@ from train.core.totals import Totals
 
 MODEL = {"size": 128, "dropout": 0.1, "layers": 2, "optimizer": "onebit_adam"}
 TOTALS = Totals(3, "compressed", {"warmup": 1, "compressed": 2}, {}, 1, 77)
+
+# At an error Orbax closes the event loop that its other reads and writes answer to.
+BROKEN_OFF = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
+
+@pytest.fixture(autouse=True)
+def _garbage_of_its_own():
+    """What Orbax has not awaited is found in the test that left it."""
+    yield
+    gc.collect()
 
 
 def make_params():
@@ -148,8 +161,7 @@ def remove(files):
         ("arrays/**/*", remove),
     ],
 )
-# Orbax closes the event loop that its other reads still answer to.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@BROKEN_OFF
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_good(
     folder, tx, files, damage, workers
 ):
@@ -225,8 +237,7 @@ def full_disk():
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-# Orbax closes the event loop that its other writes still answer to.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@BROKEN_OFF
 def test_a_checkpoint_without_room_is_said_and_the_one_before_is_whole(
     folder, tx, trained
 ):

@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -14,7 +15,7 @@ from onebit_launch.environment import environments, free_port
 from onebit_launch.errors import LOST_EXIT
 from train.core.errors import InputError
 from train.core.exchange import EXCHANGES, make_exchange
-from train.core.mesh import make_mesh
+from train.core.mesh import kept_topology, make_mesh
 from train.core.processes import distributed
 from train.core.processes.distributed import (
     Cluster,
@@ -235,6 +236,15 @@ def test_a_folder_that_hosts_do_not_share_is_refused(tmp_path, monkeypatch):
 )
 def test_the_mesh_of_one_process(workers, topology, shape):
     assert dict(make_mesh(workers, topology).shape) == shape
+
+
+def test_hosts_that_are_one_compress_nothing_and_are_told_so(capsys):
+    mesh, run = make_mesh(4, "hierarchical"), Path("run")
+    with pytest.raises(InputError, match="between hosts, and there is one process"):
+        kept_topology(mesh, run, goes_on=False)
+    assert kept_topology(mesh, run, goes_on=True) == "hierarchical"
+    assert "there is one: its warm-up does not end until" in capsys.readouterr().out
+    assert kept_topology(make_mesh(4), run, goes_on=False) == "flat"
 
 
 def test_workers_that_processes_cannot_share_are_refused(monkeypatch):
