@@ -14,10 +14,12 @@ from train.data.tokenized import (
     MAX_SENTENCE,
     held_out_documents,
     read_tokens,
+    sentences_of,
     tokens_folder,
     write_tokens,
 )
 from train.data.vocabulary import (
+    UNK,
     read_vocabulary,
     say_if_unknown,
     special_pieces,
@@ -96,8 +98,9 @@ def load_phases(
         check_contents(run, contents, _RESTORE)
 
     def fill(new: Path) -> None:
-        documents = read_corpus(config.corpus)
-        share = write_tokens(new, documents, held_out, tokenizer_of(vocabulary))
+        documents, unknown = read_corpus(config.corpus), vocabulary.index(UNK)
+        encode = sentences_of(tokenizer_of(vocabulary))
+        share = write_tokens(new, documents, held_out, encode, unknown)
         say_if_unknown(share, "give a --vocab of such texts, or none to train one")
 
     deciding = (*contents.values(), str(config.seed), str(MAX_SENTENCE))

@@ -7,7 +7,7 @@ whole words as in `create_pretraining_data.py` of google-research/bert.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from train.core.batches import endless
 from train.core.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import grain
     from jaxtyping import Bool, Int
@@ -61,7 +61,8 @@ def examples(
             "fewer than two of the corpus's documents that are trained on, or of those "
             "that are held out, have two word pieces together; give more text."
         )
-    return endless(spans, seed).random_map(MaskedPairs(corpus, pieces, length, inside))
+    ordered = endless(cast("Sequence[np.ndarray]", spans), seed)
+    return ordered.random_map(MaskedPairs(corpus, pieces, length, inside))
 
 
 def num_predictions(length: int) -> int:

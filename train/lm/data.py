@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,18 +12,17 @@ from train.core.batches import batches, endless
 from train.core.errors import InputError
 from train.core.run_folder import check_contents, contents_name
 from train.core.text_file import replace_text
-from train.data.array_files import growing_array, mapped_array
 from train.data.corpus import check_outside, read_corpus, survey
 from train.data.tokenized import (
-    EVALUATION,
-    TRAINING,
     held_out_documents,
+    read_tokens,
     tokens_folder,
+    write_tokens,
 )
 from train.data.vocabulary import say_if_unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable
+    from collections.abc import Callable
     from pathlib import Path
 
     import grain
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from train.lm.config import LmConfig
 
 TOKENIZER_FILE = "tokenizer.json"
-FILE = "tokens.npy"
 
 _RESTORE = {
     "corpus": "restore its files (or the Python that it was started with)",
@@ -135,15 +132,29 @@ def load(
     if run:
         check_contents(run, contents, _RESTORE)
 
+    def encode(document: Document) -> list[Int[np.ndarray, " tokens"]]:
+        return [coding.encode(" ".join(document)), np.array([coding.end])]
+
     def fill(new: Path) -> None:
-        share = write_tokens(new, read_corpus(config.corpus), held_out, coding)
+        documents = read_corpus(config.corpus)
+        dtype = np.min_scalar_type(coding.vocab_size - 1)
+        share = write_tokens(new, documents, held_out, encode, coding.unknown, dtype)
         say_if_unknown(share, "give a --tokenizer of such texts, or none for bytes")
 
-    # The file's name keeps them apart from what other tasks make of the same text.
-    deciding = (*contents.values(), str(config.seed), FILE)
-    tokens = tokens_folder(config, config.out, fill, *deciding)
-    training = _windows(tokens, TRAINING, config.seq, config.batch)
-    evaluation = _windows(tokens, EVALUATION, config.seq, 1)
+    # The last word keeps them apart from what other tasks make of the same text.
+    deciding = (*contents.values(), str(config.seed), "end to end")
+    texts = read_tokens(tokens_folder(config, config.out, fill, *deciding))
+    training, evaluation = (Windows(text.pieces, config.seq) for text in texts)
+    for part, windows, least in (
+        ("training", training, config.batch),
+        ("held-out", evaluation, 1),
+    ):
+        if len(windows) < least:
+            raise InputError(
+                f"the corpus's {part} text makes {len(windows)} sequences of "
+                f"{config.seq} tokens, and {least} at least are needed; give more "
+                "text, or a smaller --seq or --batch."
+            )
     return contents, Data(
         coding,
         batches(endless(training, config.seed), config.batch),
@@ -182,50 +193,6 @@ def read_coding(path: Path) -> Coding:
     return Coding(
         encode, end, end + 1, file, unknown and tokenizer.token_to_id(unknown)
     )
-
-
-def write_tokens(
-    folder: Path,
-    documents: Iterable[Document],
-    held_out: Container[int],
-    coding: Coding,
-) -> float:
-    """Cuts documents into tokens, one at a time, each followed by the token of its end.
-
-    A folder takes a file of training text, and one of the documents whose numbers are
-    held out.
-
-    Returns:
-      The part of the text's tokens that are unknown ones.
-    """
-    unknown = total = 0
-    dtype = np.min_scalar_type(coding.vocab_size - 1)
-    with contextlib.ExitStack() as stack:
-        appends = []
-        for part in TRAINING, EVALUATION:
-            (folder / part).mkdir()
-            file = growing_array(folder / part / FILE, dtype)
-            appends.append(stack.enter_context(file))
-        for number, document in enumerate(documents):
-            append = appends[number in held_out]
-            tokens = coding.encode(" ".join(document))
-            unknown += np.count_nonzero(tokens == coding.unknown)
-            total += len(tokens)
-            append(tokens)
-            append(coding.end)
-    return unknown / max(1, total)
-
-
-def _windows(folder: Path, part: str, length: int, least: int) -> Windows:
-    """Windows of which memory holds what is looked at; refuses too few of them."""
-    windows = Windows(mapped_array(folder / part / FILE), length)
-    if len(windows) < least:
-        raise InputError(
-            f"the corpus's {part.replace('_', '-')} text makes {len(windows)} "
-            f"sequences of {length} tokens, and {least} at least are needed; give more "
-            "text, or a smaller --seq or --batch."
-        )
-    return windows
 
 
 def keep_tokenizer(coding: Coding, folder: Path, *, goes_on: bool) -> None:

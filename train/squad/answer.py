@@ -14,7 +14,7 @@ from train.core.processes.distributed import check_agreed
 from train.core.run_folder import contents_name
 from train.core.text_file import replace_text
 from train.data.vocabulary import UNK, say_if_unknown, special_pieces, tokenizer_of
-from train.squad.predict import answers, predict, write_predictions
+from train.squad.predict import answers, predict, write_answers
 from train.squad.scores import evaluate
 from train.squad.task import logits
 from train.squad.windows import NOWHERE, windows
@@ -122,30 +122,11 @@ def score(
     config: SquadConfig, squad: Squad, predictions: Sequence[Prediction]
 ) -> dict[str, Score]:
     """Scores answers, and writes both into the run's folder."""
-    write_answers(config, squad, predictions)
-    scores = evaluate(squad, answers(squad, predictions, config.null_threshold))
+    threshold = config.null_threshold
+    write_answers(config.out, squad, predictions, threshold)
+    scores = evaluate(squad, answers(squad, predictions, threshold))
     if is_main_process():
         written = {name: score._asdict() for name, score in scores.items()}
         with writable(config.out):
             replace_text(config.out / SCORES, json.dumps(written, indent=2) + "\n")
     return scores
-
-
-def write_answers(
-    config: SquadConfig,
-    squad: Squad,
-    predictions: Sequence[Prediction],
-    suffix: str = "",
-) -> None:
-    """Writes answers into the run's folder, on one process of many, and says where.
-
-    The files' names end with the suffix before `.json`.
-    """
-    if not is_main_process():
-        return
-    folder = config.out
-    with writable(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_predictions(folder, squad, predictions, config.null_threshold, suffix)
-    file = folder / f"predictions{suffix}.json"
-    say(f"{file}: the answers to {len(predictions):,} questions")

@@ -27,7 +27,7 @@ from train.core.processes.distributed import Cluster
 from train.core.processes.session import watched
 from train.core.run_folder import contents_name
 from train.data.model_folder import write_model, write_tokenizer
-from train.squad.answer import answer, check_answers, cut, score, write_answers
+from train.squad.answer import answer, check_answers, cut, score
 from train.squad.config import FREEZE, MODULE, SquadConfig, check
 from train.squad.dataset import read_squad
 from train.squad.initial_weights import (
@@ -36,6 +36,7 @@ from train.squad.initial_weights import (
     read_weights,
     trained_tokens,
 )
+from train.squad.predict import write_answers
 from train.squad.task import make_task
 
 if TYPE_CHECKING:
@@ -176,7 +177,8 @@ def answer_alone(config: SquadConfig, timeout: float = Cluster.timeout) -> None:
     with watched(timeout) as watchdog:
         model = config.model_of(weights.config)
         predictions = answer(config, model, params, questions, mesh, watchdog.expect)
-    write_answers(config, squad, predictions, f"_{config.predict.stem}")
+    suffix, threshold = f"_{config.predict.stem}", config.null_threshold
+    write_answers(config.out, squad, predictions, threshold, suffix)
 
 
 def _starting_weights(config: SquadConfig) -> InitialWeights:

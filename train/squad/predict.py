@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from train.core.errors import writable
+from train.core.output import is_main_process, say
 from train.core.text_file import replace_text
 from train.squad.windows import by_question, has_most_context
 
@@ -142,18 +144,23 @@ def answers(
     return {p.question.id: p.text(limit) for p in predictions}
 
 
-def write_predictions(
+def write_answers(
     folder: Path,
     squad: Squad,
     predictions: Sequence[Prediction],
     threshold: float,
     suffix: str = "",
 ) -> None:
-    """Writes the files that the official scripts read, and the answers behind them.
+    """Writes answers for the official scripts, on one process of many, and says where.
 
     `predictions.json` and `nbest_predictions.json`, and in v2.0 `null_odds.json`, each
     with a suffix before `.json`; the threshold is that of `answers`.
+
+    Raises:
+      InputError: The folder cannot be written to.
     """
+    if not is_main_process():
+        return
     contents: dict[str, dict[str, Any]] = {
         "predictions": answers(squad, predictions, threshold),
         "nbest_predictions": {
@@ -165,11 +172,15 @@ def write_predictions(
         contents["null_odds"] = {
             p.question.id: min(p.null_odds, 1e9) for p in predictions
         }
-    else:  # those of another file, answered before
+    with writable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        # Of another file, answered before.
         (folder / f"null_odds{suffix}.json").unlink(missing_ok=True)
-    for name, content in contents.items():
-        text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        replace_text(folder / f"{name}{suffix}.json", text)
+        for name, content in contents.items():
+            text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+            replace_text(folder / f"{name}{suffix}.json", text + "\n")
+    file = folder / f"predictions{suffix}.json"
+    say(f"{file}: the answers to {len(predictions):,} questions")
 
 
 def n_best(prediction: Prediction, *, with_null: bool) -> list[dict[str, Any]]:

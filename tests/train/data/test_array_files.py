@@ -9,11 +9,16 @@ from train.bert.masked_pairs import pack_spans
 from train.core.errors import InputError
 from train.data.array_files import growing_array, make_folder, mapped_array
 from train.data.corpus import read_corpus, survey
-from train.data.tokenized import held_out_documents, read_tokens, write_tokens
+from train.data.tokenized import (
+    held_out_documents,
+    read_tokens,
+    sentences_of,
+    write_tokens,
+)
 from train.data.vocabulary import SPECIAL, tokenizer_of
 
 WORDS = ("transformers", "communicate", "efficiently", "nevertheless")
-TOKENIZER = tokenizer_of((*SPECIAL, *WORDS, "."))
+ENCODE = sentences_of(tokenizer_of((*SPECIAL, *WORDS, ".")))
 
 
 def test_memory_holds_a_document_and_not_the_corpus(tmp_path):
@@ -25,7 +30,7 @@ def test_memory_holds_a_document_and_not_the_corpus(tmp_path):
     try:
         about = survey(read_corpus([file]))
         held_out = held_out_documents(about, seed=0)
-        write_tokens(tmp_path, read_corpus([file]), held_out, TOKENIZER)
+        write_tokens(tmp_path, read_corpus([file]), held_out, ENCODE, None)
         training, _ = read_tokens(tmp_path)
         pack_spans(training, 128)
         _, peak = tracemalloc.get_traced_memory()
@@ -37,7 +42,7 @@ def test_memory_holds_a_document_and_not_the_corpus(tmp_path):
 
 
 def test_held_out_documents_are_not_trained_on(tmp_path):
-    write_tokens(tmp_path, [(word,) for word in WORDS], {1, 3}, TOKENIZER)
+    write_tokens(tmp_path, [(word,) for word in WORDS], {1, 3}, ENCODE, None)
     training, held_out = read_tokens(tmp_path)
     assert training.pieces.tolist() == [5, 7]
     assert held_out.pieces.tolist() == [6, 8]

@@ -18,7 +18,12 @@ from train.data.corpus import (
     split_documents,
     survey,
 )
-from train.data.tokenized import held_out_documents, read_tokens, write_tokens
+from train.data.tokenized import (
+    held_out_documents,
+    read_tokens,
+    sentences_of,
+    write_tokens,
+)
 from train.data.vocabulary import (
     SPECIAL,
     read_vocabulary,
@@ -287,11 +292,13 @@ def test_unusable_vocabularies_are_refused(tmp_path):
 def test_long_stretches_are_cut_into_equal_ones_and_empty_ones_left_out(tmp_path):
     vocabulary = (*SPECIAL, "sun", "moon")
     words = ["sun", "moon", "moon"] * 100
-    documents = [["\u200b", " ".join(words[:n])] for n in (1, 64, 65, 0, 131, 300)]
-    write_tokens(tmp_path, documents, (), tokenizer_of(vocabulary))
+    documents = [["\u200b", " ".join(words[:n])] for n in (1, 64, 65, 0, 131, 299)]
+    documents[-1][-1] += " star"
+    encode = sentences_of(tokenizer_of(vocabulary))
+    assert write_tokens(tmp_path, documents, (), encode, 1) == 1 / 561
     corpus, _ = read_tokens(tmp_path)
     lengths = np.diff(corpus.sentences).tolist()
     assert lengths == [1, 64, 32, 33, 43, 44, 44, 60, 60, 60, 60, 60]
     assert np.diff(corpus.documents).tolist() == [1, 1, 2, 3, 5]
     whole = corpus.text(7, 12)
-    assert [vocabulary[piece] for piece in whole] == words
+    assert [vocabulary[piece] for piece in whole] == [*words[:-1], "[UNK]"]

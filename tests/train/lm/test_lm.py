@@ -30,7 +30,6 @@ from train.lm.data import (
     keep_tokenizer,
     load,
     read_coding,
-    write_tokens,
 )
 from train.lm.task import evaluation_loss, training_loss
 
@@ -92,7 +91,7 @@ def test_text_is_kept_byte_by_byte_and_held_out_documents_apart(config):
     documents = [" ".join(document).encode() for document in read_corpus([corpus])]
     load(config)
     parts = {
-        part: np.load(next(config.out.glob(f"tokens/*/{part}/tokens.npy")))
+        part: np.load(next(config.out.glob(f"tokens/*/{part}/pieces.npy")))
         for part in ("training", "held_out")
     }
     texts = {}
@@ -103,9 +102,9 @@ def test_text_is_kept_byte_by_byte_and_held_out_documents_apart(config):
     assert len(texts["held_out"]) == 2
     assert sorted([*texts["training"], *texts["held_out"]]) == sorted(documents)
     # Kept once, for all lengths.
-    before = list(config.out.rglob("tokens.npy"))
+    before = list(config.out.rglob("pieces.npy"))
     load(replace(config, seq=24))
-    assert list(config.out.rglob("tokens.npy")) == before
+    assert list(config.out.rglob("pieces.npy")) == before
 
 
 def test_a_tokenizers_file_neither_cuts_nor_pads_nor_adds(tmp_path):
@@ -116,10 +115,6 @@ def test_a_tokenizers_file_neither_cuts_nor_pads_nor_adds(tmp_path):
     np.testing.assert_array_equal(ids, expected)
     assert (coding.end, coding.vocab_size) == (len(pieces), len(pieces) + 1)
     assert coding.unknown == 0
-    for name, known, share in ("words", coding, 1 / 4), ("bytes", BYTES, 0):
-        (tmp_path / name).mkdir()
-        text = [["Sun nothing", "moon star"]]
-        assert write_tokens(tmp_path / name, text, (), known) == share
 
 
 def test_a_run_keeps_its_tokenizer_and_a_new_one_writes_its_own(tmp_path):
