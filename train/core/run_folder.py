@@ -67,15 +67,13 @@ def exists(folder: Path) -> bool:
 
 def check_free(folder: Path) -> None:
     """Refuses a folder that a new run would overwrite something in."""
-    if not is_main_process():
-        return
     with writable(folder):
         if folder.exists() and not folder.is_dir():
             raise InputError(f"--out {folder} is a file; give a folder.")
         taken = (FILE, metrics_log.FILE, checkpoint.FOLDER)
         is_taken = any((folder / name).exists() for name in taken)
     if is_taken:
-        with lock.held(folder):  # or else the run that is in it is told of
+        with lock.held(folder):  # or else process 0 tells of the run that is in it
             raise InputError(
                 f"{folder} already holds a run; go on with it by --resume, or give "
                 "another --out."

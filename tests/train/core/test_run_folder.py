@@ -49,14 +49,12 @@ def test_a_run_is_read_as_it_was_written_wherever_it_has_moved(run, tmp_path):
 
 
 @pytest.mark.parametrize("taken", ["config.json", "metrics.jsonl", "checkpoints"])
-def test_a_folder_that_holds_a_run_is_refused(tmp_path, taken, monkeypatch):
+def test_a_folder_that_holds_a_run_is_refused(tmp_path, taken):
     check_free(tmp_path)
     check_free(tmp_path / "new")
     (tmp_path / taken).touch()
     with pytest.raises(InputError, match="already holds a run; go on with it by --res"):
         check_free(tmp_path)
-    monkeypatch.setattr(run_folder, "is_main_process", lambda: False)
-    check_free(tmp_path)  # the main process says so
 
 
 def test_a_folder_that_is_a_file_is_refused(tmp_path):
