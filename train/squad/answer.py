@@ -57,7 +57,8 @@ def cut(config: SquadConfig, squad: Squad, weights: InitialWeights) -> Questions
     tokenizer = tokenizer_of(weights.vocabulary, cased=weights.cased)
     made = windows(squad.questions, tokenizer, config.seq, stride=config.stride)
     texts = [window.tokens[window.text_place : -1] for window in made]
-    unknown = sum(np.count_nonzero(x == weights.vocabulary.index(UNK)) for x in texts)
+    unk = weights.vocabulary.index(UNK)
+    unknown = sum(np.count_nonzero(x == unk) for x in texts)
     share = unknown / max(1, sum(map(len, texts)))
     say_if_unknown(share, "give weights, or a --vocab, of such texts")
     return Questions(squad, made, special_pieces(weights.vocabulary))
