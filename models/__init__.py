@@ -10,14 +10,8 @@ from models.convolutional import (
     pooled_statistics,
 )
 from models.decoder import DECODER_SIZES, Decoder, DecoderConfig, next_token_loss
-from models.errors import WeightsError
-from models.fine_tuning import (
-    BertForQuestionAnswering,
-    BertForSequenceClassification,
-    SpanBatch,
-    classification_loss,
-    span_loss,
-)
+from models.fine_tuning import BertForQuestionAnswering, SpanBatch, span_loss
+from models.huggingface_names import WeightsError
 from models.pretraining import BertForPreTraining, PreTrainingBatch, pretraining_losses
 from models.stack import stack_layers, unstack_layers
 
@@ -28,7 +22,6 @@ __all__ = [
     "BertConfig",
     "BertForPreTraining",
     "BertForQuestionAnswering",
-    "BertForSequenceClassification",
     "ConvolutionalConfig",
     "Decoder",
     "DecoderConfig",
@@ -38,7 +31,6 @@ __all__ = [
     "SmallNet",
     "SpanBatch",
     "WeightsError",
-    "classification_loss",
     "convolutional",
     "next_token_loss",
     "pooled_statistics",

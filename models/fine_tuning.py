@@ -1,6 +1,6 @@
-"""BERT's fine-tuning: the heads for span extraction and sequence classification.
+"""BERT's fine-tuning for answers that are spans of a text.
 
-Shapes: B sequences, T tokens, H hidden size, C classes.
+Shapes: B sequences, T tokens, H hidden size.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax.numpy as jnp
 from flax import nnx
 
-from models.bert import Bert, Encoder
-from models.dropout import dropout, fold_in
+from models.bert import Encoder
 from models.losses import cross_entropy
 from models.parts import linear
 
@@ -99,56 +98,3 @@ def span_loss(
     start = cross_entropy(starts, batch.starts)
     end = cross_entropy(ends, batch.ends)
     return jnp.mean(start + end) / 2
-
-
-class BertForSequenceClassification(nnx.Module):
-    """BERT with a head that assigns each sequence, or pair of them, to a class.
-
-    Args:
-      config: The model's sizes.
-      num_classes: Classes.
-      rngs: Source of the initial parameters.
-    """
-
-    def __init__(self, config: BertConfig, num_classes: int, *, rngs: nnx.Rngs):
-        self.rate = config.dropout
-        self.key_number = config.num_layers + 1
-        self.bert = Bert(config, rngs=rngs)
-        self.classifier = linear(config, config.hidden_size, num_classes, rngs)
-
-    def __call__(
-        self,
-        token_ids: Int[Array, "B T"],
-        token_types: Int[Array, "B T"],
-        lengths: Int[Array, " B"],
-        keys: Key[Array, " B"] | None = None,
-    ) -> Float[Array, "B C"]:
-        """Scores every class.
-
-        Args:
-          token_ids: Word pieces.
-          token_types: 0 for the first segment, 1 for the second.
-          lengths: Tokens before the padding.
-          keys: A dropout key a sequence; without, the result is deterministic.
-
-        Returns:
-          Logits, float32.
-        """
-        pooled = self.bert(token_ids, token_types, lengths, keys).pooled
-        pooled = dropout(pooled, self.rate, fold_in(keys, self.key_number))
-        return self.classifier(pooled).astype(jnp.float32)
-
-
-def classification_loss(
-    logits: Float[Array, "B C"], labels: Int[Array, " B"]
-) -> Float[Array, ""]:
-    """The mean cross-entropy of the classes, in nats.
-
-    Args:
-      logits: Scores of the classes.
-      labels: The right ones.
-
-    Returns:
-      The mean over sequences.
-    """
-    return jnp.mean(cross_entropy(logits, labels))

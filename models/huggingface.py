@@ -7,6 +7,7 @@ The names are those of transformers' `BertModel` and its heads; files of older r
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,9 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from models.errors import WeightsError
-from models.huggingface_config import config_json, config_of
+from models.config import BertConfig
 from models.huggingface_names import (
+    WeightsError,
     leaf_at,
     parameter_names,
     shapes_of,
@@ -29,11 +30,36 @@ from models.stack import stack_layers
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from models.config import BertConfig
     from models.huggingface_names import Architecture, Known, Path
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
+
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "intermediate_size",
+    "max_position_embeddings": "max_positions",
+    "type_vocab_size": "num_token_types",
+}
+
+_NUMBERS = {
+    "layer_norm_eps": "layer_norm_epsilon",
+    "initializer_range": "initializer_range",
+    "hidden_dropout_prob": "dropout",
+}
+
+# Settings that every BERT here has; Hugging Face's defaults are the same.
+_FIXED = {
+    "model_type": "bert",
+    "hidden_act": "gelu",
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
 
 _WORD = "embeddings.word_embeddings.weight"
 _RENAMED = {
@@ -113,12 +139,7 @@ def write(
     """
     tensors = tensors_of(params, config, architecture)
     folder.mkdir(parents=True, exist_ok=True)
-    values = config_json(config, architecture)
-    if architecture == "BertForSequenceClassification":
-        labels = [f"LABEL_{i}" for i in range(len(tensors["classifier.bias"]))]
-        values["id2label"] = dict(enumerate(labels))
-        values["label2id"] = {label: i for i, label in enumerate(labels)}
-    text = json.dumps(values, indent=2) + "\n"
+    text = json.dumps(config_json(config, architecture), indent=2) + "\n"
     # Before the weights, whose presence says that all is there.
     (folder / CONFIG).write_text(text, encoding="utf-8")
     # transformers reads only files that say whose layout they have.
@@ -156,6 +177,76 @@ def read_config(path: pathlib.Path) -> BertConfig:
     if not isinstance(values, dict):
         raise WeightsError(f"{path} holds no settings of a model; get it anew.")
     return config_of(values, str(path))
+
+
+def config_of(values: Mapping[str, Any], file: str = "config.json") -> BertConfig:
+    """Reads the contents of a `config.json`.
+
+    Args:
+      values: Its keys and values; what it lacks has BERT-Base's value, as in Hugging
+        Face's library. The dropout of attention probabilities is not looked at.
+      file: What messages call it.
+
+    Returns:
+      The model's sizes.
+
+    Raises:
+      WeightsError: It is of another architecture, or a value makes no model.
+
+    Example:
+      >>> from models.huggingface import config_of
+      >>> config_of({"model_type": "bert", "num_hidden_layers": 2}).num_layers
+      2
+    """
+    for key, value in _FIXED.items():
+        given = values.get(key, value)
+        if given != value:
+            raise WeightsError(
+                f"{file} has {key} {given!r} and this BERT has {value!r}; give "
+                "weights of a BERT of that kind."
+            )
+    given: dict[str, Any] = {}
+    for key, field in _SIZES.items():
+        if key in values:
+            given[field] = _number(f"{file} has {key}", values[key], int, 1)
+    for key, field in _NUMBERS.items():
+        if key in values:
+            number = _number(f"{file} has {key}", values[key], (int, float), 0)
+            given[field] = float(number)
+    try:
+        return BertConfig(**given)
+    except ValueError as error:
+        raise WeightsError(f"{file} describes no BERT: {error}") from error
+
+
+def _number(what: str, value: Any, kind: Any, least: int) -> Any:
+    # A NaN fails both comparisons; True is an int to Python.
+    is_number = isinstance(value, kind) and not isinstance(value, bool)
+    if not is_number or not least <= value < math.inf:
+        number = "a whole number" if kind is int else "a number"
+        raise WeightsError(
+            f"{what} {value!r}; it must be {number} of at least {least}."
+        )
+    return value
+
+
+def config_json(config: BertConfig, architecture: str) -> dict[str, Any]:
+    """The contents of a `config.json`.
+
+    Args:
+      config: The model's sizes.
+      architecture: Hugging Face's name of the model.
+
+    Returns:
+      What Hugging Face's library builds the same model from.
+    """
+    fields = {**_SIZES, **_NUMBERS}
+    return {
+        "architectures": [architecture],
+        **_FIXED,
+        **{key: getattr(config, field) for key, field in fields.items()},
+        "attention_probs_dropout_prob": 0.0,
+    }
 
 
 def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
@@ -214,8 +305,7 @@ def to_params(
     _check_names(
         tensors.keys(), [n for own in names.values() for n in own], architecture
     )
-    classes = tensors["classifier.bias"].size if "classifier.bias" in tensors else 1
-    shapes = shapes_of(config, architecture, classes)
+    shapes = shapes_of(config, architecture)
     params: dict[Any, Any] = {}
     for path, own in names.items():
         shape = leaf_at(shapes, path).shape

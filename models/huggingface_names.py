@@ -13,11 +13,7 @@ import numpy as np
 from flax import nnx
 
 from models.bert import Bert, Encoder
-from models.errors import WeightsError
-from models.fine_tuning import (
-    BertForQuestionAnswering,
-    BertForSequenceClassification,
-)
+from models.fine_tuning import BertForQuestionAnswering
 from models.pretraining import BertForPreTraining
 from models.stack import unstack_layers
 
@@ -26,17 +22,17 @@ if TYPE_CHECKING:
 
     from models.config import BertConfig
 
-Architecture = Literal[
-    "BertModel",
-    "BertForPreTraining",
-    "BertForQuestionAnswering",
-    "BertForSequenceClassification",
-]
+Architecture = Literal["BertModel", "BertForPreTraining", "BertForQuestionAnswering"]
 """Hugging Face's names of the models that there are here."""
 
 Known = Architecture | Literal["Encoder"]
 """Those models, and `Encoder`: a `BertModel` without its pooler. Question answering
 needs no pooler; the other models have one."""
+
+
+class WeightsError(ValueError):
+    """Weights, or their `config.json`, are not this model's; the message says how."""
+
 
 Path = tuple[str | int, ...]
 Names = tuple[str, ...]
@@ -63,36 +59,25 @@ def parameter_names(config: BertConfig, architecture: Known) -> dict[Path, Names
     return dict(_parameters(config.num_layers, architecture))
 
 
-def shapes_of(
-    config: BertConfig, architecture: Known, num_classes: int
-) -> dict[str, Any]:
+def shapes_of(config: BertConfig, architecture: Known) -> dict[str, Any]:
     """The shapes of a model's parameters, as a plain tree, a layer each.
 
     Args:
       config: The model's sizes; its `scan` is not looked at.
       architecture: The model.
-      num_classes: Classes of a sequence classification; of no matter to others.
 
     Returns:
       Nested dictionaries of `jax.ShapeDtypeStruct`.
     """
+    model = {
+        "Encoder": Encoder,
+        "BertModel": Bert,
+        "BertForPreTraining": BertForPreTraining,
+        "BertForQuestionAnswering": BertForQuestionAnswering,
+    }[architecture]
     config = replace(config, scan=False)
-
-    def build() -> nnx.Module:
-        rngs = nnx.Rngs(0)
-        match architecture:
-            case "Encoder":
-                return Encoder(config, rngs=rngs)
-            case "BertModel":
-                return Bert(config, rngs=rngs)
-            case "BertForPreTraining":
-                return BertForPreTraining(config, rngs=rngs)
-            case "BertForQuestionAnswering":
-                return BertForQuestionAnswering(config, rngs=rngs)
-            case "BertForSequenceClassification":
-                return BertForSequenceClassification(config, num_classes, rngs=rngs)
-
-    return nnx.to_pure_dict(nnx.state(nnx.eval_shape(build), nnx.Param))
+    abstract = nnx.eval_shape(lambda: model(config, rngs=nnx.Rngs(0)))
+    return nnx.to_pure_dict(nnx.state(abstract, nnx.Param))
 
 
 def tensors_of(
@@ -145,8 +130,6 @@ def _parameters(num_layers: int, architecture: Known) -> Iterator[tuple[Path, Na
             yield from _dense(("next_sentence",), "cls.seq_relationship")
         case "BertForQuestionAnswering":
             yield from _dense(("span",), "qa_outputs")
-        case "BertForSequenceClassification":
-            yield from _dense(("classifier",), "classifier")
 
 
 def _bert(num_layers: int, pooler: bool) -> Iterator[tuple[Path, Names]]:

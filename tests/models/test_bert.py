@@ -177,3 +177,5 @@ def test_impossible_sizes_are_refused():
         dataclasses.replace(TINY, num_heads=5)
     with pytest.raises(ValueError, match="dropout must be in"):
         dataclasses.replace(TINY, dropout=1.0)
+    with pytest.raises(ValueError, match="remat is one of none, attention, dots"):
+        dataclasses.replace(TINY, remat="everything")

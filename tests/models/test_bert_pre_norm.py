@@ -3,15 +3,13 @@
 import dataclasses
 import math
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from models import SIZES, Bert, Encoder, WeightsError, huggingface, stack_layers
-from models.dropout import sequence_keys
+from models import SIZES, Encoder, WeightsError, huggingface, stack_layers
 from models.huggingface_names import tensors_of
 
 CONFIG = dataclasses.replace(
@@ -117,27 +115,6 @@ def test_is_the_formula(scan, remat):
     np.testing.assert_allclose(hidden, reference(params), rtol=2e-5, atol=2e-5)
 
 
-def test_without_its_sublayers_only_the_embeddings_are_normalised():
-    params = parameters(CONFIG)
-    for layer in params["layers"].values():
-        for dense in (layer["attention"]["out"], layer["feed_forward"]["down"]):
-            dense.update(jax.tree.map(np.zeros_like, dense))
-    expected = norm(params["final_norm"], embedded(params["embeddings"]))
-    hidden = compiled(CONFIG)(params, batch())
-    np.testing.assert_allclose(hidden, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_has_one_norm_more_than_post_layer_norm():
-    before, after = (
-        nnx.to_pure_dict(
-            nnx.state(nnx.eval_shape(lambda c=c: Bert(c, rngs=nnx.Rngs(0))), nnx.Param)
-        )
-        for c in (CONFIG, dataclasses.replace(CONFIG, pre_norm=False))
-    )
-    del before["final_norm"]
-    chex.assert_trees_all_equal_shapes_and_dtypes(before, after)
-
-
 def test_what_is_added_to_the_residual_stream_starts_small():
     model = nnx.to_pure_dict(nnx.state(Encoder(CONFIG, rngs=nnx.Rngs(0)), nnx.Param))
     layer = model["layers"][1]
@@ -150,18 +127,6 @@ def test_what_is_added_to_the_residual_stream_starts_small():
         deviation = 0.88 * CONFIG.initializer_range / math.sqrt(2 * layers)
         kernel = np.asarray(layer[part][name]["kernel"])
         assert kernel.std() == pytest.approx(deviation, rel=0.05), name
-
-
-def test_dropout_belongs_to_the_sequence_in_a_loop_too():
-    config = dataclasses.replace(CONFIG, scan=True, remat="layer")
-    params, encode = stacked(config, parameters(config)), compiled(config)
-    key = jax.random.key(6)
-    whole = encode(params, batch(), sequence_keys(key, jnp.arange(4)))
-    for worker in (slice(0, 2), slice(2, 4)):
-        keys = sequence_keys(key, jnp.arange(4)[worker])
-        part = encode(params, batch(worker), keys)
-        np.testing.assert_allclose(part, whole[worker], atol=2e-5)
-    assert np.abs(whole - encode(params, batch())).max() > 0.1
 
 
 def test_hugging_face_has_no_such_bert(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 from models import DECODER_SIZES, Decoder, DecoderConfig, decoder, next_token_loss
-from models.decoder import RMSNorm, rotate
+from models.decoder import RMSNorm
 from models.dropout import sequence_keys
 from train.core.objective import graph_of, init_params
 
@@ -114,41 +114,16 @@ def test_a_token_changes_nothing_before_it():
         assert np.all(np.any(after[:, t:] != before[:, t:], axis=-1))
 
 
-def test_scores_depend_on_the_distance_of_positions_alone():
-    q, k = jax.random.normal(jax.random.key(0), (2, 1, 6, 2, 8))
-
-    def scores(first, second):
-        at = (jnp.arange(6) + shift for shift in (first, second))
-        q_there, k_there = (
-            rotate(x, a, 100.0) for x, a in zip((q, k), at, strict=True)
-        )
-        return jnp.einsum("btnd,bsnd->bnts", q_there, k_there)
-
-    here = scores(0, 0)
-    np.testing.assert_allclose(scores(30, 30), here, atol=1e-4)
-    assert np.max(np.abs(scores(1, 0) - here)) > 0.1
-    np.testing.assert_allclose(
-        jnp.linalg.norm(rotate(q, jnp.arange(6), 100.0), axis=-1),
-        jnp.linalg.norm(q, axis=-1),
-        rtol=1e-5,
-    )
-
-
 def test_the_norm_is_computed_in_float32():
     module = RMSNorm(replace(CONFIG, norm_epsilon=1e-6))
-    module.scale[...] = jnp.linspace(0.5, 2.0, CONFIG.hidden_size)
     # Squares and their sum would be infinite in float16.
     x = np.random.default_rng(2).normal(size=(4, CONFIG.hidden_size)) * 1e4
     x = x.astype(np.float16)
     exact = x.astype(np.float64)
-    expected = exact / np.sqrt(np.mean(exact**2, axis=-1, keepdims=True) + 1e-6)
-    expected *= np.linspace(0.5, 2.0, CONFIG.hidden_size)
     got = module(jnp.asarray(x))
     assert got.dtype == jnp.float16
-    np.testing.assert_allclose(got, expected, rtol=2e-3)
-    small = jnp.full((1, CONFIG.hidden_size), 1e-3, jnp.float32)
-    expected = module.scale[...][None] / np.sqrt(2)  # ε is as large as the mean square
-    np.testing.assert_allclose(module(small), expected, rtol=1e-5)
+    mean_square = np.mean(exact**2, axis=-1, keepdims=True)
+    np.testing.assert_allclose(got, exact / np.sqrt(mean_square), rtol=2e-3)
 
 
 def test_the_loss_is_of_the_next_tokens():

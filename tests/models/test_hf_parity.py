@@ -23,7 +23,7 @@ from models import (
     span_loss,
     stack_layers,
 )
-from models.huggingface_config import config_of
+from models.huggingface import config_of
 from models.huggingface_names import tensors_of
 
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
@@ -216,18 +216,6 @@ def test_weights_survive_the_round_trip_bit_by_bit(
     assert again == config
     own = stack_layers(own) if scan else own
     jax.tree.map(np.testing.assert_array_equal, own, params)
-
-
-def test_any_bert_can_be_fine_tuned(config, hf_bert_file, tmp_path):
-    for task, architecture in TASKS.items():
-        tensors = weights_of(hf_bert_file, task)
-        params = huggingface.to_params(tensors, config, architecture)
-        huggingface.write(tmp_path, config, params, architecture)
-        _, start = huggingface.read_for_spans(tmp_path)
-        params["bert"].pop("pooler", None)
-        parts = ("bert", "span") if task == "qa" else ("bert",)
-        theirs = {part: params[part] for part in parts}
-        jax.tree.map(np.testing.assert_array_equal, start, theirs)
 
 
 def test_written_configuration_is_the_one_read(golden, config, hf_bert_file, tmp_path):

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from models import SIZES
 from models.config import Size
-from train.bert.phases import LengthPlan
-from train.core.commands.flags import FromScratchFlags, check_from_scratch
 from train.core.errors import InputError
 from train.core.flags import (
     Changeable,
     Count,
     Factor,
     Freeze,
+    FromScratchFlags,
     Natural,
     Positive,
     Seed,
     TransformerFlags,
+    check_from_scratch,
     spelling,
 )
-from train.core.optimizer import FREEZE, warmup_and_freeze
+from train.core.optimizer import FREEZE, Plan, warmup_and_freeze
 from train.data.flags import CorpusFlags
 
 Preset = Literal["bert-base", "bert-large"]
@@ -32,6 +34,24 @@ MIN_LENGTH = 8
 
 DECAY_RATE = 0.99
 """Factor of an exponential fall of the learning rate, where none is given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthPlan(Plan):
+    """The plan of a phase whose sequences have one length.
+
+    The phase begins with the parameters that the one before left and with an optimizer
+    that is new: moments, schedule and freeze count its own steps. DeepSpeedExamples
+    begin the schedule anew likewise (`--rewarmup`), and the paper's second phase has a
+    warm-up of its own.
+
+    Attributes:
+      seq: Tokens a sequence.
+      accumulate: Micro-batches that a worker's share of them is computed in.
+    """
+
+    seq: int
+    accumulate: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,34 +115,35 @@ class PretrainConfig(TransformerFlags, CorpusFlags, FromScratchFlags):
     @property
     def phases(self) -> tuple[LengthPlan, ...]:
         """The phases, all defaults put in."""
-        first = _phase(
-            "--",
+        first = self._phase("--", earlier_steps=0)
+        if self.long_seq is None:
+            return (first,)
+        given = {name.removeprefix("long_"): getattr(self, name) for name in _LONG}
+        second = replace(
+            self,
+            steps=max(1, round(self.steps / 9)),
+            warmup_steps=None,
+            freeze_step="auto" if self.freeze_step == "auto" else None,
+        )
+        second = replace(second, **{n: x for n, x in given.items() if x is not None})
+        return first, second._phase("--long-", earlier_steps=self.steps)
+
+    def _phase(self, prefix: str, earlier_steps: int) -> LengthPlan:
+        warmup, freeze = warmup_and_freeze(
+            self.steps, self.warmup_steps, self.freeze_step, FREEZE
+        )
+        return LengthPlan(
+            prefix=prefix,
             seq=self.seq,
             batch=self.batch,
             accumulate=self.accumulate,
-            earlier_steps=0,
+            earlier_steps=earlier_steps,
             steps=self.steps,
             learning_rate=self.learning_rate,
-            warmup_steps=self.warmup_steps,
-            decay_rate=_given(self.decay_rate, DECAY_RATE),
+            warmup=warmup,
+            freeze=freeze,
+            decay_rate=DECAY_RATE if self.decay_rate is None else self.decay_rate,
             decay_every=self.decay_every,
-            freeze_step=self.freeze_step,
-        )
-        if self.long_seq is None:
-            return (first,)
-        auto = "auto" if self.freeze_step == "auto" else None
-        return first, _phase(
-            "--long-",
-            seq=self.long_seq,
-            batch=_given(self.long_batch, self.batch),
-            accumulate=_given(self.long_accumulate, self.accumulate),
-            earlier_steps=self.steps,
-            steps=_given(self.long_steps, max(1, round(self.steps / 9))),
-            learning_rate=_given(self.long_learning_rate, self.learning_rate),
-            warmup_steps=self.long_warmup_steps,
-            decay_rate=_given(self.long_decay_rate, first.decay_rate),
-            decay_every=_given(self.long_decay_every, self.decay_every),
-            freeze_step=_given(self.long_freeze_step, auto),
         )
 
     @property
@@ -137,33 +158,12 @@ class PretrainConfig(TransformerFlags, CorpusFlags, FromScratchFlags):
         return {"steps": "--long-steps"} if self.long_seq else {}
 
 
-def _given(value: Any, default: Any) -> Any:
-    return default if value is None else value
-
-
-def _phase(
-    prefix: str,
-    *,
-    steps: int,
-    warmup_steps: int | None,
-    freeze_step: Freeze | None,
-    **values: Any,
-) -> LengthPlan:
-    warmup, freeze = warmup_and_freeze(steps, warmup_steps, freeze_step, FREEZE)
-    return LengthPlan(
-        prefix=prefix, steps=steps, warmup=warmup, freeze=freeze, **values
-    )
+_LONG = [f.name for f in fields(PretrainConfig) if f.name.startswith("long_")]
+"""The flags of a second phase."""
 
 
 def check(config: PretrainConfig) -> None:
-    """Refuses values that cannot be trained with.
-
-    Args:
-      config: The flags.
-
-    Raises:
-      InputError: A flag's value is out of its range, or contradicts another.
-    """
+    """Refuses values that are out of their range, or contradict each other."""
     check_from_scratch(config)
     if config.preset and not config.corpus:
         raise InputError(
@@ -171,15 +171,16 @@ def check(config: PretrainConfig) -> None:
         )
     config.model_of(SIZES[config.model])
     longest = SIZES[config.model].max_positions
-    for phase in config.phases:
+    phases = config.phases
+    for phase in phases:
         if not MIN_LENGTH <= phase.seq <= longest:
             raise InputError(
                 f"{phase.prefix}seq must be from {MIN_LENGTH} to {longest}, the "
                 f"positions of BERT {config.model}, not {phase.seq}."
             )
     if config.long_seq is None:
-        for name in (field.name for field in fields(config)):
-            if name.startswith("long_") and getattr(config, name) is not None:
+        for name in _LONG:
+            if getattr(config, name) is not None:
                 raise InputError(
                     f"{spelling(name)} is of a second phase, and there is none; give "
                     "--long-seq too."
@@ -189,7 +190,6 @@ def check(config: PretrainConfig) -> None:
             f"--long-seq is of a phase of longer sequences; give {config.seq} (--seq) "
             "or more."
         )
-    phases = config.phases
     # The second phase has the first's rate where it has none of its own.
     for rate, of in (config.decay_rate, phases), (config.long_decay_rate, phases[1:]):
         if rate is not None and not any(phase.decay_every for phase in of):
@@ -206,6 +206,49 @@ def check(config: PretrainConfig) -> None:
 
 def without_second_phase(config: PretrainConfig) -> PretrainConfig:
     """The flags without those of a second phase."""
-    return replace(
-        config, **{f.name: None for f in fields(config) if f.name.startswith("long_")}
+    return replace(config, **dict.fromkeys(_LONG))
+
+
+def _published(
+    preset: Preset, model: Size, *, steps: int, freeze_step: int, long_steps: int
+) -> PretrainConfig:
+    return PretrainConfig(
+        preset=preset,
+        model=model,
+        vocab_size=30522,
+        seq=128,
+        batch=4096,
+        steps=steps,
+        learning_rate=4e-4,
+        warmup_steps=12_500,
+        decay_every=520,
+        freeze_step=freeze_step,
+        weight_decay=0.01,
+        clip=1.0,
+        long_seq=512,
+        long_steps=long_steps,
+        long_learning_rate=1e-5,
+        long_warmup_steps=150,
+        long_decay_rate=0.9,
+        long_decay_every=150,
+        long_freeze_step=1500,
     )
+
+
+PRESETS: Mapping[Preset, PretrainConfig] = MappingProxyType(
+    {
+        "bert-base": _published(
+            "bert-base", "base", steps=118_000, freeze_step=16_000, long_steps=22_000
+        ),
+        "bert-large": _published(
+            "bert-large", "large", steps=152_000, freeze_step=23_000, long_steps=10_000
+        ),
+    }
+)
+"""The flags of 1-bit Adam's published pre-trainings, by name.
+
+Tang et al., `1-bit Adam <https://arxiv.org/abs/2102.02888>`_, 2021, section 7.1 and
+table 1: batches of 4,096, a peak of 4e-4 after 12,500 steps, a fall by 0.99 in 520
+steps, the steps and the freeze of both phases. It does not say how the learning rate
+goes in the phase of 512 tokens; that is `bert_large.json` of DeepSpeedExamples.
+"""

@@ -5,29 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from train.bert.examples import continues_word, examples
-from train.bert.masked_pairs import read_spans, write_spans
+from train.bert.masked_pairs import continues_word, examples
 from train.core.batches import batches
-from train.core.errors import InputError, writable
 from train.core.output import say
 from train.core.run_folder import check_contents, contents_name
-from train.data.array_files import make_folder
 from train.data.corpus import check_outside, read_corpus, survey
-from train.data.pieces import special_pieces
 from train.data.tokenized import (
-    EVALUATION,
     MAX_SENTENCE,
-    TRAINING,
     held_out_documents,
     read_tokens,
+    sentences_of,
+    tokens_folder,
     write_tokens,
 )
 from train.data.vocabulary import (
+    UNK,
     read_vocabulary,
     say_if_unknown,
+    special_pieces,
     tokenizer_of,
     train_vocabulary,
-    write_vocabulary,
 )
 
 if TYPE_CHECKING:
@@ -37,9 +34,7 @@ if TYPE_CHECKING:
     import grain
 
     from models import PreTrainingBatch
-    from train.bert.config import PretrainConfig
-    from train.bert.masked_pairs import Spans
-    from train.bert.phases import LengthPlan
+    from train.bert.config import LengthPlan, PretrainConfig
     from train.core.run_folder import Run
     from train.data.tokenized import TokenizedCorpus
     from train.data.vocabulary import Vocabulary
@@ -47,9 +42,6 @@ if TYPE_CHECKING:
 VOCABULARY_FILE = "vocab.txt"
 VOCAB_SIZE = 4096
 """Word pieces of a vocabulary trained on the corpus, where no number is given."""
-TOKENS_FOLDER = "tokens"
-UNKNOWN_FILE = "unknown.txt"
-"""Beside the word pieces, the share of them that are [UNK]."""
 
 _RESTORE = {
     "corpus": "restore its files (or the Python that it was started with)",
@@ -87,13 +79,8 @@ def load_phases(
     """Reads the corpus and the vocabulary, training one where none is given.
 
     The corpus is read as a stream, a few times, and cut into word pieces once, in files
-    that are named by all that decides them.
-
-    Args:
-      config: The flags.
-      folder: The run's folder.
-      run: The run that goes on, whose corpus it must be; it goes on with the
-        vocabulary in its folder.
+    that are named by all that decides them. A run that goes on must have the corpus
+    that it had, and keeps the vocabulary in its folder.
 
     Returns:
       The data of each phase.
@@ -110,19 +97,21 @@ def load_phases(
     if run:
         check_contents(run, contents, _RESTORE)
 
-    where = (config.tokens, "--tokens") if config.tokens else (folder, "--out")
-    with writable(*where):
-        tokens = _tokens(config, folder, contents, vocabulary, held_out)
-    training, evaluation = read_tokens(tokens)
+    def fill(new: Path) -> None:
+        documents, unknown = read_corpus(config.corpus), vocabulary.index(UNK)
+        encode = sentences_of(tokenizer_of(vocabulary))
+        share = write_tokens(new, documents, held_out, encode, unknown)
+        say_if_unknown(share, "give a --vocab of such texts, or none to train one")
+
+    deciding = (*contents.values(), str(config.seed), str(MAX_SENTENCE))
+    training, evaluation = read_tokens(tokens_folder(config, folder, fill, *deciding))
     pieces = special_pieces(vocabulary)
     inside = continues_word(vocabulary) if config.whole_words else None
 
     def batched(
-        part: str, text: TokenizedCorpus, plan: LengthPlan, batch: int
+        text: TokenizedCorpus, plan: LengthPlan, batch: int
     ) -> grain.MapDataset[PreTrainingBatch]:
-        with writable(*where):
-            spans = _packed(tokens, part, text, plan.seq)
-        ordered = examples(text, pieces, plan.seq, config.seed, inside, spans)
+        ordered = examples(text, pieces, plan.seq, config.seed, inside)
         return batches(ordered, batch)
 
     return [
@@ -130,9 +119,9 @@ def load_phases(
             vocabulary,
             contents,
             _sizes(training, evaluation),
-            batched(TRAINING, training, plan, plan.batch),
+            batched(training, plan, plan.batch),
             # As much at once as training does.
-            batched(EVALUATION, evaluation, plan, plan.batch // plan.accumulate),
+            batched(evaluation, plan, plan.batch // plan.accumulate),
         )
         for plan in config.phases
     ]
@@ -166,49 +155,3 @@ def _vocabulary(
             f"--vocab-size {config.vocab_size:,}"
         )
     return vocabulary
-
-
-def _tokens(
-    config: PretrainConfig,
-    folder: Path,
-    contents: dict[str, str],
-    vocabulary: Vocabulary,
-    held_out: Collection[int],
-) -> Path:
-    """The folder of the corpus as word pieces, made where it is not there."""
-    deciding = (*contents.values(), str(config.seed), str(MAX_SENTENCE))
-    tokens = config.tokens or folder / TOKENS_FOLDER
-    tokens /= contents_name(*deciding)[:16]
-
-    def fill(new: Path) -> None:
-        documents = read_corpus(config.corpus)
-        share = write_tokens(new, documents, held_out, tokenizer_of(vocabulary))
-        (new / UNKNOWN_FILE).write_text(repr(share), encoding="utf-8")
-
-    make_folder(tokens, fill)
-    unknown = tokens / UNKNOWN_FILE
-    if unknown.exists():  # earlier versions have not written it
-        try:
-            share = float(unknown.read_text(encoding="utf-8"))
-        except ValueError as error:  # as after a loss of power
-            raise InputError(f"{tokens} is damaged; delete that folder.") from error
-        say_if_unknown(share, "give a --vocab of such texts, or none to train one")
-    return tokens
-
-
-def _packed(tokens: Path, part: str, text: TokenizedCorpus, length: int) -> Spans:
-    """The spans of a part of the corpus, packed once for each length."""
-    folder = tokens / f"{part}-{length}"
-    make_folder(folder, lambda new: write_spans(new, text, length))
-    spans = read_spans(folder)
-    if text.num_documents < 2 or not len(spans):
-        raise InputError(
-            f"fewer than two of the corpus's {part.replace('_', ' ')} documents have "
-            "two word pieces together; give more text."
-        )
-    return spans
-
-
-def keep_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:
-    """Writes the vocabulary into the run's folder."""
-    write_vocabulary(folder / VOCABULARY_FILE, vocabulary)

@@ -6,23 +6,23 @@ whole words as in `create_pretraining_data.py` of google-research/bert.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from models import PreTrainingBatch
-from train.data.array_files import growing_array, mapped_array
-from train.data.pieces import Pieces
+from train.core.batches import endless
+from train.core.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
 
+    import grain
     from jaxtyping import Bool, Int
 
     from train.data.tokenized import TokenizedCorpus
+    from train.data.vocabulary import Pieces, Vocabulary
 
 MASKED = 0.15
 """Share of the tokens that are predicted."""
@@ -30,17 +30,39 @@ MASKED = 0.15
 SHORT = 0.1
 """Share of the pairs that are cut to a random length."""
 
-_SPANS = "spans.npy"
-_ROWS = 10_000  # that are written at once
 _NUM_SPECIAL = 3  # [CLS] A [SEP] B [SEP]
 
 
-class Span(NamedTuple):
-    """Consecutive sentences of a document, enough to fill a sequence if there are."""
+def examples(
+    corpus: TokenizedCorpus,
+    pieces: Pieces,
+    length: int,
+    seed: int,
+    inside: Bool[np.ndarray, " vocabulary"] | None = None,
+) -> grain.MapDataset[PreTrainingBatch]:
+    """An endless sequence of masked sentence pairs, each epoch shuffled anew.
 
-    document: int
-    first: int
-    last: int
+    Args:
+      corpus: The text.
+      pieces: The vocabulary's special ids.
+      length: Tokens of a sequence.
+      seed: Decides order, pairs and masks.
+      inside: Which pieces go on with the word before them, to mask whole words.
+
+    Returns:
+      A data set whose example i is a function of the seed and i.
+
+    Raises:
+      InputError: The text has fewer than two documents, or no sentences to pair.
+    """
+    spans = pack_spans(corpus, length)
+    if corpus.num_documents < 2 or not len(spans):
+        raise InputError(
+            "fewer than two of the corpus's documents that are trained on, or of those "
+            "that are held out, have two word pieces together; give more text."
+        )
+    ordered = endless(cast("Sequence[np.ndarray]", spans), seed)
+    return ordered.random_map(MaskedPairs(corpus, pieces, length, inside))
 
 
 def num_predictions(length: int) -> int:
@@ -48,55 +70,37 @@ def num_predictions(length: int) -> int:
     return max(1, round(MASKED * length))
 
 
-def pack_spans(corpus: TokenizedCorpus, length: int) -> Iterator[Span]:
+def continues_word(vocabulary: Vocabulary) -> Bool[np.ndarray, " vocabulary"]:
+    """Which pieces of a vocabulary go on with the word before them."""
+    return np.array([piece.startswith("##") for piece in vocabulary])
+
+
+def pack_spans(corpus: TokenizedCorpus, length: int) -> Int[np.ndarray, "spans 3"]:
     """Cuts each document into spans that fill sequences.
 
     Args:
       corpus: The text.
       length: Tokens of a sequence, special tokens included.
 
-    Yields:
-      Spans of at least two word pieces, in the corpus's order. Every sentence is in one
-      of them, but for rests of a single piece, which are left out.
+    Returns:
+      The document, the first sentence and the one after the last of each span of at
+      least two word pieces, in the corpus's order. Every sentence is in one of them,
+      but for rests of a single piece, which are left out.
     """
     capacity = length - _NUM_SPECIAL
-    for document in range(corpus.num_documents):
-        first, end = corpus.documents[document : document + 2].tolist()
-        while first < end:
-            full = corpus.sentences[first] + capacity
-            last = int(np.searchsorted(corpus.sentences, full))
-            last = min(max(last, first + 1), end)
-            if corpus.sentences[last] - corpus.sentences[first] >= 2:
-                yield Span(document, first, last)
-            first = last
 
+    def spans() -> Iterator[tuple[int, int, int]]:
+        for document in range(corpus.num_documents):
+            first, end = corpus.documents[document : document + 2].tolist()
+            while first < end:
+                full = corpus.sentences[first] + capacity
+                last = int(np.searchsorted(corpus.sentences, full))
+                last = min(max(last, first + 1), end)
+                if corpus.sentences[last] - corpus.sentences[first] >= 2:
+                    yield document, first, last
+                first = last
 
-@dataclass(frozen=True)
-class Spans:
-    """Spans by their numbers, from rows of an array."""
-
-    rows: Int[np.ndarray, "spans 3"]
-
-    def __len__(self) -> int:
-        """The number of spans."""
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Span:
-        """One of them."""
-        return Span(*self.rows[index].tolist())
-
-
-def write_spans(folder: Path, corpus: TokenizedCorpus, length: int) -> None:
-    """Writes what `pack_spans` yields, for `read_spans`."""
-    spans = pack_spans(corpus, length)
-    with growing_array(folder / _SPANS, np.int64, (3,)) as append:
-        while rows := list(itertools.islice(spans, _ROWS)):
-            append(rows)
-
-
-def read_spans(folder: Path) -> Spans:
-    """Spans of which memory holds what is looked at."""
-    return Spans(mapped_array(folder / _SPANS))
+    return np.fromiter(spans(), np.dtype((np.int64, 3)))
 
 
 @dataclass(frozen=True)
@@ -116,36 +120,34 @@ class MaskedPairs:
     length: int
     inside: Bool[np.ndarray, " vocabulary"] | None = None
 
-    def __call__(self, span: Span, rng: np.random.Generator) -> PreTrainingBatch:
-        """Builds one sequence; half of the pairs are what the text has.
+    def __call__(
+        self, span: Int[np.ndarray, " 3"], rng: np.random.Generator
+    ) -> PreTrainingBatch:
+        """Builds the sequence of a span of `pack_spans`, without a batch's axis.
 
-        Args:
-          span: Where the first segment is from.
-          rng: What decides.
-
-        Returns:
-          A batch of one sequence, without the batch's axis.
+        Half of the pairs are what the text has.
         """
-        first, second = self._split(span, rng)
+        document, start, end = span.tolist()
+        first, second = self._split(start, end, rng)
         is_random = rng.random() < 0.5
         capacity = self.length - _NUM_SPECIAL
         if rng.random() < SHORT:
             capacity = int(rng.integers(2, capacity, endpoint=True))
         if is_random:
-            second = self._elsewhere(span.document, rng)
+            second = self._elsewhere(document, rng)
         first, second = _truncate(first, second, capacity, rng)
         return self._mask(first, second, is_random, rng)
 
     def _split(
-        self, span: Span, rng: np.random.Generator
+        self, start: int, end: int, rng: np.random.Generator
     ) -> tuple[Int[np.ndarray, " first"], Int[np.ndarray, " second"]]:
-        """Cuts a span in two between sentences, a lone sentence in its middle."""
-        text = self.corpus.text(span.first, span.last)
-        if span.last - span.first == 1:
+        """Cuts sentences in two between them, a lone sentence in its middle."""
+        text = self.corpus.text(start, end)
+        if end - start == 1:
             cut = len(text) // 2
         else:
-            sentence = int(rng.integers(span.first + 1, span.last))
-            cut = self.corpus.sentences[sentence] - self.corpus.sentences[span.first]
+            sentence = int(rng.integers(start + 1, end))
+            cut = self.corpus.sentences[sentence] - self.corpus.sentences[start]
         return text[:cut], text[cut:]
 
     def _elsewhere(

@@ -55,7 +55,7 @@ def training_loss(
       A function from parameters, the worker's share of a batch, and the number of
       earlier steps, for `onebit_jax.data_parallel`.
     """
-    graph = objective.graph_of(partial(BertForPreTraining, config))
+    losses = _losses(config)
 
     def sum_of(
         params: Params,
@@ -63,8 +63,7 @@ def training_loss(
         whole: tuple[int, Float[Array, ""]],
     ) -> Float[Array, ""]:
         (batch, keys), (sequences, predictions) = part, whole
-        model = nnx.merge(graph, params)
-        masked, next_sentence = pretraining_losses(*model(batch, keys), batch)
+        masked, next_sentence = losses(params, batch, keys)
         # From means over the part to its share of the means over the whole.
         here = jnp.maximum(jnp.sum(batch.masked_weights), 1.0)
         count = batch.token_ids.shape[0]
@@ -76,8 +75,7 @@ def training_loss(
         share = batch.token_ids.shape[0]
         keys = objective.dropout_keys(config.dropout, seed, step, share, axes)
         if accumulate == 1:
-            model = nnx.merge(graph, params)
-            masked, next_sentence = pretraining_losses(*model(batch, keys), batch)
+            masked, next_sentence = losses(params, batch, keys)
             return masked + next_sentence
         predictions = jnp.maximum(jnp.sum(batch.masked_weights), 1.0)
         return objective.accumulated(sum_of, accumulate)(
@@ -91,11 +89,24 @@ def evaluation_loss(
     config: BertConfig,
 ) -> Callable[[Params, PreTrainingBatch], Float[Array, ""]]:
     """The loss of a whole batch, without dropout."""
-    graph = objective.graph_of(partial(BertForPreTraining, config))
+    losses = _losses(config)
 
     def loss_fn(params: Params, batch: PreTrainingBatch) -> Float[Array, ""]:
-        model = nnx.merge(graph, params)
-        masked, next_sentence = pretraining_losses(*model(batch), batch)
+        masked, next_sentence = losses(params, batch)
         return masked + next_sentence
 
     return loss_fn
+
+
+def _losses(
+    config: BertConfig,
+) -> Callable[..., tuple[Float[Array, ""], Float[Array, ""]]]:
+    """From parameters, a batch and keys of dropout to the two losses."""
+    graph = objective.graph_of(partial(BertForPreTraining, config))
+
+    def losses(
+        params: Params, batch: PreTrainingBatch, keys: Key[Array, " B"] | None = None
+    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        return pretraining_losses(*nnx.merge(graph, params)(batch, keys), batch)
+
+    return losses

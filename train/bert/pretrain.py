@@ -11,17 +11,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from train.bert.config import PretrainConfig, check, without_second_phase
-from train.bert.data import VOCABULARY_FILE, keep_vocabulary, load_phases
-from train.bert.presets import PRESETS
+from train.bert.config import PRESETS, PretrainConfig, check, without_second_phase
+from train.bert.data import VOCABULARY_FILE, load_phases
 from train.bert.task import make_task
-from train.core.commands.from_scratch import open_run, train_run
-from train.core.commands.line import Command, parse_flags, read_flags, run_command
+from train.core.commands import (
+    Command,
+    parse_flags,
+    read_flags,
+    run_command,
+    train_from_scratch,
+)
 from train.core.flags import with_optimizer
 from train.core.mesh import check_attention, check_divisible, make_mesh
 from train.core.processes.distributed import Cluster
-from train.core.processes.session import watched
 from train.data.model_folder import LAST_FILE
+from train.data.vocabulary import write_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +33,6 @@ if TYPE_CHECKING:
 
     from train.bert.data import Data
     from train.core.run_folder import Run
-    from train.core.task import Task
 
 MODULE = "train.pretrain"
 
@@ -53,45 +56,39 @@ def pretrain(
     config: PretrainConfig,
     timeout: float = Cluster.timeout,
 ) -> None:
-    """Trains what the flags ask for and draws the picture.
-
-    Args:
-      config: The flags, the same in all processes.
-      timeout: Seconds that what needs the other processes may take.
+    """Trains what the flags ask for, the same in all processes, and draws the picture.
 
     Raises:
       InputError: The flags, or what they name, cannot be used.
-      LostError: Another process is gone.
+      LostError: Another process is gone, or takes longer than `timeout` seconds.
     """
     check(config)
     mesh = make_mesh(config.workers, config.topology)
     for phase in config.phases:
         check_divisible(phase.batch, mesh, phase.accumulate, phase.prefix)
     check_attention(config.attention, mesh)
-    with watched(timeout) as watchdog:
-        run, data = open_run(config, MODULE, mesh, _load)
-        vocabulary = data[0].vocabulary
 
-        def task_of(arm: PretrainConfig) -> Task:
-            return make_task(arm, data, mesh, run.until)
+    def about(data: list[Data]) -> str:
+        pieces = f"{len(data[0].vocabulary):,} word pieces"
+        return f"BERT {config.model}, {pieces}, {data[0].about}"
 
-        def keep_files(folder: Path) -> None:
-            # A run that goes on has it, unless it was lost.
-            if not (config.resume and (folder / VOCABULARY_FILE).exists()):
-                keep_vocabulary(vocabulary, folder)
+    def keep_files(data: list[Data], folder: Path) -> None:
+        # A run that goes on has it, unless it was lost.
+        if not (config.resume and (folder / VOCABULARY_FILE).exists()):
+            write_vocabulary(folder / VOCABULARY_FILE, data[0].vocabulary)
 
-        about = f"BERT {config.model}, {len(vocabulary):,} word pieces, {data[0].about}"
-        train_run(
-            run,
-            config,
-            mesh,
-            watchdog,
-            about=about,
-            make_task=task_of,
-            keep_files=keep_files,
-            # Hugging Face's BERT has no Pre-LayerNorm.
-            last_file=None if config.pre_norm else LAST_FILE,
-        )
+    train_from_scratch(
+        config,
+        MODULE,
+        mesh,
+        timeout,
+        load=_load,
+        about=about,
+        make_task=make_task,
+        keep_files=keep_files,
+        # Hugging Face's BERT has no Pre-LayerNorm.
+        last_file=None if config.pre_norm else LAST_FILE,
+    )
 
 
 def _load(

@@ -12,15 +12,13 @@ from train.data.model_folder import write_model
 from train.data.vocabulary import is_cased
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from jax.sharding import Mesh
 
-    from models import BertConfig
-    from train.bert.config import PretrainConfig
+    from train.bert.config import LengthPlan, PretrainConfig
     from train.bert.data import Data
-    from train.bert.phases import LengthPlan
-    from train.core.task import Evaluation, Params, Phase
+    from train.core.task import Phase
 
 
 def make_task(
@@ -29,27 +27,40 @@ def make_task(
     mesh: Mesh,
     until: int,
 ) -> Task:
-    """The pre-training that the flags ask for.
+    """The training that the flags ask for, whose steps are those of the schedule.
 
     Args:
-      config: The flags; their steps are those of the schedules.
+      config: The flags.
       data: What to train on in each phase.
       mesh: The workers.
       until: Steps to have trained at the end.
-
-    Returns:
-      The task.
     """
     size = SIZES[config.model]
     model = config.model_of(size, vocab_size=len(data[0].vocabulary))
+
+    def phase_of(plan: LengthPlan, of_phase: Data) -> Phase:
+        last = plan.last if plan.last < config.total_steps else until
+        several = len(config.phases) > 1
+        title = f"sequences of {plan.seq} tokens to step {last:,}" if several else ""
+        return planned_phase(
+            config,
+            plan,
+            last,
+            mesh,
+            loss=training_loss(model, config.seed, mesh.axis_names, plan.accumulate),
+            batches=of_phase.training,
+            evaluation=mean_over(
+                evaluation_loss(model), of_phase.held_out, config.eval_sequences, mesh
+            ),
+            eval_every=config.eval_every,
+            title=title,
+        )
+
     return Task(
         name=config.optimizer,
         model=identity(model, config.optimizer),
         init=lambda: init_params(model, config.seed),
-        phases=[
-            _phase(config, plan, model, of_phase, mesh, until)
-            for plan, of_phase in zip(config.phases, data, strict=True)
-        ],
+        phases=[phase_of(*each) for each in zip(config.phases, data, strict=True)],
         finish=lambda params: write_model(
             config.out,
             model,
@@ -59,43 +70,3 @@ def make_task(
             cased=is_cased(data[0].vocabulary),
         ),
     )
-
-
-def _phase(
-    config: PretrainConfig,
-    plan: LengthPlan,
-    model: BertConfig,
-    data: Data,
-    mesh: Mesh,
-    until: int,
-) -> Phase:
-    last = plan.last if plan.last < config.total_steps else until
-    several = len(config.phases) > 1
-    return planned_phase(
-        config,
-        plan,
-        last,
-        mesh,
-        loss=training_loss(model, config.seed, mesh.axis_names, plan.accumulate),
-        batches=data.training,
-        evaluation=evaluation(model, data, mesh, config.eval_sequences),
-        eval_every=config.eval_every,
-        title=f"sequences of {plan.seq} tokens to step {last:,}" if several else "",
-    )
-
-
-def evaluation(
-    model: BertConfig, data: Data, mesh: Mesh, sequences: int
-) -> Callable[[Params], Evaluation]:
-    """The evaluation on held-out text.
-
-    Args:
-      model: The model's sizes.
-      data: What holds the text.
-      mesh: The workers.
-      sequences: How many to evaluate on, to the next whole batch.
-
-    Returns:
-      For `train.core.task.Phase`.
-    """
-    return mean_over(evaluation_loss(model), data.held_out, sequences, mesh)

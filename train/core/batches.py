@@ -30,14 +30,10 @@ def endless(
 ) -> grain.MapDataset[Any]:
     """An endless sequence of examples, each epoch shuffled anew.
 
-    Args:
-      source: The examples of an epoch.
-      seed: Decides the order, and what a `random_map` behind it draws.
-
-    Returns:
-      A data set whose element i is a function of the seed and i.
+    The seed decides the order, and what a `random_map` behind it draws: element i is a
+    function of the seed and i.
     """
-    import grain
+    import grain  # losses and evaluations, which need this module, do without
 
     return grain.MapDataset.source(source).seed(seed).shuffle().repeat()
 
@@ -66,19 +62,12 @@ def batches(
     process: int | None = None,
     num_processes: int | None = None,
 ) -> grain.MapDataset[Batch]:
-    """One process's part of each whole batch.
+    """One process's part of each whole batch of an endless sequence of examples.
 
-    Args:
-      examples: The endless sequence of examples.
-      batch: Examples of a whole batch; a multiple of the processes.
-      process: Which part; None for this process's.
-      num_processes: How many parts; end to end they are the whole batch, however many
-        there are. None for the processes that there are.
-
-    Returns:
-      A data set whose element t is the part of step t.
+    Element t is that of step t. The parts are end to end the whole batch, however many
+    processes there are; by default they are those that there are.
     """
-    import grain  # losses and evaluations, which need this module, do without
+    import grain
 
     if process is None or num_processes is None:
         process, num_processes = jax.process_index(), jax.process_count()
@@ -90,11 +79,7 @@ def batches(
 def stream(batches: grain.MapDataset[Batch]) -> grain.DatasetIterator[Batch]:
     """Iterates over batches and prepares the next few beside the training.
 
-    Args:
-      batches: The batches of all steps.
-
-    Returns:
-      An iterator; its `get_state()` is what a checkpoint keeps for `set_state()`.
+    A checkpoint keeps its `get_state()` for `set_state()`.
     """
     import grain
 

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
-import tensorstore
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 import onebit_jax
-from train.core.errors import InputError, causes, is_out_of_memory
+from train.core.errors import InputError, causes, first_line, is_out_of_memory
 from train.core.processes.distributed import loss_in
 from train.core.totals import Totals
 
@@ -34,24 +32,6 @@ FOLDER = "checkpoints"
 _KEPT = 2
 _MEAN = "mean_params"
 _TENSORSTORE_CODE = re.compile(r"os_error_code='(\d+)'")
-_DAMAGED = "is damaged; move that folder away to go on from the one before"
-_OTHER = (
-    "is whole, but not of what this version of the program trains; go on with the "
-    "version and the optimizer that wrote it, or start a new run in another --out"
-)
-
-
-@dataclass(frozen=True)
-class Progress:
-    """The place that a run has reached.
-
-    Attributes:
-      totals: Steps run, and the bytes that a worker has sent in them.
-      data: State of the iterator over batches.
-    """
-
-    totals: Totals
-    data: dict[str, Any]
 
 
 class Checkpoint(NamedTuple):
@@ -60,12 +40,14 @@ class Checkpoint(NamedTuple):
     Attributes:
       params: The parameters.
       state: The optimizer's state, the workers' errors whole.
-      progress: Where the run is.
+      totals: Steps run, and the bytes that a worker has sent in them.
+      data: State of the iterator over batches.
     """
 
     params: Any
     state: Any
-    progress: Progress
+    totals: Totals
+    data: dict[str, Any]
 
     @property
     def mean_params(self) -> Any:
@@ -92,14 +74,7 @@ def _steps(folder: Path) -> list[int]:
 
 
 def saved_model(folder: Path, step: int) -> dict[str, Any]:
-    """The model with which a checkpoint was saved.
-
-    Args:
-      folder: The run's folder.
-      step: The checkpoint's.
-
-    Returns:
-      The names and values that `Checkpoints` was made with.
+    """The names and values that `Checkpoints` was made with as it saved a checkpoint.
 
     Raises:
       InputError: The checkpoint is damaged, or cannot be read.
@@ -113,15 +88,7 @@ def saved_model(folder: Path, step: int) -> dict[str, Any]:
 
 
 def arrays_with_params(folder: Path, step: int) -> Path:
-    """The folder of arrays that holds a checkpoint's `mean_params` as `params`.
-
-    Args:
-      folder: The run's folder.
-      step: The checkpoint's.
-
-    Returns:
-      The folder, which may be damaged.
-    """
+    """The folder of arrays that holds a checkpoint's `mean_params` as `params`."""
     path = folder.resolve() / FOLDER / str(step)
     return path / _MEAN if (path / _MEAN).exists() else path / "arrays"
 
@@ -154,32 +121,26 @@ class Checkpoints:
         self._manager.close()
 
     def save(self, checkpoint: Checkpoint, mesh: Mesh) -> None:
-        """Writes a checkpoint under the number of steps run.
-
-        Args:
-          checkpoint: What to write.
-          mesh: What it is placed on.
+        """Writes a checkpoint, which is placed on a mesh, under its number of steps.
 
         Raises:
           InputError: It cannot be written; the ones before are as they were.
         """
-        progress = checkpoint.progress
         about = {
             "model": self._model,
             "mesh": dict(mesh.shape),
-            "totals": asdict(progress.totals),
-            "data": progress.data,
+            "totals": asdict(checkpoint.totals),
+            "data": checkpoint.data,
         }
         arrays = {"params": checkpoint.params, "state": checkpoint.state}
         items: dict[str, Any] = {"arrays": ocp.args.StandardSave(arrays)}
         if (mean := checkpoint.mean_params) is not checkpoint.params:
             # For who reads a model without the state that it is computed from.
             items[_MEAN] = ocp.args.StandardSave({"params": mean})
-        before = self._manager.latest_step()
+        step, before = checkpoint.totals.steps, self._manager.latest_step()
         try:
-            is_saved = self._manager.save(
-                progress.totals.steps,
-                args=ocp.args.Composite(about=ocp.args.JsonSave(about), **items),
+            self._manager.save(
+                step, args=ocp.args.Composite(about=ocp.args.JsonSave(about), **items)
             )
         except Exception as error:
             code = None if loss_in(error) else _system_error_in(error)
@@ -187,38 +148,15 @@ class Checkpoints:
                 raise
             newest = "the start" if before is None else f"that of step {before}"
             raise InputError(
-                f"the checkpoint of step {progress.totals.steps} cannot be written to "
-                f"{self._folder} ({os.strerror(code)}); mend that (there must be "
-                f"room for {_KEPT + 1} of them), and go on from {newest} by --resume."
+                f"the checkpoint of step {step} cannot be written to {self._folder} "
+                f"({os.strerror(code)}); mend that (there must be room for "
+                f"{_KEPT + 1} of them), and go on from {newest} by --resume."
             ) from error
-        if not is_saved:
-            raise InputError(
-                f"the checkpoint of step {progress.totals.steps} is not written, as "
-                f"{self._folder} has one of step {before}; move that away to go on."
-            )
-
-    def exist(self) -> bool:
-        """True if there is a checkpoint."""
-        return self._manager.latest_step() is not None
-
-    def latest(self) -> int:
-        """The steps of the newest checkpoint.
-
-        Raises:
-          InputError: There is none.
-        """
-        step = self._manager.latest_step()
-        if step is None:
-            raise InputError(
-                f"there is no checkpoint in {self._folder}; delete the run's folder "
-                "and start it again without --resume."
-            )
-        return step
 
     def restore(
         self, tx: optax.GradientTransformation, params: Any, mesh: Mesh
     ) -> tuple[Checkpoint, int]:
-        """Reads the newest checkpoint.
+        """Reads the newest checkpoint, and the number of workers that it was saved by.
 
         Args:
           tx: The optimizer.
@@ -226,23 +164,33 @@ class Checkpoints:
           mesh: What to place it on; the errors of another number of workers are
             converted, and the residual is preserved.
 
-        Returns:
-          The checkpoint, and the number of workers that it was saved by.
-
         Raises:
           InputError: There is none, or it is damaged, or of another model or version.
         """
-        step = self.latest()
-        with _reading(self._folder / str(step)):
-            about = self._manager.restore(
-                step, args=ocp.args.Composite(about=ocp.args.JsonRestore())
-            )["about"]
-        with _reading(self._folder / str(step), _OTHER):
+        step = self._manager.latest_step()
+        if step is None:
+            raise InputError(
+                f"there is no checkpoint in {self._folder}; delete the run's folder "
+                "and start it again without --resume."
+            )
+        folder = self._folder / str(step)
+        with _reading(folder):
+            composite = ocp.args.Composite(about=ocp.args.JsonRestore())
+            about = self._manager.restore(step, args=composite)["about"]
             model, shape = about["model"], about["mesh"]
-            progress = Progress(Totals(**about["totals"]), about["data"])
-        self._check_model(step, model)
-
-        old_mesh = _mesh_like(mesh, shape)
+            totals, data = Totals(**about["totals"]), about["data"]
+        differing = ", ".join(
+            f"{name} {model.get(name)} there and {value} here"
+            for name, value in self._model.items()
+            if model.get(name) != value
+        )
+        if differing:
+            raise InputError(
+                f"the checkpoint {folder} is of another model ({differing}); give the "
+                "--out of a run of this model."
+            )
+        # Its devices need not exist: it is for shapes alone.
+        old_mesh = AbstractMesh(tuple(shape.values()), tuple(shape), mesh.axis_types)
         is_resized = old_mesh.shape != mesh.shape
         state = (
             onebit_jax.saved_state(tx, params, old_mesh, mesh)
@@ -255,60 +203,13 @@ class Checkpoints:
             params,
         )
         wanted = ocp.args.StandardRestore({"params": placed, "state": state})
-        with _reading(self._folder / str(step)):
-            read_through(self._folder / str(step) / "arrays")
-        with _reading(self._folder / str(step), _OTHER):
-            arrays = self._manager.restore(
-                step, args=ocp.args.Composite(arrays=wanted)
-            )["arrays"]
-        state = arrays["state"]
+        with _reading(folder):
+            composite = ocp.args.Composite(arrays=wanted)
+            arrays = self._manager.restore(step, args=composite)["arrays"]
+        params, state = arrays["params"], arrays["state"]
         if is_resized:
             state = _resized(state, tx, params, old_mesh, mesh)
-        return Checkpoint(arrays["params"], state, progress), old_mesh.size
-
-    def _check_model(self, step: int, model: dict[str, Any]) -> None:
-        differing = ", ".join(
-            f"{name} {model.get(name)} there and {value} here"
-            for name, value in self._model.items()
-            if model.get(name) != value
-        )
-        if differing:
-            raise InputError(
-                f"the checkpoint {self._folder / str(step)} is of another model "
-                f"({differing}); give the --out of a run of this model."
-            )
-
-
-def read_through(arrays: Path, prefix: bytes = b"") -> None:
-    """Raises what TensorStore or JSON does where a file is cut short or gone.
-
-    Orbax stops at the first array that cannot be read and closes the event loop that
-    the others still answer to, each of which then prints a traceback.
-
-    Args:
-      arrays: A checkpoint's folder of arrays.
-      prefix: What the names of those that matter begin with.
-    """
-    for file in (arrays / "_METADATA", *arrays.glob("array_metadatas/*")):
-        json.loads(file.read_bytes())
-    spec = {"driver": "ocdbt", "base": arrays.as_uri() + "/"}
-    store = tensorstore.KvStore.open(spec).result()
-    keys = store.list().result()
-    if not keys:  # where its manifest is gone TensorStore begins an empty store
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(arrays))
-    for key in keys:
-        if key.startswith(prefix):
-            store.read(key).result()
-
-
-def _system_error_in(error: BaseException) -> int | None:
-    """The operating system's error number, where that is the cause of an exception."""
-    for cause in causes(error):
-        if isinstance(cause, OSError) and cause.errno:
-            return cause.errno
-        if code := _TENSORSTORE_CODE.search(str(cause)):
-            return int(code[1])
-    return None
+        return Checkpoint(params, state, totals, data), old_mesh.size
 
 
 def _resized(
@@ -327,15 +228,20 @@ def _resized(
     return resize(state)
 
 
-def _mesh_like(mesh: Mesh, shape: dict[str, int]) -> AbstractMesh:
-    """A mesh like another, of devices that need not exist: for shapes alone."""
-    return AbstractMesh(tuple(shape.values()), tuple(shape), mesh.axis_types)
+def _system_error_in(error: BaseException) -> int | None:
+    """The operating system's error number, where that is the cause of an exception."""
+    for cause in causes(error):
+        if isinstance(cause, OSError) and cause.errno:
+            return cause.errno
+        if code := _TENSORSTORE_CODE.search(str(cause)):
+            return int(code[1])
+    return None
 
 
 @contextlib.contextmanager
-def _reading(folder: Path, otherwise: str = _DAMAGED) -> Iterator[None]:
-    # What Orbax raises at a file that is cut short or gone differs from file to file,
-    # and all of it means damage.
+def _reading(folder: Path) -> Iterator[None]:
+    # What Orbax raises at a file that is cut short, gone or of another version differs
+    # from file to file.
     try:
         yield
     except Exception as error:
@@ -347,5 +253,8 @@ def _reading(folder: Path, otherwise: str = _DAMAGED) -> Iterator[None]:
                 f"the checkpoint {folder} cannot be read ({os.strerror(code)}); "
                 "mend that and start again, a training with --resume."
             ) from error
-        meaning = otherwise if code is None else _DAMAGED
-        raise InputError(f"the checkpoint {folder} {meaning}.") from error
+        raise InputError(
+            f"the checkpoint {folder} is damaged, or of another version of the program "
+            f"({first_line(error)}); move that folder away to go on from the one "
+            "before, or go on with the version that wrote it."
+        ) from error

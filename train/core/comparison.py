@@ -32,15 +32,12 @@ class Ended(NamedTuple):
 def ended(
     name: str, lines: Sequence[dict[str, Any]], phases: Sequence[Plan]
 ) -> Ended | None:
-    """A run at its end.
+    """A run at its end; None without a finite loss.
 
     Args:
       name: The optimizer's.
       lines: Those of its `metrics.jsonl`.
       phases: Its stretches of steps, the last of which may have gone on.
-
-    Returns:
-      The run; None without a finite loss.
     """
     losses = [x["eval_loss"] for x in lines if "eval_loss" in x]
     steps = [x for x in lines if "stage" in x]
@@ -62,9 +59,6 @@ def closing(run: Ended, beside: Ended) -> str:
       run: The one that compresses.
       beside: Plain Adam's.
 
-    Returns:
-      Lines.
-
     Example:
       >>> from train.core.comparison import Ended, closing
       >>> onebit = Ended("onebit_adam", 1.98, 10**9, 9.0)
@@ -75,35 +69,26 @@ def closing(run: Ended, beside: Ended) -> str:
       onebit_adam ends 1.0 % below adam, and each worker has sent 4.0 times fewer bytes:
       over a link of 100 Mbit/s they take 80 seconds, not 320.
     """
-    rows = [("", "held-out loss", "MB sent", "fewer", "seconds")]
-    for each in (run, beside):
-        fewer = f"{beside.sent / each.sent:.1f}x" if each.sent else "-"
-        cells = f"{each.loss:.4f}", f"{each.sent / 1e6:,.1f}", fewer
-        rows.append((each.name, *cells, f"{each.seconds:,.0f}"))
-    width = max(len(name) for name, *_ in rows)
-    difference = run.loss - beside.loss
-    far = abs(difference)
-    size = f"{far / beside.loss:.1%}" if beside.loss else f"{far:.4f}"
-    where = f"{size} {'below' if difference < 0 else 'above'}".replace("%", " %")
-    table = (
-        f"{name:{width}}{loss:>15}{sent:>12}{fewer:>8}{time:>9}"
-        for name, loss, sent, fewer, time in rows
-    )
-    if not run.sent:
-        return "\n".join(
-            [
-                *table,
-                f"{run.name} ends {where} {beside.name}, and one worker has nobody to "
-                "send to:",
-                "give more --workers to see what compression saves.",
-            ]
-        )
-    seconds, others = (f"{each.sent / LINK:,.0f}" for each in (run, beside))
-    return "\n".join(
-        [
-            *table,
-            f"{run.name} ends {where} {beside.name}, and each worker has sent "
-            f"{beside.sent / run.sent:.1f} times fewer bytes:",
-            f"over a link of 100 Mbit/s they take {seconds} seconds, not {others}.",
+    width = max(len(run.name), len(beside.name))
+    lines = [f"{'':{width}}{'held-out loss':>15}{'MB sent':>12}   fewer  seconds"]
+    for name, loss, sent, seconds in (run, beside):
+        fewer = f"{beside.sent / sent:.1f}x" if sent else "-"
+        numbers = f"{loss:>15.4f}{sent / 1e6:>12,.1f}{fewer:>8}{seconds:>9,.0f}"
+        lines.append(f"{name:{width}}{numbers}")
+    apart = abs(run.loss - beside.loss)
+    size = f"{100 * apart / beside.loss:.1f} %" if beside.loss else f"{apart:.4f}"
+    where = "below" if run.loss < beside.loss else "above"
+    ends = f"{run.name} ends {size} {where} {beside.name}, and"
+    if run.sent:
+        lines += [
+            f"{ends} each worker has sent {beside.sent / run.sent:.1f} times fewer "
+            "bytes:",
+            f"over a link of 100 Mbit/s they take {run.sent / LINK:,.0f} seconds, not "
+            f"{beside.sent / LINK:,.0f}.",
         ]
-    )
+    else:
+        lines += [
+            f"{ends} one worker has nobody to send to:",
+            "give more --workers to see what compression saves.",
+        ]
+    return "\n".join(lines)

@@ -28,7 +28,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message, for a sentence to go on after."""
-    return str(error).partition("\n")[0].rstrip(".")
+    return str(error).partition("\n")[0].rstrip(".:")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -41,15 +41,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def writable(path: Path, flag: str = "--out") -> Iterator[None]:
-    """Says in one sentence that a file or folder cannot be made or written to.
-
-    Args:
-      path: What is written, or written to inside.
-      flag: What names it on the command line.
-
-    Raises:
-      InputError: It cannot be.
-    """
+    """Says in one sentence that what a flag names cannot be made or written to."""
     try:
         yield
     except OSError as error:

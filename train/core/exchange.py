@@ -36,16 +36,10 @@ else:
 def make_exchange(
     mesh: Mesh | AbstractMesh, name: str = "sign_mean", topology: Topology = "auto"
 ) -> onebit_jax.Exchange:
-    """The exchange of an optimizer that compresses.
+    """The exchange of `EXCHANGES` or `VOTES` by its name, over all axes of the mesh.
 
-    Args:
-      mesh: The workers, from `train.core.mesh.make_mesh`.
-      name: One of `EXCHANGES` or `VOTES`.
-      topology: Who compresses: 'flat', each device; else, on a mesh of hosts, each
-        host for its devices together.
-
-    Returns:
-      An exchange over all axes of the mesh.
+    On a mesh of hosts each host compresses for its devices together, unless the
+    topology is 'flat'.
 
     Example:
       >>> from train.core.exchange import make_exchange
@@ -61,21 +55,11 @@ def make_warmup_exchange(
     bits: Literal[2, 4, 8] | None,
     topology: Topology = "auto",
 ) -> onebit_jax.Exchange | None:
-    """The exchange of gradients of a warm-up that is compressed, too.
-
-    Args:
-      mesh: The workers.
-      bits: Bits a value, 2, 4 or 8; None for the exact mean.
-      topology: As of `make_exchange`.
-
-    Returns:
-      An exchange over all axes of the mesh; None for the exact mean.
-    """
+    """The exchange of a warm-up by some bits a value; without bits None, the exact."""
     if bits is None:
         return None
-    return _over(
-        mesh, functools.partial(onebit_jax.quantized_mean, bits=bits), topology
-    )
+    by_bits = functools.partial(onebit_jax.quantized_mean, bits=bits)
+    return _over(mesh, by_bits, topology)
 
 
 def _over(

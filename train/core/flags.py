@@ -6,7 +6,6 @@ import math
 import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -26,19 +25,16 @@ from train.core.optimizer import (
     OPTIMIZERS,
     OptimizerName,
     Plan,
+    check_plan,
     warmup_and_freeze,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-    from typing import Self
+    from collections.abc import Sequence
 
 T = TypeVar("T")
 Flags = TypeVar("Flags", bound="TrainingFlags")
 Size = TypeVar("Size", bound=TransformerConfig)
-
-MAX_SEED = 2**32 - 1
-"""The largest seed: JAX looks at its lowest 32 bits alone."""
 
 MAX_COUNT = 2**31 - 1
 """The largest count: a state counts in int32."""
@@ -90,7 +86,8 @@ Natural = Annotated[int, Range(least=0)]
 Positive = Annotated[float, Range(above=0)]
 Factor = Annotated[float, Range(above=0, most=1)]
 NotNegative = Annotated[float, Range(least=0)]
-Seed = Annotated[int, Range(least=0, most=MAX_SEED)]
+# JAX looks at a seed's lowest 32 bits alone.
+Seed = Annotated[int, Range(least=0, most=2**32 - 1)]
 Freeze = Count | Literal["auto"]
 
 
@@ -146,29 +143,8 @@ class TrainingFlags:
         """Changeable flags that this run must keep, and what to give instead."""
         return {}
 
-    def decided_by(self, earlier: TrainingFlags) -> Self:
-        """These flags, an open topology filled in from the run that is resumed.
-
-        Args:
-          earlier: The run's own flags.
-
-        Returns:
-          The flags.
-        """
-        if self.topology != "auto":
-            return self
-        return replace(self, topology=earlier.topology)
-
     def planned(self, steps: int, share: float = FREEZE) -> Plan:
-        """Schedule and freeze of the optimizer, all defaults put in.
-
-        Args:
-          steps: Steps in all.
-          share: The part of them before the freeze, where no other is asked for.
-
-        Returns:
-          The plan.
-        """
+        """Schedule and freeze, all defaults put in, a share of the steps before it."""
         warmup, freeze = warmup_and_freeze(
             steps, self.warmup_steps, self.freeze_step, share
         )
@@ -179,6 +155,39 @@ class TrainingFlags:
             warmup=warmup,
             freeze=freeze,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromScratchFlags(TrainingFlags):
+    """Flags of every task that trains a model from scratch."""
+
+    steps: Changeable[Count] = 500
+    """Training steps."""
+    accumulate: Count = 1
+    """Parts that a worker's share of the batch is divided into, computed one after
+    another in the memory of one; the step stays that of the whole batch."""
+    eval_every: Changeable[Count] = 50
+    """Steps between evaluations on held-out examples; there is one at the end."""
+    resume: Changeable[bool] = False
+    """Go on with the run in --out, exactly, with its own settings. A run that has ended
+    goes on if --steps is more than it has."""
+    compare: bool = False
+    """Train plain Adam as well, on the same samples, and draw it beside."""
+
+    @property
+    def phases(self) -> Sequence[Plan]:
+        """The stretches of steps with an optimizer each, all defaults put in."""
+        return (self.planned(self.steps),)
+
+    @property
+    def total_steps(self) -> int:
+        """The steps of all phases."""
+        return self.phases[-1].last
+
+    @property
+    def lengths(self) -> dict[str, Any]:
+        """The step counts; a longer run keeps the schedule of its first ones."""
+        return {"steps": self.steps}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,18 +209,7 @@ class TransformerFlags:
         return {f.name: getattr(self, f.name) for f in fields(TransformerFlags)}
 
     def model_of(self, size: Size, **values: Any) -> Size:
-        """The model that the flags ask for.
-
-        Args:
-          size: The sizes of its name.
-          **values: What else is known of it.
-
-        Returns:
-          The sizes with these options.
-
-        Raises:
-          InputError: The options cannot be computed with.
-        """
+        """The model of a size that the flags ask for, if it can be computed."""
         try:
             return replace(size, **values, **self.model_options)
         except ValueError as error:
@@ -225,22 +223,20 @@ def spelling(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def check_flags(config: TrainingFlags) -> None:
-    """Refuses values out of their range, and flags of another optimizer.
-
-    Args:
-      config: The flags.
-
-    Raises:
-      InputError: A flag's value cannot be trained with.
-    """
+def check_ranges(config: Any) -> None:
+    """Refuses values of a dataclass of flags that are out of their range."""
     for name, hint in _hints(type(config)).items():
         value = getattr(config, name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
-        ranges = [x for x in _metadata(hint) if isinstance(x, Range)] or [Range()]
+        ranges = [x for x in _parts(hint) if isinstance(x, Range)] or [Range()]
         if refusal := ranges[0].refusal(value):
             raise InputError(f"{spelling(name)} must be {refusal}, not {value}.")
+
+
+def check_flags(config: TrainingFlags) -> None:
+    """Refuses values out of their range, and flags of another optimizer."""
+    check_ranges(config)
     allowed = with_optimizer(config, config.optimizer)
     for field in fields(config):
         if getattr(config, field.name) != getattr(allowed, field.name):
@@ -250,16 +246,17 @@ def check_flags(config: TrainingFlags) -> None:
             )
 
 
+def check_from_scratch(config: FromScratchFlags) -> None:
+    """Refuses what `check_flags` does, and values that no task can be trained with."""
+    check_flags(config)
+    if config.compare and config.optimizer == "adam":
+        raise InputError("--compare trains plain Adam beside; drop --optimizer adam.")
+    for plan in config.phases:
+        check_plan(plan)
+
+
 def with_optimizer(config: Flags, optimizer: str) -> Flags:
-    """The flags for another optimizer.
-
-    Args:
-      config: The flags.
-      optimizer: Its name.
-
-    Returns:
-      The flags with that optimizer, those that it does not have at their defaults.
-    """
+    """The flags for another optimizer, those that it does not have at defaults."""
     others = frozenset().union(*(o.flags for o in OPTIMIZERS.values()))
     foreign = others - OPTIMIZERS[optimizer].flags
     defaults = {
@@ -271,14 +268,7 @@ def with_optimizer(config: Flags, optimizer: str) -> Flags:
 
 
 def to_json(config: Any) -> dict[str, Any]:
-    """Flags as JSON values, paths made absolute.
-
-    Args:
-      config: A dataclass of numbers, words, paths, None, and tuples of them.
-
-    Returns:
-      The value of each field by its name.
-    """
+    """Flags as JSON values by their names, paths made absolute."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, tuple):
@@ -289,49 +279,16 @@ def to_json(config: Any) -> dict[str, Any]:
 
 
 def from_json(kind: type[Flags], values: dict[str, Any]) -> Flags:
-    """The inverse of `to_json`.
-
-    Args:
-      kind: The dataclass.
-      values: What `to_json` made of one.
-
-    Returns:
-      The flags.
-
-    Raises:
-      TypeError: A field is missing in the dataclass.
-    """
+    """The flags, a dataclass of a kind, of which `to_json` made the values."""
     hints = _hints(kind)
 
     def made(name: str, value: Any) -> Any:
         if isinstance(value, list):
             return tuple(made(name, item) for item in value)
-        is_path = isinstance(value, str) and Path in _parts(hints[name])
+        is_path = isinstance(value, str) and Path in _parts(hints.get(name))
         return Path(value) if is_path else value
 
-    return kind(**{n: made(n, v) if n in hints else v for n, v in values.items()})
-
-
-def differing(
-    one: TrainingFlags, other: TrainingFlags, fixed: Collection[str]
-) -> list[str]:
-    """The fields that decide what is trained and are not the same.
-
-    Args:
-      one: Flags.
-      other: Flags of the same task.
-      fixed: Fields that count although a run may change them otherwise.
-
-    Returns:
-      Their names, sorted.
-    """
-    first, second = to_json(one), to_json(other)
-    return sorted(
-        name
-        for name, hint in _hints(type(one)).items()
-        if first[name] != second[name]
-        and (name in fixed or _CHANGEABLE not in _metadata(hint))
-    )
+    return kind(**{name: made(name, value) for name, value in values.items()})
 
 
 def places(config: TrainingFlags) -> dict[str, Any]:
@@ -339,57 +296,35 @@ def places(config: TrainingFlags) -> dict[str, Any]:
     return {
         name: getattr(config, name)
         for name, hint in _hints(type(config)).items()
-        if Path in _parts(hint) and _CHANGEABLE in _metadata(hint)
+        if {Path, _CHANGEABLE} <= set(_parts(hint))
     }
 
 
-def check_resumable(
-    earlier: TrainingFlags,
-    given: TrainingFlags,
-    fixed: Mapping[str, str] = MappingProxyType({}),
-) -> None:
-    """Refuses flags that a run cannot take on when it goes on.
+def changeable(kind: type[TrainingFlags]) -> set[str]:
+    """The fields that a run may change when it goes on."""
+    return {name for name, hint in _hints(kind).items() if _CHANGEABLE in _parts(hint)}
 
-    Args:
-      earlier: The run's flags.
-      given: The flags it is to go on with.
-      fixed: Fields that must not change in this run, though they may in others, and
-        the flags to give instead.
 
-    Raises:
-      InputError: A flag differs that decides what is trained.
-    """
-    if names := differing(earlier, given, fixed):
-        flag = spelling(names[0])
-        before, now = (to_json(x)[names[0]] for x in (earlier, given))
-        instead = f" or give {fixed[names[0]]}" if names[0] in fixed else ""
+def check_resumable(earlier: TrainingFlags, given: TrainingFlags) -> None:
+    """Refuses flags that a run with earlier ones cannot take on when it goes on."""
+    fixed, before, now = earlier.fixed, to_json(earlier), to_json(given)
+    for name in sorted(before.keys() - (changeable(type(earlier)) - fixed.keys())):
+        if before[name] == now[name]:
+            continue
+        flag = spelling(name)
+        given_then = f"with {flag} {before[name]}, not {now[name]}"
+        started = f"without {flag}" if before[name] is None else given_then
+        instead = f" or give {fixed[name]}" if name in fixed else ""
         raise InputError(
-            f"the run in {given.out} was started {_started(flag, before, now)}; leave "
-            f"{flag} out{instead} to go on, or start a new run in another --out."
+            f"the run in {given.out} was started {started}; leave {flag} out{instead} "
+            "to go on, or start a new run in another --out."
         )
-
-
-def _started(flag: str, before: Any, now: Any) -> str:
-    if before is None:
-        return f"without {flag}"
-    instead = "which is None now" if now is None else f"not {_spelled(now)}"
-    return f"with {flag} {_spelled(before)}, {instead}"
-
-
-def _spelled(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
-def _metadata(hint: Any) -> list[Any]:
-    """The metadata of a type and of the types that it is made of."""
-    outer = getattr(hint, "__metadata__", ())
-    return [*outer, *(x for part in get_args(hint) for x in _metadata(part))]
-
-
 def _parts(hint: Any) -> list[Any]:
-    """The types that a type is made of, itself included."""
+    """A type, the types that it is made of, and the metadata of all."""
     return [hint, *(x for part in get_args(hint) for x in _parts(part))]

@@ -38,14 +38,7 @@ _NO_LOCKS = errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Holds a run's folder, on the one process of many that writes.
-
-    Args:
-      folder: The folder; made where it is not there.
-
-    Raises:
-      InputError: Another run holds it.
-    """
+    """Holds a run's folder, on the process that writes; refuses one that is held."""
     if not is_main_process():
         yield
         return
@@ -67,96 +60,54 @@ def held(folder: Path) -> Iterator[None]:
         file.close()
 
 
-def check_unused(folder: Path) -> None:
-    """Refuses a folder that another run is seen to hold, without holding it.
-
-    Args:
-      folder: The folder.
-
-    Raises:
-      InputError: Another run holds it by the system's lock.
-    """
+def _taken(folder: Path) -> IO[str]:
+    """The file, once no other run holds it."""
     path = folder / FILE
-    if not (is_main_process() and path.exists()):
-        return
-    with writable(folder):
-        file, is_locked = _opened(path)
-    with file:
-        if is_locked is False:
-            raise _in_use(folder, _owner(file)[1])
+    while True:
+        file = path.open("a+", encoding="utf-8")
+        if holder := _holder(file, path):
+            file.close()
+            raise InputError(
+                f"{folder} is in use by another run ({holder}); wait for its end, or "
+                "give another --out."
+            )
+        # Its last holder may have deleted it meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+                return file
+        file.close()
 
 
-def _in_use(folder: Path, owner: str) -> InputError:
-    return InputError(
-        f"{folder} is in use by another run ({owner or 'that has just begun'}); wait "
-        "for its end, or give another --out."
-    )
-
-
-def _owner(file: IO[str]) -> tuple[str, str]:
-    """The machine and the name of the process that wrote the file, or nothing."""
+def _holder(file: IO[str], path: Path) -> str | None:
+    """The other run that holds the file, or gives signs of life; None if none does."""
     file.seek(0)
     machine, owner = [*file.read().splitlines(), "", ""][:2]
-    return machine, owner
-
-
-def _taken(folder: Path) -> IO[str]:
-    """The file, once no other run holds it or gives signs of life."""
-    path = folder / FILE
-    file, is_locked = _opened(path)
-    machine, owner = _owner(file)
-    is_held = is_locked is False
-    if owner and not is_held and not (is_locked and machine == _machine()):
-        # The system's lock may not reach the machine that wrote this.
-        say(f"{folder}: waiting {DEAD:.0f} s for a sign of life of {owner}")
-        is_held = _lives(path)
-        if not is_held and _changed(path) is None:  # its run has ended meanwhile
-            file.close()
-            return _taken(folder)
-    if not is_held:
-        return file
-    file.close()
-    raise _in_use(folder, owner)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_dead = not owner or machine == _machine()
+    except OSError as error:
+        if error.errno in _TAKEN:
+            return owner or "that has just begun"
+        if error.errno not in _NO_LOCKS:
+            raise
+        is_dead = not owner
+    if is_dead:
+        return None
+    # The system's lock may not reach the machine that wrote this.
+    say(f"{path.parent}: waiting {DEAD:.0f} s for a sign of life of {owner}")
+    return owner if _lives(path) else None
 
 
 def _lives(path: Path) -> bool:
     """True once the file's time changes; False if it does not, or the file is gone."""
-    first, deadline = _changed(path), time.monotonic() + DEAD
-    while first is not None and time.monotonic() < deadline:
-        time.sleep(_POLL)
-        now = _changed(path)
-        if now != first:
-            return now is not None
-    return False
-
-
-def _changed(path: Path) -> int | None:
-    """The time at which a file was changed; None for one that is not there."""
     # Not by opening it: closing it again would end this process's lock.
-    try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return None
-
-
-def _opened(path: Path) -> tuple[IO[str], bool | None]:
-    """The file, and True if it is locked now, False if another has it, None if neither.
-
-    Neither where the file system has no locks.
-    """
-    while True:
-        file = path.open("a+", encoding="utf-8")
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (*_TAKEN, *_NO_LOCKS):
-                raise
-            return file, False if error.errno in _TAKEN else None
-        # Its last holder may have deleted it meanwhile.
-        with contextlib.suppress(FileNotFoundError):
-            if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
-                return file, True
-        file.close()
+    with contextlib.suppress(FileNotFoundError):
+        first, deadline = path.stat().st_mtime_ns, time.monotonic() + DEAD
+        while time.monotonic() < deadline:
+            time.sleep(_POLL)
+            if path.stat().st_mtime_ns != first:
+                return True
+    return False
 
 
 def _beat(file: IO[str], ended: threading.Event) -> None:

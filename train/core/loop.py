@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections import deque
 from contextlib import closing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -15,16 +15,17 @@ from tqdm import tqdm
 import onebit_jax
 from train.core import metrics_log, picture
 from train.core.batches import element, place, stream
-from train.core.checkpoint import Checkpoint, Checkpoints, Progress, latest_step
+from train.core.checkpoint import Checkpoint, Checkpoints, exist, latest_step
 from train.core.errors import writable
+from train.core.mesh import HOST
 from train.core.metrics_log import EvalMetrics, StepMetrics
 from train.core.output import is_main_process, say
 from train.core.processes.distributed import meet
 from train.core.processes.session import uninterrupted
-from train.core.totals import Totals, count, stage_rates
+from train.core.totals import Totals, count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
     from typing import Any
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from train.core.flags import TrainingFlags
     from train.core.processes.watchdog import Watchdog
-    from train.core.task import Evaluation, Params, Phase, Task
+    from train.core.task import Evaluation, Phase, Task
 
 ALONE = (
     "one worker has nobody to send signs to; give more --workers, or more hosts where "
@@ -67,9 +68,6 @@ def train(
       watchdog: Told of each wait for the other processes.
       begin: Called before the first step, once it is certain that the newest
         checkpoint, if there is one, can be read.
-
-    Returns:
-      Steps and bytes at the end.
 
     Raises:
       InputError: The newest checkpoint is damaged or of another model, or there is
@@ -114,24 +112,8 @@ def _stoppable(folder: Path) -> Iterator[None]:
         ) from error
 
 
-class _Program(NamedTuple):
-    """A compiled step, its evaluation, and the bytes that it sends by stage."""
-
-    step: Callable[..., tuple[Params, Any, jax.Array]]
-    evaluate: Evaluation | None
-    rates: dict[str, int]
-
-
-class _Due(NamedTuple):
-    """The tasks that are due after a step."""
-
-    log: bool
-    evaluate: bool
-    save: bool
-
-
 class _Loop:
-    """A training between two phases: its newest checkpoint, and what it needs."""
+    """A training: where it is, and what it needs to go on."""
 
     def __init__(
         self,
@@ -144,8 +126,10 @@ class _Loop:
         self.task, self.flags, self.mesh = task, flags, mesh
         self.watchdog, self.checkpoints = watchdog, checkpoints
         self.totals = Totals()
-        self._held_out: dict[str, float] = {}
-        self._measures: dict[str, Any] = {}
+        # Bytes of a step of each stage, and what was measured last.
+        self.rates: dict[str, int] = {}
+        self.measures: dict[str, Any] = {}
+        self.held_out: dict[str, float] = {}
         self._reached: Checkpoint | None = None
 
     def take(self) -> Checkpoint:
@@ -158,19 +142,19 @@ class _Loop:
         """Reads the newest checkpoint, if there is one, and cuts the metrics to it."""
         folder, phases = self.flags.out, self.task.phases
         self.watchdog.expect("the start from a checkpoint")
-        if not (self.checkpoints.exist() or metrics_log.read(folder)):
+        log = metrics_log.read(folder)
+        if not (exist(folder) or log):
             return
         # One at the end of a phase has the state of that phase.
-        ended = sum(phase.last < self.checkpoints.latest() for phase in phases)
+        ended = sum(phase.last < latest_step(folder) for phase in phases)
         tx = phases[min(ended, len(phases) - 1)].tx
         params = jax.eval_shape(self.task.init)
         self._reached, workers = self.checkpoints.restore(tx, params, self.mesh)
-        self.totals = self._reached.progress.totals
-        lost = [x for x in metrics_log.read(folder) if x["step"] > self.totals.steps]
-        if lost:
+        self.totals = self._reached.totals
+        if log and log[-1]["step"] > self.totals.steps:
             say(
                 f"{folder}: goes on from the checkpoint of step {self.totals.steps:,}, "
-                f"and trains again the steps up to {lost[-1]['step']:,}, of which "
+                f"and trains again the steps up to {log[-1]['step']:,}, of which "
                 f"{metrics_log.FILE} tells"
             )
         if workers != self.mesh.size:
@@ -186,20 +170,19 @@ class _Loop:
         run = onebit_jax.data_parallel(phase.loss, phase.tx, self.mesh)
         with closing(stream(phase.batches)) as batches:
             begun = self._begin(phase, run, batches)
-            program = self._compile(phase, run, begun)
-            self._reached = self._steps(phase, program, begun, batches, last)
-        clipped = float(self._measures.get("clipped_share", 0.0))
+            step, evaluate = self._compile(phase, run, begun)
+            self._reached = self._steps(phase, step, evaluate, begun, batches, last)
+        clipped = float(self.measures.get("clipped_share", 0.0))
         if clipped > MUCH_CLIPPED:
-            share = f"{clipped:.0%}".replace("%", " %")
             say(
-                f"{share} of the steps were clipped by --clip {self.flags.clip:g} (the "
-                f"last step's norm was {self._measures['worker_norm']:.3g}); if Adam "
-                "was clipped less, give a new run a larger one."
+                f"{100 * clipped:.0f} % of the steps were clipped by --clip "
+                f"{self.flags.clip:g} (the last step's norm was "
+                f"{self.measures['worker_norm']:.3g}); if Adam was clipped less, give "
+                "a new run a larger one."
             )
         # Of the axes the first is that of the hosts, or the only one.
-        compressing = self.mesh.devices.shape[0]
-        advice = ALONE if compressing == 1 else phase.advice
-        if advice and not self._measures.get("compressed", 1):
+        advice = ALONE if self.mesh.devices.shape[0] == 1 else phase.advice
+        if advice and not self.measures.get("compressed", 1):
             steps = f"{self.totals.steps:,}"
             say(f"the variance was not frozen up to step {steps}: {advice}.")
 
@@ -212,122 +195,99 @@ class _Loop:
         """The checkpoint to go on from, or the beginning of a phase."""
         if self.totals.steps > phase.earlier_steps:
             reached = self.take()
-            batches.set_state(reached.progress.data)
+            batches.set_state(reached.data)
             return reached
         is_new = self._reached is None
         params = self.task.init() if is_new else self.take().mean_params
-        progress = Progress(self.totals.at_phase_start(), batches.get_state())
-        begun = Checkpoint(*run.init(params), progress)
+        self.totals = self.totals.at_phase_start()
+        begun = Checkpoint(*run.init(params), self.totals, batches.get_state())
         if is_new:
             self._save(begun)
         return begun
 
     def _compile(
         self, phase: Phase, run: onebit_jax.DataParallel, begun: Checkpoint
-    ) -> _Program:
-        """The phase's programs; says what they send."""
+    ) -> tuple[Callable[..., Any], Evaluation | None]:
+        """The phase's programs, of a step and an evaluation; says what a step sends."""
         name, mesh = self.task.name, self.mesh
-        on_cpu = mesh.devices.flat[0].platform == "cpu"
-        wait = ", a minute or two on a CPU" if on_cpu else ""
+        wait = ", a minute or two on a CPU" if _is_cpu(mesh) else ""
         say(f"{name}: compiling the training step{wait}")
         self.watchdog.expect("")  # a compilation may take any time
+        costs = onebit_jax.stage_costs(phase.tx, begun.params, mesh.shape)
+        self.rates = _rates(costs.items(), mesh)
+        say(f"{name}: a worker sends {_spelled(self.rates)}")
+        if mesh.shape.get(HOST, 1) > 1:
+            between = ((s, [t for t in c if HOST in t.axes]) for s, c in costs.items())
+            say(f"{name}: between hosts {_spelled(_rates(between, mesh))}")
         batch = place(element(phase.batches, 0), mesh)
         arguments = begun.params, begun.state, batch, np.uint32(0)
         step = run.step.lower(*arguments).compile()
-        traffic = onebit_jax.traffic(step, mesh)
-        stages = onebit_jax.steps_by_stage(begun.state)
-        rates = stage_rates(traffic, stages)
-        say(f"{name}: a worker sends {_spelled(rates)}")
-        if len(mesh.axis_names) > 1:
-            axis = mesh.axis_names[0]
-            between = stage_rates(traffic, stages, axis)
-            say(f"{name}: between {axis}s {_spelled(between)}")
         onebit_jax.metrics(begun.state)  # is compiled by itself, at its first call
         evaluate = phase.evaluation(begun.params) if phase.evaluation else None
         # Steps are not to wait for a process that still compiles: their time is
         # limited, and gloo gives those that meet in a new group of devices 30 s.
         meet()
-        return _Program(step, evaluate, rates)
+        return step, evaluate
 
     def _steps(
         self,
         phase: Phase,
-        program: _Program,
+        run_step: Callable[..., Any],
+        evaluate: Evaluation | None,
         begun: Checkpoint,
         batches: grain.DatasetIterator[Any],
         last: int,
     ) -> Checkpoint:
-        params, state, progress = begun
-        self.totals = progress.totals
-        losses: deque[jax.Array] = deque()
-        speed, ahead = _Speed(self.totals.steps), _ahead(self.mesh)
-        bar = self._bar(last)
-        for step in bar:
-            self.watchdog.expect(f"step {step - len(losses)}")
-            batch = place(next(batches), self.mesh)
-            params, state, loss = program.step(
-                params, state, batch, np.uint32(step - 1)
-            )
-            losses.append(loss)
-            if len(losses) > ahead:
-                losses.popleft().block_until_ready()
-            due = self._due(phase, step, last)
-            if due.log or due.save:
-                self._measure(step, state, program.rates)
-            if due.log:
-                rate = phase.batch * speed.steps_per_second(step)
-                self._log(phase, program.rates, float(loss), rate, bar)
-            if due.evaluate or due.save:
-                loss.block_until_ready()  # the time of steps in flight counts
-            with speed.paused():
-                if due.evaluate:
-                    self._evaluate(program, step, params, state)
-                if due.save:
-                    progress = Progress(self.totals, batches.get_state())
-                    self._save(Checkpoint(params, state, progress))
-        return Checkpoint(params, state, progress)
-
-    def _due(self, phase: Phase, step: int, last: int) -> _Due:
-        """The tasks that are due after a step; all of them after the last."""
-        every = self.flags.log_every, phase.eval_every, self.flags.checkpoint_every
-        log, evaluate, save = (step % n == 0 or step == last for n in every)
-        # The device is waited for where something is evaluated.
-        return _Due(log, evaluate and phase.evaluation is not None, save)
-
-    def _evaluate(self, program: _Program, step: int, params: Any, state: Any) -> None:
-        if program.evaluate:
-            self.watchdog.expect(f"the evaluation after step {step}")
-            held_out = program.evaluate(onebit_jax.local_params(params, state))
-            self._held_out = held_out
-            self._append(EvalMetrics(step, held_out))
-
-    def _save(self, newest: Checkpoint) -> None:
-        self.watchdog.expect(f"the checkpoint of step {newest.progress.totals.steps}")
-        with uninterrupted():  # half of one would be lost
-            self.checkpoints.save(newest, self.mesh)
-
-    def _bar(self, last: int) -> tqdm:
-        """A progress bar over the numbers of the steps to come."""
-        done = self.totals.steps
-        return tqdm(
-            range(done + 1, last + 1),
+        params, state, _, data = begun
+        flags, logged = self.flags, self.totals.steps
+        in_flight: deque[jax.Array] = deque()
+        bar = tqdm(
+            range(logged + 1, last + 1),
             desc=self.task.name,
             total=last,
-            initial=done,
+            initial=logged,
             unit="step",
             mininterval=0.5,
             disable=not is_main_process(),
         )
+        since = time.perf_counter()
+        for step in bar:
+            self.watchdog.expect(f"step {step - len(in_flight)}")
+            batch = place(next(batches), self.mesh)
+            params, state, loss = run_step(params, state, batch, np.uint32(step - 1))
+            in_flight.append(loss)
+            if len(in_flight) > _ahead(self.mesh):
+                in_flight.popleft().block_until_ready()
+            every = flags.log_every, phase.eval_every, flags.checkpoint_every
+            log, evaluates, save = (step % n == 0 or step == last for n in every)
+            if log or save:
+                self._measure(step, state)
+            if log:
+                seconds, number = time.perf_counter() - since, step - logged
+                self._log(phase, float(loss), number * phase.batch / seconds, bar)
+                since, logged = time.perf_counter(), step
+            if (evaluates and evaluate) or save:
+                loss.block_until_ready()  # the time of steps in flight counts
+            paused = time.perf_counter()
+            if evaluates and evaluate:
+                self.watchdog.expect(f"the evaluation after step {step}")
+                self.held_out = evaluate(onebit_jax.local_params(params, state))
+                self._append(EvalMetrics(step, self.held_out))
+            if save:
+                data = batches.get_state()
+                self._save(Checkpoint(params, state, self.totals, data))
+            since += time.perf_counter() - paused
+        return Checkpoint(params, state, self.totals, data)
 
-    def _measure(self, step: int, state: Any, rates: dict[str, int]) -> None:
+    def _measure(self, step: int, state: Any) -> None:
         """Counts steps and bytes, and asks the state for its measures."""
         measured = onebit_jax.metrics(state), onebit_jax.steps_by_stage(state)
-        self._measures, taken = jax.device_get(measured)
-        skipped = int(self._measures.get("skipped", 0))
-        self.totals = count(self.totals, step, taken, skipped, rates)
+        self.measures, taken = jax.device_get(measured)
+        skipped = int(self.measures.get("skipped", 0))
+        self.totals = count(self.totals, step, taken, skipped, self.rates)
 
     def _log(
-        self, phase: Phase, rates: dict[str, int], loss: float, rate: float, bar: tqdm
+        self, phase: Phase, loss: float, examples_per_second: float, bar: tqdm
     ) -> None:
         totals = self.totals
         self._append(
@@ -335,57 +295,51 @@ class _Loop:
                 step=totals.steps,
                 loss=loss,
                 stage=totals.stage,
-                sent_bytes=rates[totals.stage],
+                sent_bytes=self.rates[totals.stage],
                 total_sent_bytes=totals.total_bytes,
                 skipped=totals.total_skipped,
                 # A skipped step does not advance the schedule.
                 learning_rate=np.asarray(phase.schedule(totals.taken - 1)).item(),
-                examples_per_second=rate,
-                optimizer={name: x.item() for name, x in self._measures.items()},
+                examples_per_second=examples_per_second,
+                optimizer={name: x.item() for name, x in self.measures.items()},
             )
         )
         bar.set_postfix(
             {
                 "loss": f"{loss:.3f}",
                 "stage": totals.stage,
-                "examples/s": f"{rate:.0f}",
+                "examples/s": f"{examples_per_second:.0f}",
                 "MB sent": f"{totals.total_bytes / 1e6:.1f}",
-                **{f"held-out {n}": f"{x:.3f}" for n, x in self._held_out.items()},
+                **{f"held-out {n}": f"{x:.3f}" for n, x in self.held_out.items()},
             }
         )
 
     def _append(self, metrics: StepMetrics | EvalMetrics) -> None:
         if is_main_process():
-            folder = self.flags.out
-            with writable(folder):
-                metrics_log.append(folder, metrics)
+            with writable(self.flags.out):
+                metrics_log.append(self.flags.out, metrics)
+
+    def _save(self, newest: Checkpoint) -> None:
+        self.watchdog.expect(f"the checkpoint of step {newest.totals.steps}")
+        with uninterrupted():  # half of one would be lost
+            self.checkpoints.save(newest, self.mesh)
 
 
-class _Speed:
-    """Steps a second since the last time that it was asked for, without pauses."""
-
-    def __init__(self, step: int):
-        self._step, self._since = step, time.perf_counter()
-
-    def steps_per_second(self, step: int) -> float:
-        """The speed up to a step, and from there anew."""
-        seconds = time.perf_counter() - self._since
-        steps, self._step = step - self._step, step
-        self._since = time.perf_counter()
-        return steps / seconds
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Time that does not count."""
-        before = time.perf_counter()
-        yield
-        self._since += time.perf_counter() - before
+def _is_cpu(mesh: Mesh) -> bool:
+    return mesh.devices.flat[0].platform == "cpu"
 
 
 def _ahead(mesh: Mesh) -> int:
     """Steps in flight: none where workers share a CPU and can block each other's."""
     # Few elsewhere, so that a step's time is counted from about its own beginning.
-    return 0 if mesh.devices.flat[0].platform == "cpu" else AHEAD
+    return 0 if _is_cpu(mesh) else AHEAD
+
+
+def _rates(
+    costs: Iterable[tuple[str, Iterable[onebit_jax.Transfer]]], mesh: Mesh
+) -> dict[str, int]:
+    """Bytes that a worker sends in a step of each stage."""
+    return {stage: onebit_jax.sent_bytes(c, mesh.shape) for stage, c in costs}
 
 
 def _spelled(rates: dict[str, int]) -> str:

@@ -24,7 +24,7 @@ Topology = Literal["auto", "flat", "hierarchical"]
 
 
 def make_mesh(workers: int | None = None, topology: Topology = "auto") -> Mesh:
-    """A mesh of the workers, all axes of which are theirs.
+    """A mesh of the workers, a process's devices side by side, all axes theirs.
 
     Args:
       workers: Devices to train on, of all processes together, the same number of
@@ -32,9 +32,6 @@ def make_mesh(workers: int | None = None, topology: Topology = "auto") -> Mesh:
       topology: 'flat' for the one axis `data`, 'hierarchical' for the axes `host`
         (the processes) and `device`, 'auto' for these where several processes have
         several devices each.
-
-    Returns:
-      The mesh; a process's devices stand side by side in it.
 
     Raises:
       InputError: There are fewer devices, or the processes cannot share them equally.
@@ -76,18 +73,10 @@ def make_mesh(workers: int | None = None, topology: Topology = "auto") -> Mesh:
 
 
 def kept_topology(mesh: Mesh, folder: Path, *, goes_on: bool) -> Topology:
-    """The topology that a run keeps; refuses, or tells of, hosts that are one.
+    """The topology of a mesh, which the run in a folder keeps.
 
-    Args:
-      mesh: The workers.
-      folder: The run's.
-      goes_on: Whether the run has begun before, maybe on several hosts.
-
-    Returns:
-      The topology of the mesh.
-
-    Raises:
-      InputError: A new run would compress between hosts, and there is one.
+    A new run that would compress between hosts is refused where there is one; one that
+    goes on is told.
     """
     if HOST not in mesh.axis_names:
         return "flat"
@@ -107,16 +96,9 @@ def kept_topology(mesh: Mesh, folder: Path, *, goes_on: bool) -> Topology:
 def check_divisible(
     batch: int, mesh: Mesh, accumulate: int = 1, prefix: str = "--"
 ) -> None:
-    """Refuses a batch that the workers cannot share equally.
+    """Refuses a batch that the workers cannot share equally, in so many parts each.
 
-    Args:
-      batch: Examples of a whole batch.
-      mesh: The workers.
-      accumulate: Parts that a worker's share is computed in.
-      prefix: What the flags of the batch and of its parts begin with.
-
-    Raises:
-      InputError: Workers, or parts, would differ in size.
+    The flags of both begin with the prefix.
     """
     share, left = divmod(batch, mesh.size)
     if left:
@@ -132,15 +114,7 @@ def check_divisible(
 
 
 def check_attention(attention: str, mesh: Mesh) -> None:
-    """Refuses attention that the workers' devices cannot compute.
-
-    Args:
-      attention: Who computes it.
-      mesh: The workers.
-
-    Raises:
-      InputError: It is cuDNN's, and they are not GPUs.
-    """
+    """Refuses cuDNN's attention where the workers are no GPUs."""
     platform = mesh.devices.flat[0].platform
     if attention == "cudnn" and platform != "gpu":
         raise InputError(

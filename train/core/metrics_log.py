@@ -27,7 +27,8 @@ class StepMetrics:
       loss: Its training loss, in nats; written as null where it is not finite.
       stage: The last of the optimizer's stages, in their order, in which a step has run
         since the line before; `every` for an optimizer without stages.
-      sent_bytes: Bytes that one worker sends in a step of that stage.
+      sent_bytes: Bytes that one worker sends in a step of that stage, but for those of
+        the loss's mean.
       total_sent_bytes: Bytes that one worker sent up to it.
       skipped: Steps skipped so far, for gradients that were not finite.
       learning_rate: Its learning rate.
@@ -66,9 +67,8 @@ def append(folder: Path, metrics: StepMetrics | EvalMetrics) -> None:
     values = asdict(metrics)
     means = values.pop("means", {})
     values |= {f"eval_{name}": mean for name, mean in means.items()}
-    line = _finite(values)
     with (folder / FILE).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line, allow_nan=False) + "\n")
+        file.write(json.dumps(_finite(values), allow_nan=False) + "\n")
 
 
 def _finite(value: Any) -> Any:
@@ -79,23 +79,12 @@ def _finite(value: Any) -> Any:
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """All lines, but for one that a killed process left unfinished.
-
-    Args:
-      folder: The run's folder.
-
-    Returns:
-      What each line says.
-
-    Raises:
-      InputError: A line is damaged.
-    """
+    """All lines, but for one that a killed process left unfinished."""
     if not (folder / FILE).exists():
         return []
     text = (folder / FILE).read_text(encoding="utf-8", errors="replace")
-    finished, _, _ = text.rpartition("\n")
     lines = []
-    for number, line in enumerate(finished.splitlines(), start=1):
+    for number, line in enumerate(text.rpartition("\n")[0].splitlines(), start=1):
         try:
             lines.append(json.loads(line))
         except ValueError as error:
@@ -106,11 +95,15 @@ def read(folder: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def summary(log: list[dict[str, Any]]) -> str:
-    """The end of a run in a sentence: losses, bytes, and whether the loss has risen.
+def truncate(folder: Path, step: int) -> None:
+    """Drops the lines after a step, which will be trained again."""
+    lines = [line for line in read(folder) if line["step"] <= step]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    replace_text(folder / FILE, text)
 
-    Args:
-      log: The lines of the run.
+
+def summary(log: list[dict[str, Any]]) -> str:
+    """The end of a run's lines as a sentence: losses, bytes, a loss that has risen.
 
     Example:
       >>> lines = [dict(step=n, loss=3.0 / n, total_sent_bytes=1e6 * n) for n in (1, 2)]
@@ -121,26 +114,19 @@ def summary(log: list[dict[str, Any]]) -> str:
     if not steps:
         return f"{FILE} has no step"
     first, last = steps[0]["loss"], steps[-1]["loss"]
-    means = [
+    parts = [f"step {steps[-1]['step']:,}"]
+    if last is not None:
+        parts.append(f"loss {last:.4f}")
+    parts += [
         f"held-out {name.removeprefix('eval_')} {mean:.4f}"
-        for line in log[-1:]
-        for name, mean in line.items()
+        for name, mean in log[-1].items()
         if name.startswith("eval_") and mean is not None
     ]
-    loss = [] if last is None else [f"loss {last:.4f}"]
-    sent = f"{steps[-1]['total_sent_bytes'] / 1e6:,.1f} MB sent by a worker"
-    text = ", ".join([f"step {steps[-1]['step']:,}", *loss, *means, sent])
+    parts.append(f"{steps[-1]['total_sent_bytes'] / 1e6:,.1f} MB sent by a worker")
     if last is None:
         fault = "the loss is not finite"
     elif first is not None and last > DIVERGED * first:
         fault = f"the loss has risen, from {first:.4f}"
     else:
-        return text
-    return f"{text}; {fault}: give a new run a smaller --learning-rate"
-
-
-def truncate(folder: Path, step: int) -> None:
-    """Drops the lines after a step, which will be trained again."""
-    lines = [line for line in read(folder) if line["step"] <= step]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    replace_text(folder / FILE, text)
+        return ", ".join(parts)
+    return f"{', '.join(parts)}; {fault}: give a new run a smaller --learning-rate"

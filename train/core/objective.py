@@ -25,15 +25,7 @@ Model = TypeVar("Model", bound=nnx.Module)
 
 
 def init_params(build: Callable[..., nnx.Module], seed: int) -> Params:
-    """A model's first parameters, a function of the model and the seed.
-
-    Args:
-      build: From `rngs` to the model.
-      seed: Decides them.
-
-    Returns:
-      A tree of nested dictionaries of float32 arrays.
-    """
+    """The first parameters, nested dictionaries, of a model that is built of `rngs`."""
     return nnx.to_pure_dict(nnx.state(build(rngs=nnx.Rngs(seed)), nnx.Param))
 
 
@@ -47,16 +39,8 @@ def dropout_keys(
 ) -> Key[Array, " share"] | None:
     """A key for each example of a worker's share, by which it drops activations.
 
-    Args:
-      rate: Share of the activations dropped.
-      seed: Decides the keys, together with the step and the place of an example in the
-        whole batch: the number of workers does not matter to them.
-      step: The number of earlier steps.
-      share: Examples of the worker.
-      axes: The mesh axes whose members are the workers.
-
-    Returns:
-      The keys; None where nothing is dropped.
+    They are a function of the seed, the step and the place of an example in the whole
+    batch: the number of workers does not matter to them. None where nothing is dropped.
     """
     if not rate:
         return None
@@ -65,52 +49,27 @@ def dropout_keys(
     return sequence_keys(key, first + jnp.arange(share))
 
 
-def compile_mean(
-    loss_fn: Callable[[Params, Any], Float[Array, ""]],
-    params: Params,
-    batches: Sequence[Any],
-) -> Evaluation:
-    """An evaluation: the mean loss of some batches.
-
-    Args:
-      loss_fn: From parameters and a batch to its loss.
-      params: Parameters on the mesh, for their shapes and places.
-      batches: Batches on the mesh, all of one shape.
-
-    Returns:
-      A compiled function of the parameters.
-    """
-    compiled = jax.jit(loss_fn).lower(params, batches[0]).compile()
-    # One at a time: on virtual devices, programs in flight together can each hold
-    # threads that another's collective waits for.
-    return lambda params: {
-        "loss": float(np.mean([compiled(params, batch).item() for batch in batches]))
-    }
-
-
 def mean_over(
     loss_fn: Callable[[Params, Any], Float[Array, ""]],
     batches: grain.MapDataset[Any],
     examples: int,
     mesh: Mesh,
 ) -> Callable[[Params], Evaluation]:
-    """The evaluation of a phase: the mean loss of the first examples.
+    """The evaluation of a `train.core.task.Phase`: the mean loss of the first examples.
 
-    Args:
-      loss_fn: From parameters and a batch to its loss.
-      batches: This process's parts of batches.
-      examples: How many to evaluate on, to the next whole batch.
-      mesh: The workers.
-
-    Returns:
-      For `train.core.task.Phase`.
+    So many of them, to the next whole batch of this process's parts.
     """
 
     def compiled(params: Params) -> Evaluation:
         first = place(element(batches, 0), mesh)
         count = -(-examples // jax.tree.leaves(first)[0].shape[0])
         rest = [place(element(batches, i), mesh) for i in range(1, count)]
-        return compile_mean(loss_fn, params, [first, *rest])
+        loss_of = jax.jit(loss_fn).lower(params, first).compile()
+        # One at a time: on virtual devices, programs in flight together can each hold
+        # threads that another's collective waits for.
+        return lambda params: {
+            "loss": float(np.mean([loss_of(params, x).item() for x in (first, *rest)]))
+        }
 
     return compiled
 
@@ -121,17 +80,14 @@ def accumulated(
     """Σ loss(params, part), whose gradient is computed beside it, part by part.
 
     Only one part's activations are held at a time. Differentiating a loop over the
-    parts would hold all of them, or compute each forward pass twice.
+    parts would hold all of them, or compute each forward pass twice. The sums are of
+    float32.
 
     Args:
       loss_fn: From parameters, a part of the examples, and constants to a loss. Only
         the parameters are differentiated with respect to.
       parts: Into how many equal parts the examples are divided along their first axis,
         in their order.
-
-    Returns:
-      A function from parameters, all examples, and constants to the sum of the losses;
-      it and its gradient are summed in float32.
 
     Example:
       >>> import jax, jax.numpy as jnp

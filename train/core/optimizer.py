@@ -10,14 +10,10 @@ import optax
 
 import onebit_jax
 from train.core.errors import InputError
-from train.core.exchange import make_exchange, make_warmup_exchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jax.sharding import Mesh
-
-    from train.core.flags import TrainingFlags
 
 FREEZE = 0.2
 """Share of the steps after which a variance is frozen by default."""
@@ -263,65 +259,3 @@ def guarded(
     if clip:
         tx = optax.chain(onebit_jax.clip_by_worker_norm(clip, axes), tx)
     return onebit_jax.skip_nonfinite(tx, axes)
-
-
-def planned_optimizer(
-    config: TrainingFlags, plan: Plan, mesh: Mesh
-) -> tuple[optax.GradientTransformationExtraArgs, optax.Schedule]:
-    """The optimizer and the learning rate that the flags ask for.
-
-    Args:
-      config: The flags.
-      plan: Its schedule and its freeze.
-      mesh: The workers; where it is one of hosts, these compress.
-
-    Returns:
-      A transformation for `onebit_jax.data_parallel`, and its schedule.
-    """
-    schedule = learning_rate_schedule(
-        plan.learning_rate,
-        plan.warmup,
-        plan.steps,
-        decay_rate=plan.decay_rate,
-        decay_every=plan.decay_every,
-    )
-    tx = make_optimizer(
-        config.optimizer,
-        schedule,
-        freeze_rule(plan.freeze, plan.warmup, plan.steps),
-        make_exchange(mesh, OPTIMIZERS[config.optimizer].exchange or config.exchange),
-        weight_decay=config.weight_decay,
-        clip=config.clip,
-        warmup_exchange=make_warmup_exchange(mesh, config.warmup_bits),
-    )
-    return tx, schedule
-
-
-def freeze_advice(
-    config: TrainingFlags, freeze: int | Literal["auto"], steps: int, flag: str
-) -> str:
-    """Why a run may never reach its freeze, and what to do.
-
-    Args:
-      config: The flags.
-      freeze: Steps before the freeze.
-      steps: Steps in all.
-      flag: What the freeze step is given by.
-
-    Returns:
-      For `train.core.task.Phase.advice`; empty where a freeze comes for certain, or
-      the optimizer has none.
-    """
-    if "freeze_step" not in OPTIMIZERS[config.optimizer].flags:
-        return ""
-    if freeze == "auto":
-        return (
-            "the variance was not stable; give a new run more steps, or a number as "
-            f"{flag}"
-        )
-    if freeze < steps:
-        return ""
-    return (
-        f"{flag} is {freeze:,} and the phase has {steps:,} steps; start a run with a "
-        "smaller one, or with more steps"
-    )

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from matplotlib.axes import Axes
-
 FILE = "training.png"
 _COLORS = ("tab:blue", "tab:orange")
 _SMOOTHING = 0.8
@@ -24,74 +22,38 @@ def draw(path: Path, runs: Mapping[str, Sequence[dict[str, Any]]]) -> None:
       path: Where to write the PNG.
       runs: The lines of `metrics.jsonl` by the name of the optimizer.
     """
-    measures = _measures(runs)
-    columns = 2 + len(measures)
-    figure = Figure(figsize=(5.5 * columns, 4.5), layout="constrained")
-    losses, *others, traffic = figure.subplots(1, columns)
+    names = {name for lines in runs.values() for line in lines for name in line}
+    means = sorted(n for n in names - {"eval_loss"} if n.startswith("eval_"))
+    figure = Figure(figsize=(5.5 * (2 + len(means)), 4.5), layout="constrained")
+    losses, *others, traffic = figure.subplots(1, 2 + len(means))
     for color, (name, lines) in zip(_COLORS, runs.items(), strict=False):
         steps = [line for line in lines if "stage" in line]
+        finite = [line for line in steps if line["loss"] is not None]
+        at, loss = _column(finite, "step"), _column(finite, "loss")
+        losses.plot(at, loss, color=color, alpha=0.2)
+        label = f"{name}, training (smoothed)"
+        losses.plot(at, _smooth(loss), color=color, label=label)
         evaluations = [line for line in lines if "eval_loss" in line]
-        _draw_losses(losses, name, color, steps, evaluations)
-        for axes, measure in zip(others, measures, strict=True):
-            _draw_held_out(axes, measure, name, color, evaluations)
+        at = _column(evaluations, "step")
+        for axes, mean in zip((losses, *others), ("eval_loss", *means), strict=True):
+            held_out = _column(evaluations, mean)
+            axes.plot(at, held_out, "o", color=color, label=f"{name}, held-out")
         megabytes = [line["total_sent_bytes"] / 1e6 for line in steps]
         traffic.plot(_column(steps, "step"), megabytes, color=color, label=name)
         begins = {line["stage"]: line["step"] for line in reversed(steps)}
         for stage, step in sorted(begins.items(), key=lambda item: item[1])[1:]:
             for axes in (losses, *others, traffic):
                 axes.axvline(step, color=color, linestyle=":", label=stage)
-    losses.set(xlabel="step", ylabel="loss (nats)", title="Loss")
-    for axes, measure in zip(others, measures, strict=True):
-        title = measure.removeprefix("eval_").replace("_", " ").capitalize()
-        axes.set(xlabel="step", title=title)
-    traffic.set(
-        xlabel="step",
-        ylabel="megabytes",
-        ylim=(0, None),
-        title="Sent by one worker, cumulated",
-    )
+    losses.set(ylabel="loss (nats)", title="Loss")
+    for axes, mean in zip(others, means, strict=True):
+        axes.set(title=mean.removeprefix("eval_").replace("_", " ").capitalize())
+    title = "Sent by one worker, cumulated"
+    traffic.set(ylabel="megabytes", ylim=(0, None), title=title)
     for axes in (losses, *others, traffic):
+        axes.set(xlabel="step")
         axes.grid(alpha=0.3)
         axes.legend()
     figure.savefig(path, dpi=120)
-
-
-def _measures(runs: Mapping[str, Sequence[dict[str, Any]]]) -> list[str]:
-    """The names of what evaluations measured beside the loss."""
-    names = {name for lines in runs.values() for line in lines for name in line}
-    return sorted(n for n in names - {"eval_loss"} if n.startswith("eval_"))
-
-
-def _draw_losses(
-    axes: Axes,
-    name: str,
-    color: str,
-    steps: Sequence[dict[str, Any]],
-    evaluations: Sequence[dict[str, Any]],
-) -> None:
-    finite = [line for line in steps if line["loss"] is not None]
-    raw = _column(finite, "loss")
-    axes.plot(_column(finite, "step"), raw, color=color, alpha=0.2)
-    label = f"{name}, training (smoothed)"
-    axes.plot(_column(finite, "step"), _smooth(raw), color=color, label=label)
-    _draw_held_out(axes, "eval_loss", name, color, evaluations)
-
-
-def _draw_held_out(
-    axes: Axes,
-    measure: str,
-    name: str,
-    color: str,
-    evaluations: Sequence[dict[str, Any]],
-) -> None:
-    axes.plot(
-        _column(evaluations, "step"),
-        _column(evaluations, measure),
-        color=color,
-        linestyle="",
-        marker="o",
-        label=f"{name}, held-out",
-    )
 
 
 def _column(lines: Sequence[dict[str, Any]], name: str) -> list[float]:

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import jax
 
 from train.core import checkpoint, lock, metrics_log
-from train.core.checkpoint import latest_step
 from train.core.errors import InputError, writable
 from train.core.flags import (
     TrainingFlags,
     check_resumable,
-    differing,
     from_json,
+    spelling,
     to_json,
 )
 from train.core.output import is_main_process
@@ -67,22 +66,14 @@ def exists(folder: Path) -> bool:
 
 
 def check_free(folder: Path) -> None:
-    """Refuses a folder that a new run would overwrite something in.
-
-    Args:
-      folder: The folder.
-
-    Raises:
-      InputError: It is not a folder, or holds a run.
-    """
+    """Refuses a folder that a new run would overwrite something in."""
     with writable(folder):
         if folder.exists() and not folder.is_dir():
             raise InputError(f"--out {folder} is a file; give a folder.")
         taken = (FILE, metrics_log.FILE, checkpoint.FOLDER)
-        if any((folder / name).exists() for name in taken):
-            if (folder / lock.FILE).exists() and not is_main_process():
-                return  # the main process, which asks for the lock, says whose it is
-            lock.check_unused(folder)  # which a run that goes on would be refused by
+        is_taken = any((folder / name).exists() for name in taken)
+    if is_taken:
+        with lock.held(folder):  # or else process 0 tells of the run that is in it
             raise InputError(
                 f"{folder} already holds a run; go on with it by --resume, or give "
                 "another --out."
@@ -92,15 +83,9 @@ def check_free(folder: Path) -> None:
 def check_contents(
     run: Run, contents: Mapping[str, str], advice: Mapping[str, str] | None = None
 ) -> None:
-    """Refuses to go on with other data than a run was started with.
+    """Refuses to go on with other data, by their names, than a run was started with.
 
-    Args:
-      run: The run.
-      contents: The names of the data that are there now, by what they are.
-      advice: What to do about each; to restore it where none is given.
-
-    Raises:
-      InputError: They are others.
+    The advice says of each what to do: to restore it where there is none.
     """
     for what, name in contents.items():
         if run.contents[what] != name:
@@ -116,15 +101,6 @@ def run_of(
 ) -> Run[Flags]:
     """The run that begins in a free folder, or goes on to the steps it was made for.
 
-    Args:
-      config: The flags.
-      command: The module that Python runs.
-      contents: The names of the data by their contents, by what they are.
-      until: Steps to have trained at the end of a new run.
-
-    Returns:
-      The run.
-
     Raises:
       InputError: The folder is taken, or does not hold this run.
     """
@@ -135,29 +111,6 @@ def run_of(
     check_resumable(run.flags, config)
     check_contents(run, contents)
     return run
-
-
-def check_same(run: Run, fixed: set[str]) -> None:
-    """Refuses a folder in which another run has trained.
-
-    Args:
-      run: The run, whose folder may not be made yet.
-      fixed: Flags that must be the same although a run may change them.
-
-    Raises:
-      InputError: The folder remembers other flags or other data.
-    """
-    folder = run.flags.out
-    if not exists(folder):
-        return
-    there = read(folder, run.command, type(run.flags))
-    # Adam's is auto until its run goes on by itself, which writes it out.
-    flags = replace(there.flags, topology=run.flags.topology)
-    if there.contents != run.contents or differing(flags, run.flags, fixed):
-        raise InputError(
-            f"{folder} holds another run, of other flags or other data; move it "
-            "away to go on."
-        )
 
 
 @contextlib.contextmanager
@@ -188,11 +141,8 @@ def begun(
             for run in runs:
                 check_free(run.flags.out)
         watchdog.expect("the start of all processes")
-        newest = [latest_step(run.flags.out) for run in runs]
-        flags = {
-            f"--{name.replace('_', '-')}": json.dumps(value)
-            for name, value in to_json(given).items()
-        }
+        newest = [checkpoint.latest_step(run.flags.out) for run in runs]
+        flags = {spelling(n): json.dumps(x) for n, x in to_json(given).items()}
         check_agreed({"list of flags": " ".join(flags)})  # as other versions have
         check_agreed(
             {
@@ -214,60 +164,36 @@ def begun(
 
 
 def write(run: Run) -> None:
-    """Remembers a run, on one process of many.
-
-    Args:
-      run: The run, whose folder is its `out`.
-
-    Raises:
-      InputError: The folder cannot be written to.
-    """
-    if not is_main_process():
-        return
-    folder = run.flags.out
-    values = {
-        "command": run.command,
-        "flags": to_json(run.flags),
-        "contents": dict(run.contents),
-        "until": run.until,
-    }
-    with writable(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_text(folder / FILE, json.dumps(values, indent=2) + "\n")
+    """Remembers a run in the folder of its flags, on one process of many."""
+    if is_main_process():
+        folder, values = run.flags.out, {**vars(run), "flags": to_json(run.flags)}
+        with writable(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            replace_text(folder / FILE, json.dumps(values, indent=2) + "\n")
 
 
 def read(folder: Path, command: str, kind: type[Flags]) -> Run[Flags]:
-    """Reads what `write` wrote.
-
-    Args:
-      folder: The run's folder.
-      command: The module whose run it must be.
-      kind: The dataclass of its flags.
-
-    Returns:
-      The run.
+    """Reads a run of a command, whose flags are of a kind, from its folder.
 
     Raises:
       InputError: There is no run, or one of another command, or its file is damaged.
     """
-    with _undamaged(folder) as values:
-        other = values["command"]
-        if other == command:
-            # Earlier versions of some tasks had one topology alone.
-            flags = from_json(kind, {"topology": "flat", **values["flags"]})
-            flags = replace(flags, out=folder)  # it may have been moved
-            return Run(command, flags, values["contents"], values["until"])
-    raise InputError(f"{folder} holds a run of {other}; give one of {command}.")
+    values = _remembered(folder, *Run.__dataclass_fields__)
+    if values["command"] != command:
+        raise InputError(
+            f"{folder} holds a run of {values['command']}; give one of {command}."
+        )
+    try:
+        flags = from_json(kind, values["flags"])
+    except TypeError as error:
+        raise _damaged(folder) from error
+    flags = replace(flags, out=folder)  # it may have been moved
+    return Run(command, flags, values["contents"], values["until"])
 
 
 def command_of(folder: Path) -> str:
-    """The module whose run a folder holds.
-
-    Raises:
-      InputError: There is no run, or its file is damaged.
-    """
-    with _undamaged(folder) as values:
-        return values["command"]
+    """The module whose run a folder holds; refuses a folder without one."""
+    return _remembered(folder, "command")["command"]
 
 
 def is_of(folder: Path, command: str) -> bool:
@@ -279,29 +205,28 @@ def is_of(folder: Path, command: str) -> bool:
 
 
 def flags_of(folder: Path) -> Mapping[str, Any]:
-    """The flags of a folder's run, of whatever command, as its file has them.
-
-    Raises:
-      InputError: There is no run, or its file is damaged.
-    """
-    with _undamaged(folder) as values:
-        return values["flags"]
+    """The flags of a folder's run, of whatever command, as its file has them."""
+    return _remembered(folder, "flags")["flags"]
 
 
-@contextlib.contextmanager
-def _undamaged(folder: Path) -> Iterator[Any]:
-    """The content of a run's file; refuses one that lacks what is asked of it."""
+def _remembered(folder: Path, *names: str) -> dict[str, Any]:
+    """A run's file; refuses one that lacks any of some names."""
     try:
-        text = (folder / FILE).read_text(encoding="utf-8")
+        values = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(
             f"there is no run in {folder} ({FILE}: {error.strerror}); give the folder "
             "of one, or leave out --resume to start one."
         ) from error
-    try:
-        yield json.loads(text)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise InputError(
-            f"{folder / FILE} is damaged, or of another version; start a new run in "
-            "another --out."
-        ) from error
+    except ValueError as error:
+        raise _damaged(folder) from error
+    if not (isinstance(values, dict) and values.keys() >= set(names)):
+        raise _damaged(folder)
+    return values
+
+
+def _damaged(folder: Path) -> InputError:
+    return InputError(
+        f"{folder / FILE} is damaged, or of another version; start a new run in "
+        "another --out."
+    )

@@ -6,7 +6,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from train.core.optimizer import freeze_advice, planned_optimizer
+from train.core.exchange import make_exchange, make_warmup_exchange
+from train.core.optimizer import (
+    OPTIMIZERS,
+    freeze_rule,
+    learning_rate_schedule,
+    make_optimizer,
+)
 from train.core.output import say
 
 if TYPE_CHECKING:
@@ -85,50 +91,61 @@ class Task:
 
 
 def identity(model: Any, optimizer: str) -> dict[str, Any]:
-    """The identity of a model and its optimizer in checkpoints, for `Task.model`.
-
-    Args:
-      model: The dataclass of the model's sizes.
-      optimizer: The optimizer's name.
-
-    Returns:
-      The sizes by name, without what changes no parameter and may change in a run.
-    """
+    """The identity of a model, a dataclass, and its optimizer: `Task.model`."""
     values = {**asdict(model), "optimizer": optimizer}
-    values.pop("remat", None)
+    values.pop("remat", None)  # it changes no parameter, and may change in a run
     return values
 
 
 def planned_phase(
-    config: TrainingFlags,
-    plan: Plan,
-    last: int,
-    mesh: Mesh,
-    **values: Any,
+    config: TrainingFlags, plan: Plan, last: int, mesh: Mesh, **values: Any
 ) -> Phase:
-    """A phase with the optimizer that the flags ask for; says if it freezes too late.
+    """A phase to the step `last` with the optimizer of the flags, and other attributes.
 
-    Args:
-      config: The flags.
-      plan: The phase's schedule and freeze.
-      last: Steps of the run at its end.
-      mesh: The workers.
-      **values: The other attributes of a `Phase`.
-
-    Returns:
-      The phase.
+    Says if the plan freezes too late.
     """
-    tx, schedule = planned_optimizer(config, plan, mesh)
-    steps, flag = last - plan.earlier_steps, f"{plan.prefix}freeze-step"
-    advice = freeze_advice(config, plan.freeze, steps, flag)
-    if advice and plan.freeze != "auto":  # known before the first step
-        say(f"no step will come after the freeze: {advice}.")
+    optimizer = OPTIMIZERS[config.optimizer]
+    schedule = learning_rate_schedule(
+        plan.learning_rate,
+        plan.warmup,
+        plan.steps,
+        decay_rate=plan.decay_rate,
+        decay_every=plan.decay_every,
+    )
+    tx = make_optimizer(
+        config.optimizer,
+        schedule,
+        freeze_rule(plan.freeze, plan.warmup, plan.steps),
+        make_exchange(mesh, optimizer.exchange or config.exchange),
+        weight_decay=config.weight_decay,
+        clip=config.clip,
+        warmup_exchange=make_warmup_exchange(mesh, config.warmup_bits),
+    )
+    freezes = "freeze_step" in optimizer.flags
     return Phase(
         batch=plan.batch,
         tx=tx,
         schedule=schedule,
         earlier_steps=plan.earlier_steps,
         last=last,
-        advice=advice,
+        advice=_freeze_advice(plan, last - plan.earlier_steps) if freezes else "",
         **values,
     )
+
+
+def _freeze_advice(plan: Plan, steps: int) -> str:
+    """Why so many steps may never reach the freeze, and what to do; said if known."""
+    flag = f"{plan.prefix}freeze-step"
+    if plan.freeze == "auto":
+        return (
+            "the variance was not stable; give a new run more steps, or a number as "
+            f"{flag}"
+        )
+    if plan.freeze < steps:
+        return ""
+    advice = (
+        f"{flag} is {plan.freeze:,} and the phase has {steps:,} steps; start a run "
+        "with a smaller one, or with more steps"
+    )
+    say(f"no step will come after the freeze: {advice}.")
+    return advice

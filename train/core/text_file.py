@@ -9,12 +9,7 @@ if TYPE_CHECKING:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes a file whole, so that a killed process leaves the one before.
-
-    Args:
-      path: The file.
-      text: What is to be in it.
-    """
+    """Writes a file whole, so that a killed process leaves the one before."""
     new = path.with_name(f"{path.name}.new")
     new.write_text(text, encoding="utf-8")
     new.replace(path)

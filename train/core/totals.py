@@ -6,9 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    import onebit_jax
+    from collections.abc import Mapping
 
 EVERY = "every"
 """The stage of an optimizer that has none."""
@@ -58,43 +56,6 @@ class Totals:
             earlier_skipped=self.total_skipped,
         )
 
-    def after(
-        self,
-        new: Mapping[str, int],
-        taken: Mapping[str, int],
-        skipped: int,
-        rates: Mapping[str, int],
-    ) -> Totals:
-        """The totals some steps later.
-
-        Args:
-          new: Steps run since, by stage, in the stages' order; the last stage with any
-            is taken for that of the last step.
-          taken: Steps of this phase taken by now, by stage.
-          skipped: Steps of this phase skipped by now.
-          rates: Bytes that a worker sends in a step of each stage.
-
-        Returns:
-          The totals by now.
-
-        Example:
-          >>> from train.core.totals import Totals
-          >>> steps = {"warmup": 4, "compressed": 6}
-          >>> rates = {"warmup": 100, "compressed": 3}
-          >>> Totals().after(steps, steps, 0, rates).total_bytes
-          418
-        """
-        by_stage = {name: self.by_stage.get(name, 0) + n for name, n in new.items()}
-        return replace(
-            self,
-            steps=self.steps + sum(new.values()),
-            stage=[self.stage, *(name for name, n in new.items() if n)][-1],
-            by_stage=by_stage,
-            taken_by_stage=dict(taken),
-            skipped=skipped,
-            total_bytes=self.total_bytes + sum(n * rates[s] for s, n in new.items()),
-        )
-
 
 def count(
     totals: Totals,
@@ -117,6 +78,12 @@ def count(
 
     Returns:
       The totals by now.
+
+    Example:
+      >>> from train.core.totals import Totals, count
+      >>> rates = {"warmup": 100, "compressed": 3}
+      >>> count(Totals(), 10, {"warmup": 4, "compressed": 6}, 0, rates).total_bytes
+      418
     """
     left = steps - totals.steps
     new = {}
@@ -127,36 +94,12 @@ def count(
         left -= new[stage]
     last = [totals.stage or next(iter(rates)), *(s for s, n in new.items() if n)][-1]
     new[last] += left
-    return totals.after(new, {s: int(n) for s, n in taken.items()}, skipped, rates)
-
-
-def stage_rates(
-    traffic: onebit_jax.Traffic, stages: Iterable[str], axis: str | None = None
-) -> dict[str, int]:
-    """Bytes that a worker sends in a step of each stage.
-
-    Args:
-      traffic: What a compiled step sends.
-      stages: The stages that the optimizer's state tells of, in their order.
-      axis: The one mesh axis to count collectives over; None for all.
-
-    Returns:
-      The bytes by the stage's name, in the stages' order.
-
-    Raises:
-      ValueError: if the state does not tell of the stages that the step has.
-    """
-    if not traffic.stages:
-        return {EVERY: traffic.sent_bytes(None, axis)}
-    names = {stage: stage for stage in stages}
-    lost = [stage for stage in names if stage not in traffic.stages]
-    unknown = [stage for stage in traffic.stages if stage not in names]
-    if len(lost) == len(unknown) == 1:  # The compiler may have dropped a stage's name.
-        names[lost.pop()] = unknown.pop()
-    if lost or unknown:
-        raise ValueError(
-            f"the step has the stages {', '.join(traffic.stages)}, and the optimizer's "
-            f"state tells of {', '.join(names) or 'none'}: give the state a method "
-            "steps_by_stage that tells the steps taken in each."
-        )
-    return {stage: traffic.sent_bytes(name, axis) for stage, name in names.items()}
+    return replace(
+        totals,
+        steps=steps,
+        stage=[totals.stage, *(stage for stage, n in new.items() if n)][-1],
+        by_stage={stage: totals.by_stage.get(stage, 0) + n for stage, n in new.items()},
+        taken_by_stage={stage: int(n) for stage, n in taken.items()},
+        skipped=skipped,
+        total_bytes=totals.total_bytes + sum(n * rates[s] for s, n in new.items()),
+    )

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,56 +16,40 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from numpy.typing import ArrayLike, DTypeLike
+    from numpy.typing import DTypeLike
 
 
 @contextlib.contextmanager
-def growing_array(
-    path: Path, dtype: DTypeLike, row: tuple[int, ...] = ()
-) -> Iterator[Callable[[ArrayLike], None]]:
-    """A `.npy` file that rows are appended to.
+def growing_array(path: Path, dtype: DTypeLike) -> Iterator[Callable[[Any], None]]:
+    """A `.npy` file that values are appended to, by the function that is yielded."""
+    count = 0
 
-    Args:
-      path: The file.
-      dtype: Type of its values.
-      row: Shape of a row.
-
-    Yields:
-      A function that appends rows.
-    """
-    rows = 0
-
-    def append(values: ArrayLike) -> None:
-        nonlocal rows
-        array = np.asarray(values, dtype).reshape(-1, *row)
+    def append(values: Any) -> None:
+        nonlocal count
+        array = np.asarray(values, dtype).ravel()
         file.write(array.tobytes())
-        rows += len(array)
+        count += len(array)
+
+    def write_header() -> None:
+        # NumPy leaves room in it for the first axis to grow.
+        descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
+        header = {"descr": descr, "fortran_order": False, "shape": (count,)}
+        np.lib.format.write_array_header_1_0(file, header)
 
     with path.open("wb") as file:
-        _write_header(file, dtype, (0, *row))
+        write_header()
         yield append
         file.seek(0)
-        _write_header(file, dtype, (rows, *row))
+        write_header()
         # A folder is renamed when it is whole, also where the power fails.
         file.flush()
         os.fsync(file.fileno())
 
 
-def _write_header(file, dtype: DTypeLike, shape: tuple[int, ...]) -> None:
-    # NumPy leaves room in it for the first axis to grow.
-    descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
-    header = {"descr": descr, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, header)
-
-
 def mapped_array(path: Path) -> np.ndarray:
     """An array of a `.npy` file, of which memory holds the parts that are read.
 
-    Args:
-      path: The file, in a folder of the folder of one tokenised corpus.
-
-    Returns:
-      The array.
+    The file is in a folder of the folder of one tokenised corpus.
 
     Raises:
       InputError: It is cut short or gone, or cannot be read.
@@ -84,14 +68,10 @@ def mapped_array(path: Path) -> np.ndarray:
 
 
 def make_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    """Makes a folder all at once, unless it is there.
+    """Makes a folder all at once, by what fills a new one, unless it is there.
 
     A folder that a killed process has left unfinished is removed, and made anew. Of
     processes that make the same one at the same time, the first that is ready wins.
-
-    Args:
-      path: The folder.
-      fill: Writes into a new folder, which then becomes this one.
     """
     if path.exists():
         return

@@ -6,6 +6,7 @@ import ast
 import contextlib
 import functools
 import hashlib
+import itertools
 import os
 import re
 import sysconfig
@@ -16,7 +17,6 @@ from train.core.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from typing import TextIO
 
 Document = tuple[str, ...]
 """A document is its sentences in order."""
@@ -28,6 +28,7 @@ ends."""
 # Not documentation of the language, or not part of every installation.
 _SKIPPED = frozenset(
     {"idlelib", "lib2to3", "pydoc_data", "site-packages", "turtledemo"}
+    | {"test", "tests", "idle_test"}
 )
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[\"'(`]?[A-Z0-9])")
 _RULER = re.compile(r"([^\w\s])\1{3,}")
@@ -37,12 +38,9 @@ _WORD = re.compile(r"[^\W\d_]{2}")
 def read_corpus(paths: Sequence[Path]) -> Iterator[Document]:
     """Reads documents, in an order that depends on nothing but the texts' paths.
 
-    Args:
-      paths: Text files, and folders whose files are all text; none for the reference
-        documentation of the running Python.
-
-    Yields:
-      Documents, read as they are asked for.
+    The paths are of text files, and of folders whose files are all text; without any it
+    is the reference documentation of the running Python. Documents are read as they are
+    asked for.
 
     Raises:
       InputError: A path cannot be read, is not text, or there is no text at all.
@@ -64,27 +62,17 @@ def read_corpus(paths: Sequence[Path]) -> Iterator[Document]:
 
 
 def check_outside(paths: Sequence[Path], **folders: Path | None) -> None:
-    """Refuses to write into a folder whose files are all read as text.
-
-    Args:
-      paths: Those of `read_corpus`.
-      **folders: What is written to, by the flag that names it; None for nothing.
-
-    Raises:
-      InputError: One lies in one of the paths.
-    """
-    for flag, folder in folders.items():
-        if folder is None:
+    """Refuses to write, by a flag, into a folder whose files are all read as text."""
+    written = {flag: folder for flag, folder in folders.items() if folder}
+    for (flag, folder), corpus in itertools.product(written.items(), paths):
+        inside, around = folder.resolve(), corpus.resolve()
+        if not inside.is_relative_to(around):
             continue
-        for corpus in paths:
-            inside, around = folder.resolve(), corpus.resolve()
-            if inside.is_relative_to(around) and not any(
-                part.startswith(".") for part in inside.relative_to(around).parts
-            ):
-                raise InputError(
-                    f"--{flag} {folder} lies in the corpus {corpus}, whose files are "
-                    f"all read as text; give --{flag} elsewhere."
-                )
+        if not any(part[0] == "." for part in inside.relative_to(around).parts):
+            raise InputError(
+                f"--{flag} {folder} lies in the corpus {corpus}, whose files are "
+                f"all read as text; give --{flag} elsewhere."
+            )
 
 
 @functools.cache
@@ -102,7 +90,7 @@ def reference_documentation() -> tuple[str, ...]:
     texts += [
         "\n\n".join(_docstrings((library / source).read_bytes()))
         for source in sorted(sources, key=lambda path: path.as_posix())
-        if not _is_test(source) and not _SKIPPED.intersection(source.parts)
+        if not _SKIPPED.intersection(source.parts)
     ]
     return tuple(_RULER.sub("", text) for text in texts)
 
@@ -154,28 +142,20 @@ def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
 
 
 class Survey(NamedTuple):
-    """Name and sizes of a corpus that has been read through.
-
-    Attributes:
-      fingerprint: Its name by its contents: a SHA-256 in hexadecimal.
-      documents: Number of documents.
-      longest: Characters of the longest.
-    """
+    """A corpus's name by its contents, a SHA-256 in hexadecimal, and its documents."""
 
     fingerprint: str
     documents: int
-    longest: int
 
 
 def survey(documents: Iterable[Document]) -> Survey:
     """Reads a corpus through."""
     digest = hashlib.sha256()
-    count = longest = 0
+    count = 0
     for document in documents:
         digest.update("\n".join(document).encode() + b"\0")
         count += 1
-        longest = max(longest, sum(map(len, document)))
-    return Survey(digest.hexdigest(), count, longest)
+    return Survey(digest.hexdigest(), count)
 
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
@@ -221,38 +201,24 @@ def _readable(path: Path) -> Iterator[None]:
             f"the corpus {error.filename or path} cannot be read ({error.strerror}); "
             "give the path of a text file or of a folder of text files."
         ) from error
-
-
-def _read_lines(path: Path) -> Iterator[str]:
-    try:
-        with _readable(path), path.open(encoding="utf-8-sig") as file:
-            yield from _checked(file, path)
     except UnicodeDecodeError as error:
         raise InputError(
             f"the corpus file {path} is not UTF-8 text; convert it or leave it out."
         ) from error
 
 
-def _checked(file: TextIO, path: Path) -> Iterator[str]:
-    for line in file:
-        if "\0" in line:
-            raise InputError(
-                f"the corpus file {path} is binary, not text; leave it out."
-            )
-        yield line.removesuffix("\n")
-
-
-def _is_test(source: Path) -> bool:
-    return any(part in ("test", "tests", "idle_test") for part in source.parts)
+def _read_lines(path: Path) -> Iterator[str]:
+    with _readable(path), path.open(encoding="utf-8-sig") as file:
+        for line in file:
+            if "\0" in line:
+                raise InputError(
+                    f"the corpus file {path} is binary, not text; leave it out."
+                )
+            yield line.removesuffix("\n")
 
 
 def _docstrings(source: bytes) -> Iterator[str]:
+    documented = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
     for node in ast.walk(ast.parse(source)):
-        match node:
-            case (
-                ast.Module()
-                | ast.ClassDef()
-                | ast.FunctionDef()
-                | ast.AsyncFunctionDef()
-            ) if docstring := ast.get_docstring(node):
-                yield docstring
+        if isinstance(node, documented) and (docstring := ast.get_docstring(node)):
+            yield docstring

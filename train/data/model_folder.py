@@ -30,13 +30,7 @@ LAST_FILE = f"{FOLDER}/{huggingface.WEIGHTS}"
 
 
 def write_tokenizer(folder: Path, vocabulary: Vocabulary, *, cased: bool) -> None:
-    """Writes a vocabulary, and whether it is cased, as Hugging Face reads them.
-
-    Args:
-      folder: Where to.
-      vocabulary: The word pieces.
-      cased: Whether the tokenizer keeps capitals and accents.
-    """
+    """Writes a vocabulary, and whether it is cased, as Hugging Face reads them."""
     write_vocabulary(folder / VOCABULARY, vocabulary)
     settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": not cased}
     replace_text(folder / TOKENIZER, json.dumps(settings, indent=2) + "\n")
@@ -52,14 +46,6 @@ def write_model(
     cased: bool,
 ) -> None:
     """Writes a model and its tokenizer into a run's folder, on one process of many.
-
-    Args:
-      run: The run's folder.
-      model: The model's sizes.
-      params: Its parameters.
-      architecture: What Hugging Face calls it.
-      vocabulary: Its word pieces.
-      cased: Whether its tokenizer keeps capitals and accents.
 
     Raises:
       InputError: The folder cannot be written to.

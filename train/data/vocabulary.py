@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
@@ -36,15 +37,27 @@ Vocabulary = tuple[str, ...]
 """A vocabulary is its word pieces in the order of their ids."""
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """The size of a vocabulary, and the ids of its special tokens."""
+
+    vocab_size: int
+    pad: int
+    cls: int
+    sep: int
+    mask: int
+
+
+def special_pieces(vocabulary: Vocabulary) -> Pieces:
+    """The ids of the special tokens of a vocabulary."""
+    pad, cls, sep, mask = (vocabulary.index(token) for token in (PAD, CLS, SEP, MASK))
+    return Pieces(len(vocabulary), pad=pad, cls=cls, sep=sep, mask=mask)
+
+
 def train_vocabulary(documents: Iterable[Document], size: int) -> Vocabulary:
-    """Finds the word pieces of a text, lower-cased.
+    """Finds the word pieces of a text, lower-cased, after the special tokens.
 
-    Args:
-      documents: The text.
-      size: Word pieces wanted; a small text may not have as many.
-
-    Returns:
-      The special tokens, then the word pieces.
+    A small text may not have as many as the size that is wanted.
 
     Raises:
       InputError: The size leaves no room for word pieces beside the special tokens.
@@ -89,26 +102,15 @@ def train_vocabulary(documents: Iterable[Document], size: int) -> Vocabulary:
 def read_vocabulary(path: Path) -> Vocabulary:
     """Reads a `vocab.txt`: a word piece a line, its id the number of the line.
 
-    Args:
-      path: The file.
-
-    Returns:
-      The word pieces.
-
     Raises:
       InputError: The file cannot be read, lacks a special token, or repeats a piece.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise InputError(
-            f"the vocabulary {path} cannot be read ({error.strerror}); give the path "
-            "of a vocab.txt, or restore that of a run that goes on."
-        ) from error
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"the vocabulary {path} is not UTF-8 text; give a vocab.txt with a word "
-            "piece a line."
+            f"the vocabulary {path} cannot be read ({error}); give the path of a "
+            "vocab.txt with a word piece a line, or restore that of a run that goes on."
         ) from error
     pieces = tuple(line.removesuffix("\r") for line in lines)
     if pieces[-1] == "":
@@ -134,38 +136,21 @@ def write_vocabulary(path: Path, vocabulary: Vocabulary) -> None:
 
 
 def is_cased(vocabulary: Sequence[str]) -> bool:
-    """True if word pieces have capitals, but for special ones: [MASK], <S>.
-
-    Args:
-      vocabulary: The word pieces.
-
-    Returns:
-      Whether text is looked up in it as it is written.
-    """
+    """True if word pieces have capitals, but for special ones: [MASK], <S>."""
     words = (piece for piece in vocabulary if not _SPECIAL_FORM.fullmatch(piece))
     return any(piece != piece.lower() for piece in words)
 
 
 def say_if_unknown(share: float, advice: str) -> None:
-    """Tells that a vocabulary is hardly that of a text.
-
-    Args:
-      share: The part of the text's word pieces that are [UNK].
-      advice: What to do.
-    """
+    """Tells that much of a text, a share of it, is [UNK] to a vocabulary."""
     if share > MUCH_UNKNOWN:
         say(f"{share:.0%} of the text is unknown to this vocabulary; {advice}.")
 
 
 def tokenizer_of(vocabulary: Sequence[str], *, cased: bool | None = None) -> Tokenizer:
-    """BERT's tokenizer with a vocabulary.
+    """BERT's tokenizer with a vocabulary, which adds no special tokens.
 
-    Args:
-      vocabulary: The word pieces.
-      cased: True to keep capitals and accents; None for `is_cased`.
-
-    Returns:
-      A tokenizer that adds no special tokens.
+    It keeps capitals and accents if `cased`, which is `is_cased` where it is None.
 
     Example:
       >>> from train.data.vocabulary import SPECIAL, tokenizer_of

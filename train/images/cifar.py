@@ -11,7 +11,7 @@ import numpy as np
 
 from train.core.errors import InputError
 from train.core.run_folder import contents_name
-from train.images.dataset import Arrays, Dataset
+from train.images.data import Arrays, Dataset
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,11 +27,7 @@ VALUES = COLOURS * SIDE * SIDE
 def read_cifar(folder: Path) -> Dataset:
     """Reads the files of `cifar-10-batches-bin` or of `cifar-10-batches-py`.
 
-    Args:
-      folder: That folder.
-
-    Returns:
-      The images; the published test images are held out.
+    The published test images are held out.
 
     Raises:
       InputError: A file is missing, or not one of CIFAR-10's.

@@ -9,23 +9,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from train.core import metrics_log
-from train.core.commands.from_scratch import open_run, train_run
-from train.core.commands.line import Command, parse_flags, run_command
+from train.core.commands import Command, parse_flags, run_command, train_from_scratch
 from train.core.mesh import check_divisible, make_mesh
-from train.core.output import is_main_process, say
 from train.core.processes.distributed import Cluster
-from train.core.processes.session import watched
 from train.core.run_folder import check_contents
 from train.images.config import ImagesConfig, check
 from train.images.task import make_task, read
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
     from train.core.run_folder import Run
-    from train.images.dataset import Dataset
+    from train.images.data import Dataset
 
 MODULE = "train.images"
 
@@ -38,18 +33,7 @@ def parse(arguments: Sequence[str]) -> Command[ImagesConfig]:
 def load(
     config: ImagesConfig, run: Run[ImagesConfig] | None = None
 ) -> tuple[dict[str, str], Dataset]:
-    """Reads the images.
-
-    Args:
-      config: The flags.
-      run: The run that goes on, whose images they must be.
-
-    Returns:
-      The hash of the images by their kind, and the images.
-
-    Raises:
-      InputError: They are not there, or damaged, or others than the run's.
-    """
+    """Reads the images, which must be those of a run that goes on, and their hash."""
     data = read(config)
     contents = {"set of images": data.contents}
     if run:
@@ -58,48 +42,26 @@ def load(
 
 
 def train_images(config: ImagesConfig, timeout: float = Cluster.timeout) -> None:
-    """Trains what the flags ask for, and draws the picture.
-
-    Args:
-      config: The flags, the same in all processes.
-      timeout: Seconds that what needs the other processes may take.
+    """Trains what the flags ask for, the same in all processes, and draws the picture.
 
     Raises:
       InputError: The flags, or what they name, cannot be used.
-      LostError: Another process is gone.
+      LostError: Another process is gone, or takes longer than `timeout` seconds.
     """
     check(config)
     mesh = make_mesh(config.workers, config.topology)
     check_divisible(config.batch, mesh, config.accumulate)
-    with watched(timeout) as watchdog:
-        run, data = open_run(config, MODULE, mesh, load)
-        train_run(
-            run,
-            config,
-            mesh,
-            watchdog,
-            about=f"{config.model}, {len(data.training):,} images of "
-            f"{data.num_classes} classes, {len(data.held_out):,} held out",
-            make_task=lambda arm: make_task(arm, data, mesh, run.until),
-            keep_files=lambda folder: None,
-        )
-    if is_main_process():  # which has written them
-        evaluations = [x for x in metrics_log.read(config.out) if "eval_loss" in x]
-        if evaluations:
-            say(_spelled(evaluations[-1]))
-
-
-def _spelled(evaluation: dict[str, Any]) -> str:
-    """An evaluation's line of `metrics.jsonl` as a sentence."""
-    after = f"after {evaluation['step']:,} steps"
-    if evaluation["eval_loss"] is None:
-        return (
-            f"the held-out loss is not finite {after}; start a new run with a smaller "
-            "--learning-rate."
-        )
-    return (
-        f"held-out accuracy {evaluation['eval_accuracy']:.2%}, loss "
-        f"{evaluation['eval_loss']:.4f}, {after}"
+    train_from_scratch(
+        config,
+        MODULE,
+        mesh,
+        timeout,
+        load=load,
+        about=lambda data: (
+            f"{config.model}, {len(data.training):,} images of "
+            f"{data.num_classes} classes, {len(data.held_out):,} held out"
+        ),
+        make_task=make_task,
     )
 
 

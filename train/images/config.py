@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Literal
 
 from models.convolutional import Architecture
-from train.core.commands.flags import FromScratchFlags, check_from_scratch
 from train.core.errors import InputError
 from train.core.flags import (
     Changeable,
     Count,
+    FromScratchFlags,
     Positive,
     Seed,
+    check_from_scratch,
 )
 
 DataName = Literal["digits", "mnist-5k", "cifar-10", "folder"]
@@ -71,15 +72,7 @@ class ImagesConfig(FromScratchFlags):
 
 
 def check(config: ImagesConfig) -> None:
-    """Refuses values that cannot be trained with.
-
-    Args:
-      config: The flags.
-
-    Raises:
-      InputError: A flag's value is out of its range, contradicts another, or is
-        missing.
-    """
+    """Refuses values that are out of range, contradict each other, or are missing."""
     check_from_scratch(config)
     if config.data in SHIPPED and config.path:
         raise InputError(

@@ -9,7 +9,7 @@ import numpy as np
 
 from train.core.errors import InputError
 from train.core.run_folder import contents_name
-from train.images.dataset import Dataset, Labelled, split
+from train.images.data import Dataset, Labelled, split
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,14 +27,9 @@ _PARTS = {"test", "train", "training", "val", "valid", "validation"}
 def read_folder(folder: Path, size: int) -> Dataset:
     """Lists the images of a folder, which are read when they are needed.
 
-    Args:
-      folder: A folder of folders, whose names in order are the classes; hidden files
-        and folders are left out.
-      size: Pixels of a side that images are scaled and cut to.
-
-    Returns:
-      The images, one of six held out; their name is a hash of the files' paths and
-      sizes, not of the pixels.
+    The names of the folders in it, in order, are the classes; hidden files and folders
+    are left out. Images are scaled and cut to a side of `size` pixels, one of six is
+    held out, and their name is a hash of the files' paths and sizes, not of the pixels.
 
     Raises:
       InputError: There are fewer than two classes, or a class without images.
@@ -60,6 +55,7 @@ def read_folder(folder: Path, size: int) -> Dataset:
             x
             for x in inside.rglob("*")
             if x.suffix.lower() in SUFFIXES
+            and x.is_file()  # no link to nothing
             and not any(part[0] == "." for part in x.relative_to(inside).parts)
         )
         if not images:
@@ -69,7 +65,7 @@ def read_folder(folder: Path, size: int) -> Dataset:
             )
         paths += images
         labels += [label] * len(images)
-    names = [f"{x.relative_to(folder).as_posix()} {_size(x)}" for x in paths]
+    names = [f"{x.relative_to(folder).as_posix()} {x.stat().st_size}" for x in paths]
     training, held_out = split(len(paths))
     return Dataset(
         training=_Files(paths, labels, training, size),
@@ -77,15 +73,6 @@ def read_folder(folder: Path, size: int) -> Dataset:
         num_classes=len(classes),
         contents=contents_name(*names),
     )
-
-
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except OSError as error:  # such as a link to nothing
-        raise InputError(
-            f"{file} cannot be read ({error.strerror}); move it away."
-        ) from error
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,14 +8,11 @@ folder `adam` inside it.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-from train.core.commands.from_scratch import open_run, train_run
-from train.core.commands.line import Command, parse_flags, run_command
+from train.core.commands import Command, parse_flags, run_command, train_from_scratch
 from train.core.mesh import check_attention, check_divisible, make_mesh
 from train.core.processes.distributed import Cluster
-from train.core.processes.session import watched
 from train.lm.config import LmConfig, check
 from train.lm.data import keep_tokenizer, load
 from train.lm.task import make_task
@@ -35,31 +32,28 @@ def train_lm(
     config: LmConfig,
     timeout: float = Cluster.timeout,
 ) -> None:
-    """Trains what the flags ask for and draws the picture.
-
-    Args:
-      config: The flags, the same in all processes.
-      timeout: Seconds that what needs the other processes may take.
+    """Trains what the flags ask for, the same in all processes, and draws the picture.
 
     Raises:
       InputError: The flags, or what they name, cannot be used.
-      LostError: Another process is gone.
+      LostError: Another process is gone, or takes longer than `timeout` seconds.
     """
     check(config)
     mesh = make_mesh(config.workers, config.topology)
     check_divisible(config.batch, mesh, config.accumulate)
     check_attention(config.attention, mesh)
-    with watched(timeout) as watchdog:
-        run, data = open_run(config, MODULE, mesh, load)
-        train_run(
-            run,
-            config,
-            mesh,
-            watchdog,
-            about=f"decoder {config.model}, {data.coding.vocab_size:,} tokens",
-            make_task=lambda arm: make_task(arm, data, mesh, run.until),
-            keep_files=partial(keep_tokenizer, data.coding, goes_on=config.resume),
-        )
+    train_from_scratch(
+        config,
+        MODULE,
+        mesh,
+        timeout,
+        load=load,
+        about=lambda data: f"decoder {config.model}, {data.coding.vocab_size:,} tokens",
+        make_task=make_task,
+        keep_files=lambda data, folder: keep_tokenizer(
+            data.coding, folder, goes_on=config.resume
+        ),
+    )
 
 
 def main() -> None:

@@ -8,14 +8,15 @@ from typing import Annotated, Any
 
 from models import DECODER_SIZES
 from models.decoder import DecoderSize
-from train.core.commands.flags import FromScratchFlags, check_from_scratch
 from train.core.flags import (
     Changeable,
     Count,
+    FromScratchFlags,
     Positive,
     Range,
     Seed,
     TransformerFlags,
+    check_from_scratch,
 )
 from train.data.flags import CorpusFlags
 
@@ -54,13 +55,6 @@ class LmConfig(TransformerFlags, CorpusFlags, FromScratchFlags):
 
 
 def check(config: LmConfig) -> None:
-    """Refuses values that cannot be trained with.
-
-    Args:
-      config: The flags.
-
-    Raises:
-      InputError: A flag's value is out of its range, or contradicts another.
-    """
+    """Refuses values that are out of their range, or contradict each other."""
     check_from_scratch(config)
     config.model_of(DECODER_SIZES[config.model])

@@ -81,16 +81,13 @@ def make_task(
     mesh: Mesh,
     until: int,
 ) -> Task:
-    """The training that the flags ask for.
+    """The training that the flags ask for, whose steps are those of the schedule.
 
     Args:
-      config: The flags; their steps are those of the schedule.
+      config: The flags.
       data: The text.
       mesh: The workers.
       until: Steps to have trained at the end.
-
-    Returns:
-      The task.
     """
     size = DECODER_SIZES[config.model]
     model = config.model_of(size, vocab_size=data.coding.vocab_size)

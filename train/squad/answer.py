@@ -1,10 +1,10 @@
-"""Answering after the training: predictions, scores and weights of a run."""
+"""Questions cut into windows, and their answers: predictions and scores of a run."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,20 +13,23 @@ from train.core.output import is_main_process, say
 from train.core.processes.distributed import check_agreed
 from train.core.run_folder import contents_name
 from train.core.text_file import replace_text
-from train.squad.objective import logits
-from train.squad.predict import answers, predict, write_predictions
-from train.squad.scores import best_threshold, evaluate
+from train.data.vocabulary import UNK, say_if_unknown, special_pieces, tokenizer_of
+from train.squad.predict import answers, predict, write_answers
+from train.squad.scores import evaluate
+from train.squad.task import logits
+from train.squad.windows import NOWHERE, windows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from jax.sharding import Mesh
 
     from models import BertConfig
     from train.core.task import Params
-    from train.data.pieces import Pieces
+    from train.data.vocabulary import Pieces
     from train.squad.config import SquadConfig
     from train.squad.dataset import Squad
+    from train.squad.initial_weights import InitialWeights
     from train.squad.predict import Prediction
     from train.squad.scores import Score
     from train.squad.windows import Window
@@ -36,7 +39,7 @@ SCORES = "scores.json"
 
 @dataclass(frozen=True)
 class Questions:
-    """Questions to be answered.
+    """Questions to be learnt from or to be answered.
 
     Attributes:
       squad: The questions.
@@ -47,6 +50,33 @@ class Questions:
     squad: Squad
     windows: Sequence[Window]
     pieces: Pieces
+
+
+def cut(config: SquadConfig, squad: Squad, weights: InitialWeights) -> Questions:
+    """Cuts questions into windows; says where word pieces do not fit their texts."""
+    tokenizer = tokenizer_of(weights.vocabulary, cased=weights.cased)
+    made = windows(squad.questions, tokenizer, config.seq, stride=config.stride)
+    texts = [window.tokens[window.text_place : -1] for window in made]
+    unk = weights.vocabulary.index(UNK)
+    unknown = sum(np.count_nonzero(x == unk) for x in texts)
+    share = unknown / max(1, sum(map(len, texts)))
+    say_if_unknown(share, "give weights, or a --vocab, of such texts")
+    return Questions(squad, made, special_pieces(weights.vocabulary))
+
+
+def check_answers(questions: Questions) -> None:
+    """Warns of answers that cannot be learnt; refuses where none can be."""
+    answered = sum(bool(question.answers) for question in questions.squad.questions)
+    whole = {w.question for w in questions.windows if w.answer != NOWHERE}
+    lost = answered - len(whole)
+    advice = "they are longer than half a window, or invisible; give a longer --seq"
+    if answered and lost == answered:
+        raise InputError(f"no answer is whole in a window: {advice}.")
+    if lost:
+        say(
+            f"{lost:,} of {answered:,} answers are whole in no window, and are learnt "
+            f"as none: {advice}."
+        )
 
 
 def answer(
@@ -67,25 +97,13 @@ def answer(
       mesh: The workers.
       expect: Told of each wait for the other processes.
 
-    Returns:
-      A prediction a question.
-
     Raises:
       InputError: The model has diverged, or processes differ in their questions.
     """
     expect("the questions of all processes")
     tokens = (window.tokens.tobytes() for window in questions.windows)
     check_agreed({"--batch": str(config.batch), "questions": contents_name(*tokens)})
-    starts, ends = logits(
-        model,
-        params,
-        questions.windows,
-        questions.pieces,
-        config.seq,
-        config.batch,
-        mesh,
-        expect,
-    )
+    starts, ends = logits(config, model, params, questions, mesh, expect)
     if not (np.isfinite(starts).all() and np.isfinite(ends).all()):
         raise InputError(
             "the model's scores are not finite; start a new run in another --out "
@@ -103,64 +121,13 @@ def answer(
 
 def score(
     config: SquadConfig, squad: Squad, predictions: Sequence[Prediction]
-) -> Mapping[str, Score]:
-    """Scores answers, and writes both into the run's folder.
-
-    Args:
-      config: The flags.
-      squad: The questions.
-      predictions: What is answered.
-
-    Returns:
-      The scores.
-
-    Raises:
-      InputError: The folder cannot be written to.
-    """
-    write_answers(config, squad, predictions)
-    scores = evaluate(squad, answers(squad, predictions, config.null_threshold))
+) -> dict[str, Score]:
+    """Scores answers, and writes both into the run's folder."""
+    threshold = config.null_threshold
+    write_answers(config.out, squad, predictions, threshold)
+    scores = evaluate(squad, answers(squad, predictions, threshold))
     if is_main_process():
         written = {name: score._asdict() for name, score in scores.items()}
-        if squad.has_null:
-            written["best"] = _best(squad, predictions)
         with writable(config.out):
             replace_text(config.out / SCORES, json.dumps(written, indent=2) + "\n")
     return scores
-
-
-def write_answers(
-    config: SquadConfig,
-    squad: Squad,
-    predictions: Sequence[Prediction],
-    suffix: str = "",
-) -> None:
-    """Writes answers into the run's folder, on one process of many, and says where.
-
-    Args:
-      config: The flags.
-      squad: The questions.
-      predictions: What is answered.
-      suffix: What the files' names end with before `.json`.
-
-    Raises:
-      InputError: The folder cannot be written to.
-    """
-    if not is_main_process():
-        return
-    folder = config.out
-    with writable(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_predictions(folder, squad, predictions, config.null_threshold, suffix)
-    file = folder / f"predictions{suffix}.json"
-    say(f"{file}: the answers to {len(predictions):,} questions")
-
-
-def _best(squad: Squad, predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """The score at the null threshold that suits these questions best."""
-    threshold, score = best_threshold(
-        squad,
-        {p.question.id: p.text() for p in predictions},
-        {p.question.id: p.null_odds for p in predictions},
-    )
-    # JSON has no infinity: below all odds nothing is answered.
-    return {**score._asdict(), "null_threshold": max(threshold, -1e9)}

@@ -12,8 +12,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
 from train.core import run_folder
-from train.core.commands.line import Command, parse_flags, run_command
+from train.core.commands import Command, parse_flags, run_command
+from train.core.errors import InputError
 from train.core.flags import places
 from train.core.loop import train
 from train.core.mesh import check_attention, check_divisible, kept_topology, make_mesh
@@ -23,10 +27,16 @@ from train.core.processes.distributed import Cluster
 from train.core.processes.session import watched
 from train.core.run_folder import contents_name
 from train.data.model_folder import write_model, write_tokenizer
-from train.squad.answer import answer, score
-from train.squad.answer_alone import answer_alone
+from train.squad.answer import answer, check_answers, cut, score
 from train.squad.config import FREEZE, MODULE, SquadConfig, check
-from train.squad.inputs import read_questions, starting_weights
+from train.squad.dataset import read_squad
+from train.squad.initial_weights import (
+    random_weights,
+    read_resumed,
+    read_weights,
+    trained_tokens,
+)
+from train.squad.predict import write_answers
 from train.squad.task import make_task
 
 if TYPE_CHECKING:
@@ -34,6 +44,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from train.core.task import Params
+    from train.squad.dataset import Squad
     from train.squad.initial_weights import InitialWeights
     from train.squad.scores import Score
 
@@ -48,8 +59,8 @@ def parse(arguments: Sequence[str]) -> Command[SquadConfig]:
     start = command.training.start
     if command.training.predict and start and run_folder.is_of(start, MODULE):
         flags = run_folder.flags_of(start)
-        cut = SquadConfig(seq=flags["seq"], stride=flags["stride"])
-        return parse_flags(cut, arguments, MODULE)
+        like_run = SquadConfig(seq=flags["seq"], stride=flags["stride"])
+        return parse_flags(like_run, arguments, MODULE)
     return command
 
 
@@ -57,18 +68,11 @@ def fine_tune(
     config: SquadConfig,
     timeout: float = Cluster.timeout,
 ) -> Mapping[str, Score]:
-    """Trains what the flags ask for, answers, and scores the answers.
-
-    Args:
-      config: The flags, the same in all processes.
-      timeout: Seconds that what needs the other processes may take.
-
-    Returns:
-      The scores of the answers to `dev`.
+    """Trains what the flags ask for, answers, and returns the scores of the answers.
 
     Raises:
       InputError: The flags, or what they name, cannot be used.
-      LostError: Another process is gone.
+      LostError: Another process is gone, or takes longer than `timeout` seconds.
     """
     check(config)
     mesh = make_mesh(config.workers, config.topology)
@@ -78,10 +82,15 @@ def fine_tune(
     config = replace(config, topology=topology)
     if not config.resume:
         run_folder.check_free(config.out)  # not only when all questions are cut
-    weights = starting_weights(config)
+    weights = _starting_weights(config)
     assert config.train, "checked"
-    learnt, questions = read_questions(config, config.train, weights)
-    steps = config.num_steps(len(learnt))
+    training = read_squad(config.train)
+    dev = read_squad(config.dev) if config.dev else training
+    _check_threshold(config, dev, config.dev or config.train)
+    learnt = cut(config, training, weights)
+    questions = cut(config, dev, weights) if config.dev else learnt
+    check_answers(learnt)
+    steps = config.num_steps(len(learnt.windows))
     check_plan(config.planned(steps, FREEZE))
     pieces = (*weights.vocabulary, str(weights.cased))
     contents = {
@@ -89,7 +98,11 @@ def fine_tune(
         "vocabulary": contents_name(*pieces),
     }
     run = run_folder.run_of(config, MODULE, contents, steps)
-    keep_tokenizer = partial(_keep_tokenizer, config, weights)
+
+    def keep_tokenizer(folder: Path) -> None:
+        if not config.resume:
+            write_tokenizer(folder, weights.vocabulary, cased=weights.cased)
+
     scores: dict[str, Score] = {}
     with (
         watched(timeout) as watchdog,
@@ -113,20 +126,94 @@ def fine_tune(
         model = config.model_of(weights.config)
         say(
             f"{config.out}: BERT of {model.num_layers} layers of {model.hidden_size}, "
-            f"{len({w.question for w in learnt}):,} questions in {len(learnt):,} "
+            f"{len(training.questions):,} questions in {len(learnt.windows):,} "
             f"windows, {mesh.size} workers ({mesh.devices.flat[0].platform}), to step "
             f"{steps:,}"
         )
-        task = make_task(config, model, weights, learnt, steps, mesh, finish)
+        task = make_task(config, model, weights.params, learnt, steps, mesh, finish)
         flags = replace(run.flags, **places(config))  # files may have moved
         begin = partial(run_folder.write, replace(run, flags=flags))
         train(task, config, steps, mesh, watchdog, begin)
     return scores
 
 
-def _keep_tokenizer(config: SquadConfig, weights: InitialWeights, folder: Path) -> None:
-    if not config.resume:
-        write_tokenizer(folder, weights.vocabulary, cased=weights.cased)
+def answer_alone(config: SquadConfig, timeout: float = Cluster.timeout) -> None:
+    """Answers the questions of `predict`, without training and without scores.
+
+    Raises:
+      InputError: The flags, or what they name, cannot be used.
+      LostError: Another process is gone, or takes longer than `timeout` seconds.
+    """
+    check(config)
+    source, vocab = (
+        (config.out, None) if config.resume else (config.start, config.vocab)
+    )
+    assert config.predict, "asked for"
+    assert source, "checked"
+    if run_folder.exists(config.out) and not run_folder.is_of(config.out, MODULE):
+        raise InputError(
+            f"{config.out} has a config.json that is not of a run of {MODULE}; give "
+            "another --out for the answers."
+        )
+    mesh = make_mesh(config.workers, config.topology)
+    check_divisible(config.batch, mesh)
+    check_attention(config.attention, mesh)
+    weights = read_weights(source, vocab)
+    _check_positions(config, weights)
+    if "span" not in weights.params:
+        raise InputError(
+            f"the weights in {source} have not learnt to answer; give those of a "
+            "run of train.squad."
+        )
+    squad = read_squad(config.predict, with_answers=False)
+    _check_threshold(config, squad, config.predict)
+    questions = cut(config, squad, weights)
+    say(
+        f"{config.predict}: {len(squad.questions):,} questions in "
+        f"{len(questions.windows):,} windows of {config.seq} tokens, at most "
+        f"{config.stride} word pieces apart"
+    )
+    params = jax.device_put(weights.params, NamedSharding(mesh, PartitionSpec()))
+    with watched(timeout) as watchdog:
+        model = config.model_of(weights.config)
+        predictions = answer(config, model, params, questions, mesh, watchdog.expect)
+    suffix, threshold = f"_{config.predict.stem}", config.null_threshold
+    write_answers(config.out, squad, predictions, threshold, suffix)
+
+
+def _starting_weights(config: SquadConfig) -> InitialWeights:
+    """The weights to start from; of a run that is resumed, their sizes alone."""
+    weights = read_resumed(config.out) if config.resume else None
+    if weights is None and config.start:
+        weights = read_weights(config.start, config.vocab)
+    if weights is None:
+        assert config.vocab, "checked"
+        weights = random_weights(config.vocab, config.model or "tiny")
+    _check_positions(config, weights)
+    known = config.start and not config.resume and trained_tokens(config.start)
+    if known and known < config.seq:
+        say(
+            f"{config.start} was trained on {known} tokens: the positions from there "
+            f"to --seq {config.seq} begin as they were drawn."
+        )
+    return weights
+
+
+def _check_positions(config: SquadConfig, weights: InitialWeights) -> None:
+    if config.seq > weights.config.max_positions:
+        raise InputError(
+            f"--seq {config.seq} is more than the {weights.config.max_positions} "
+            "positions of this BERT; give fewer."
+        )
+
+
+def _check_threshold(config: SquadConfig, squad: Squad, file: Path) -> None:
+    """Refuses a threshold for having no answer where all questions have one."""
+    if config.null_threshold and not squad.has_null:
+        raise InputError(
+            f"--null-threshold is of questions that may have no answer, and {file} has "
+            'none such; give --null-threshold 0, or a file of "version": "v2.0".'
+        )
 
 
 def main() -> None:

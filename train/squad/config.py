@@ -9,7 +9,6 @@ from typing import Annotated
 from models.config import Size
 from train.core.errors import InputError
 from train.core.flags import (
-    MAX_COUNT,
     Changeable,
     Count,
     Freeze,
@@ -86,38 +85,13 @@ class SquadConfig(TransformerFlags, TrainingFlags):
     """Folder for checkpoints, metrics, predictions and the model."""
 
     def num_steps(self, windows: int) -> int:
-        """The steps to train: --steps, or those that --epochs are.
-
-        Args:
-          windows: How many there are to learn from.
-
-        Returns:
-          The number of steps.
-
-        Raises:
-          InputError: They are more than can be counted.
-        """
-        if self.steps:
-            return self.steps
+        """The steps to train: --steps, or those that --epochs of the windows are."""
         epochs = EPOCHS if self.epochs is None else self.epochs
-        steps = epochs * windows / self.batch
-        if steps > MAX_COUNT:
-            raise InputError(
-                f"--epochs {epochs} make more than {MAX_COUNT:,} steps; give fewer."
-            )
-        return max(1, round(steps))
+        return self.steps or max(1, round(epochs * windows / self.batch))
 
 
 def check(config: SquadConfig) -> None:
-    """Refuses values that cannot be trained with.
-
-    Args:
-      config: The flags.
-
-    Raises:
-      InputError: A flag's value is out of its range, contradicts another, or is
-        missing.
-    """
+    """Refuses values that are out of range, contradict each other, or are missing."""
     if config.predict and not config.resume:
         if config.train or config.dev:
             raise InputError(

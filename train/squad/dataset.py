@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from train.core.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -55,51 +54,32 @@ class Squad:
 
 
 def read_squad(path: Path, *, with_answers: bool = True) -> Squad:
-    """Reads a SQuAD file.
-
-    Args:
-      path: A JSON file of v1.1 or v2.0.
-      with_answers: False to leave out the answers, which need not be there.
-
-    Returns:
-      Its questions.
+    """Reads a SQuAD file, without its answers if they need not be there.
 
     Raises:
-      InputError: It cannot be read, is no SQuAD file, or has an answer that is not in
-        the text where the file says.
+      InputError: It cannot be read, is no SQuAD file of v1.1 or v2.0, or has an answer
+        that is not in the text where the file says.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
+        # JSON may spell half of a surrogate pair, which is no text.
+        json.dumps(content, ensure_ascii=False).encode()
     except OSError as error:
         raise InputError(
             f"{path} cannot be read ({error.strerror}); give the path of a SQuAD file."
         ) from error
     except (ValueError, RecursionError) as error:
         raise InputError(
-            f"{path} is not JSON ({error}); give a SQuAD file, v1.1 or v2.0."
+            f"{path} is not JSON of texts ({error}); give a SQuAD file, v1.1 or v2.0."
         ) from error
     try:
-        squad = parse_squad(content, with_answers=with_answers)
+        return parse_squad(content, with_answers=with_answers)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    if not squad.questions:
-        raise InputError(f"{path} has no questions; give a SQuAD file that has.")
-    return squad
 
 
 def parse_squad(content: Any, *, with_answers: bool = True) -> Squad:
-    """Makes questions of the contents of a SQuAD file.
-
-    Args:
-      content: The file, parsed as JSON.
-      with_answers: As of `read_squad`.
-
-    Returns:
-      The questions.
-
-    Raises:
-      InputError: It is no SQuAD file, or has an answer that is not in the text where
-        the file says.
+    """Makes questions of the contents of a SQuAD file; as `read_squad`.
 
     Example:
       >>> from train.squad.dataset import parse_squad
@@ -112,59 +92,38 @@ def parse_squad(content: Any, *, with_answers: bool = True) -> Squad:
       train.core.errors.InputError: question 'a': its answer 'one bit' is said to \
 start at character 6, where the text has ' one bi'; correct answer_start.
     """
-    questions = []
+    questions: dict[str, Question] = {}
+    has_null = False
+    for i, article in enumerate(_value(content, "data", list, "the file"), start=1):
+        where = f"article {i}"
+        paragraphs = _value(article, "paragraphs", list, where)
+        for j, paragraph in enumerate(paragraphs, start=1):
+            where = f"article {i}, paragraph {j}"
+            context = _value(paragraph, "context", str, where)
+            for k, qa in enumerate(_value(paragraph, "qas", list, where), start=1):
+                place = f"{where}, question {k}"
+                name = _value(qa, "id", str, place)
+                text = _value(qa, "question", str, place)
+                answers = _answers(name, context, qa, place) if with_answers else ()
+                if name in questions:
+                    raise InputError(
+                        f"two questions have the id {name!r}; predictions are filed "
+                        "under it, so rename either."
+                    )
+                questions[name] = Question(name, text, context, answers)
+                has_null |= "is_impossible" in qa
+    if not questions:
+        raise InputError("there are no questions; give a SQuAD file that has some.")
     # Without answers the version alone tells.
-    has_null = not with_answers and _version(content) == "v2.0"
-    seen = set()
-    for context, qa, where in _qas(content):
-        question = _question(context, qa, where, with_answers=with_answers)
-        if question.id in seen:
-            raise InputError(
-                f"two questions have the id {question.id!r}; predictions are filed "
-                "under it, so rename either."
-            )
-        seen.add(question.id)
-        questions.append(question)
-        has_null |= "is_impossible" in qa
-    return Squad(tuple(questions), has_null)
-
-
-def _version(content: Any) -> Any:
-    return content.get("version") if isinstance(content, dict) else None
-
-
-def _qas(content: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Every question with its context, and where it is."""
-    for i, article in enumerate(_value(content, "data", list, "the file")):
-        where = f"article {i + 1}"
-        for j, paragraph in enumerate(_value(article, "paragraphs", list, where)):
-            place = f"{where}, paragraph {j + 1}"
-            context = _value(paragraph, "context", str, place)
-            for k, qa in enumerate(_value(paragraph, "qas", list, place)):
-                yield context, qa, f"{place}, question {k + 1}"
-
-
-def _question(
-    context: str, qa: dict[str, Any], where: str, *, with_answers: bool
-) -> Question:
-    name = _value(qa, "id", str, where)
-    text = _value(qa, "question", str, where)
-    answers = _answers(name, context, qa, where) if with_answers else ()
-    return Question(name, text, context, answers)
+    has_null |= not with_answers and content.get("version") == "v2.0"
+    return Squad(tuple(questions.values()), has_null)
 
 
 def _answers(
     name: str, context: str, qa: dict[str, Any], where: str
 ) -> tuple[Answer, ...]:
-    if "answers" not in qa:
-        raise InputError(
-            f"not a SQuAD file: {where} has no 'answers' that is a list; give them, or "
-            "the file as --predict, where they are not known."
-        )
-    entries = _value(qa, "answers", list, where)
-    is_impossible = qa.get("is_impossible", False)
-    if not isinstance(is_impossible, bool):
-        raise InputError(f"question {name!r}: is_impossible must be true or false.")
+    entries = _value({"answers": [], **qa}, "answers", list, where)
+    is_impossible = bool(qa.get("is_impossible"))
     if is_impossible == bool(entries):
         said = "is marked impossible and has" if entries else "has no"
         raise InputError(
@@ -174,20 +133,18 @@ def _answers(
         )
     answers = []
     for entry in entries:
-        answer = Answer(
-            _value(entry, "text", str, where), _value(entry, "answer_start", int, where)
-        )
-        if not answer.text.strip():
+        text = _value(entry, "text", str, where)
+        start = _value(entry, "answer_start", int, where)
+        if not text.strip():
             raise InputError(f"question {name!r} has an empty answer; remove it.")
-        end = answer.start + len(answer.text)
-        there = context[answer.start : end] if answer.start >= 0 else ""
-        if there != answer.text:
+        there = context[start : start + len(text)] if start >= 0 else ""
+        if there != text:
             raise InputError(
-                f"question {name!r}: its answer {answer.text!r} is said to start at "
-                f"character {answer.start}, where the text has {there!r}; correct "
+                f"question {name!r}: its answer {text!r} is said to start at "
+                f"character {start}, where the text has {there!r}; correct "
                 "answer_start."
             )
-        answers.append(answer)
+        answers.append(Answer(text, start))
     return tuple(answers)
 
 
@@ -200,12 +157,4 @@ def _value(content: Any, key: str, kind: type, where: str) -> Any:
             f"not a SQuAD file: {where} has no {key!r} that is {names[kind]}; give a "
             "file of v1.1 or v2.0."
         )
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"{key!r} of {where} has half of a surrogate pair at character "
-                f"{error.start}, which is no text; remove it."
-            ) from error
     return value

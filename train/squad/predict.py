@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from train.core.errors import writable
+from train.core.output import is_main_process, say
 from train.core.text_file import replace_text
 from train.squad.windows import by_question, has_most_context
 
@@ -54,15 +56,7 @@ class Prediction(NamedTuple):
         return self.null - self.best[0].score if self.best else math.inf
 
     def text(self, threshold: float = math.inf) -> str:
-        """The answer.
-
-        Args:
-          threshold: The highest `null_odds` with which one is given; the default gives
-            one always, as in v1.1.
-
-        Returns:
-          Part of the text, or nothing.
-        """
+        """The answer, or nothing where `null_odds` are above a threshold."""
         if not self.best or self.null_odds > threshold:
             return ""
         _, start, end = self.best[0]
@@ -94,103 +88,19 @@ def predict(
     Returns:
       A prediction a question.
     """
+    logits = zip(*(np.asarray(x, np.float64) for x in (starts, ends)), strict=True)
     predictions = []
-    row = 0
     for same in by_question(windows):
         question = questions[same[0].question]
         spans: list[Span] = []
         null = math.inf
         for window, judged in zip(same, has_most_context(same), strict=True):
-            start, end = (
-                np.asarray(logits[row], np.float64) for logits in (starts, ends)
-            )
+            start, end = next(logits)
             null = min(null, float(start[0] + end[0]))
             spans += _spans(window, judged, start, end, num_best, max_answer)
-            row += 1
         best = _distinct(question.context, spans, num_best)
         predictions.append(Prediction(question, best, null))
     return predictions
-
-
-def answers(
-    squad: Squad, predictions: Sequence[Prediction], threshold: float
-) -> dict[str, str]:
-    """The answers, as `predictions.json` has them.
-
-    Args:
-      squad: The questions.
-      predictions: The answers to them.
-      threshold: Null odds above which there is no answer, in v2.0; in v1.1 there is
-        one always.
-
-    Returns:
-      From a question's id to its answer.
-    """
-    limit = threshold if squad.has_null else math.inf
-    return {p.question.id: p.text(limit) for p in predictions}
-
-
-def write_predictions(
-    folder: Path,
-    squad: Squad,
-    predictions: Sequence[Prediction],
-    threshold: float,
-    suffix: str = "",
-) -> None:
-    """Writes the files that the official scripts read, and the answers behind them.
-
-    Args:
-      folder: Takes `predictions.json` and `nbest_predictions.json`, and in v2.0
-        `null_odds.json`.
-      squad: The questions.
-      predictions: The answers to them.
-      threshold: Null odds above which there is no answer, in v2.0.
-      suffix: What the files' names end with before `.json`.
-    """
-    contents: dict[str, dict[str, Any]] = {
-        "predictions": answers(squad, predictions, threshold),
-        "nbest_predictions": {
-            p.question.id: n_best(p, with_null=squad.has_null) for p in predictions
-        },
-    }
-    if squad.has_null:
-        # JSON has no infinity.
-        contents["null_odds"] = {
-            p.question.id: min(p.null_odds, 1e9) for p in predictions
-        }
-    else:  # those of another file, answered before
-        (folder / f"null_odds{suffix}.json").unlink(missing_ok=True)
-    for name, content in contents.items():
-        text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        replace_text(folder / f"{name}{suffix}.json", text)
-
-
-def n_best(prediction: Prediction, *, with_null: bool) -> list[dict[str, Any]]:
-    """The likeliest answers with their probabilities among themselves.
-
-    Args:
-      prediction: The answer.
-      with_null: True to count no answer as one of them.
-
-    Returns:
-      Text, probability, score, and first and past the last character of each.
-    """
-    context = prediction.question.context
-    spans = list(prediction.best)
-    if with_null or not spans:
-        spans.append(Span(prediction.null, 0, 0))
-    spans.sort(key=lambda span: -span.score)
-    weights = [math.exp(span.score - spans[0].score) for span in spans]
-    return [
-        {
-            "text": context[span.start : span.end],
-            "probability": weight / sum(weights),
-            "score": span.score,
-            "start": span.start,
-            "end": span.end,
-        }
-        for span, weight in zip(spans, weights, strict=True)
-    ]
 
 
 def _spans(
@@ -212,9 +122,8 @@ def _spans(
         first, more = divmod(int(place), max_answer)
         if scores[first, more] > -np.inf:
             start = window.text_place + first
-            yield Span(
-                float(scores[first, more]), *window.characters(start, start + more)
-            )
+            characters = window.characters(start, start + more)
+            yield Span(float(scores[first, more]), *characters)
 
 
 def _distinct(context: str, spans: list[Span], count: int) -> tuple[Span, ...]:
@@ -222,3 +131,74 @@ def _distinct(context: str, spans: list[Span], count: int) -> tuple[Span, ...]:
     for span in sorted(spans, key=lambda span: (-span.score, span.start, span.end)):
         texts.setdefault(context[span.start : span.end], span)
     return tuple(texts.values())[:count]
+
+
+def answers(
+    squad: Squad, predictions: Sequence[Prediction], threshold: float
+) -> dict[str, str]:
+    """The answers by their questions' ids, as `predictions.json` has them.
+
+    In v2.0 there is none where the null odds are above the threshold.
+    """
+    limit = threshold if squad.has_null else math.inf
+    return {p.question.id: p.text(limit) for p in predictions}
+
+
+def write_answers(
+    folder: Path,
+    squad: Squad,
+    predictions: Sequence[Prediction],
+    threshold: float,
+    suffix: str = "",
+) -> None:
+    """Writes answers for the official scripts, on one process of many, and says where.
+
+    `predictions.json` and `nbest_predictions.json`, and in v2.0 `null_odds.json`, each
+    with a suffix before `.json`; the threshold is that of `answers`.
+
+    Raises:
+      InputError: The folder cannot be written to.
+    """
+    if not is_main_process():
+        return
+    contents: dict[str, dict[str, Any]] = {
+        "predictions": answers(squad, predictions, threshold),
+        "nbest_predictions": {
+            p.question.id: n_best(p, with_null=squad.has_null) for p in predictions
+        },
+    }
+    if squad.has_null:
+        # JSON has no infinity.
+        contents["null_odds"] = {
+            p.question.id: min(p.null_odds, 1e9) for p in predictions
+        }
+    with writable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        # Of another file, answered before.
+        (folder / f"null_odds{suffix}.json").unlink(missing_ok=True)
+        for name, content in contents.items():
+            text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+            replace_text(folder / f"{name}{suffix}.json", text + "\n")
+    file = folder / f"predictions{suffix}.json"
+    say(f"{file}: the answers to {len(predictions):,} questions")
+
+
+def n_best(prediction: Prediction, *, with_null: bool) -> list[dict[str, Any]]:
+    """The likeliest answers, no answer among them if asked, with their probabilities.
+
+    Each has its text, probability, score, and first and past the last character.
+    """
+    context = prediction.question.context
+    spans = list(prediction.best)
+    if with_null or not spans:
+        spans.append(Span(prediction.null, 0, 0))
+    spans.sort(key=lambda span: -span.score)
+    weights = [math.exp(span.score - spans[0].score) for span in spans]
+    return [
+        {
+            "text": context[span.start : span.end],
+            "probability": weight / sum(weights),
+            **span._asdict(),
+        }
+        for span, weight in zip(spans, weights, strict=True)
+    ]

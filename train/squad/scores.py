@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from train.core.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from train.squad.dataset import Question, Squad
 
@@ -40,12 +40,6 @@ class Score(NamedTuple):
 def normalize(text: str) -> str:
     """Lower-cases, and removes punctuation, articles and superfluous blanks.
 
-    Args:
-      text: An answer.
-
-    Returns:
-      The words that are compared.
-
     Example:
       >>> from train.squad.scores import normalize
       >>> normalize("The  bit, (a sign)!")
@@ -61,16 +55,9 @@ def exact_match(prediction: str, reference: str) -> float:
 
 
 def f1(prediction: str, reference: str, *, has_null: bool = False) -> float:
-    """The harmonic mean of precision and recall of an answer's words.
+    """2 p r / (p + r) of the precision p and recall r of an answer's words.
 
-    Args:
-      prediction: The answer given.
-      reference: The right one.
-      has_null: True to count as v2.0 does: answers without words agree with each
-        other.
-
-    Returns:
-      2 p r / (p + r), from 0 to 1.
+    With `has_null` answers without words agree with each other, as in v2.0.
 
     Example:
       >>> from train.squad.scores import f1
@@ -90,16 +77,7 @@ def f1(prediction: str, reference: str, *, has_null: bool = False) -> float:
 def question_scores(
     question: Question, prediction: str, *, has_null: bool
 ) -> tuple[float, float]:
-    """Exact match and F1 of an answer, each with the reference that suits it best.
-
-    Args:
-      question: The question.
-      prediction: The answer given; empty for none.
-      has_null: True to count as v2.0 does.
-
-    Returns:
-      The two, from 0 to 1.
-    """
+    """Exact match and F1 of an answer, each with the reference that suits it best."""
     references = [answer.text for answer in question.answers]
     if has_null:
         references = [text for text in references if normalize(text)] or [""]
@@ -133,56 +111,17 @@ def evaluate(squad: Squad, predictions: Mapping[str, str]) -> dict[str, Score]:
         q.id: question_scores(q, predictions[q.id], has_null=squad.has_null)
         for q in known
     }
+
+    def mean(questions: Sequence[Question]) -> Score:
+        each = [scores.get(q.id, (0.0, 0.0)) for q in questions]
+        exact, f1 = (100 * sum(x) / len(each) for x in zip(*each, strict=True))
+        return Score(exact, f1, len(each))
+
     if not squad.has_null:
-        return {"all": _mean(scores, squad.questions)}
+        return {"all": mean(squad.questions)}
     parts = {
         "all": known,
         "answerable": [q for q in known if q.answers],
         "unanswerable": [q for q in known if not q.answers],
     }
-    return {name: _mean(scores, part) for name, part in parts.items() if part}
-
-
-def best_threshold(
-    squad: Squad, predictions: Mapping[str, str], null_odds: Mapping[str, float]
-) -> tuple[float, Score]:
-    """Finds the null threshold that v2.0's questions are answered best with, by F1.
-
-    Args:
-      squad: The questions.
-      predictions: An answer to each, by its id, as if all had one.
-      null_odds: Score of no answer less that of the answer, by the id.
-
-    Returns:
-      The highest odds with which an answer is still given, and the score with it.
-    """
-    ordered = sorted(squad.questions, key=lambda q: null_odds[q.id])
-    changes = []
-    for q in ordered:
-        answered = question_scores(q, predictions[q.id], has_null=True)[1]
-        none = question_scores(q, "", has_null=True)[1]
-        changes.append(answered - none)
-    best, threshold, total = 0.0, -float("inf"), 0.0
-    for number, (q, change) in enumerate(zip(ordered, changes, strict=True), start=1):
-        total += change
-        # Questions of equal odds are answered together or not at all.
-        is_last = number == len(ordered) or (
-            null_odds[ordered[number].id] != null_odds[q.id]
-        )
-        if is_last and total > best:
-            best, threshold = total, null_odds[q.id]
-    chosen = {
-        q.id: predictions[q.id] if null_odds[q.id] <= threshold else "" for q in ordered
-    }
-    return threshold, evaluate(squad, chosen)["all"]
-
-
-def _mean(
-    scores: Mapping[str, tuple[float, float]],
-    questions: tuple[Question, ...] | list[Question],
-) -> Score:
-    exact, f1 = (
-        100 * sum(scores.get(q.id, (0.0, 0.0))[i] for q in questions) / len(questions)
-        for i in range(2)
-    )
-    return Score(exact, f1, len(questions))
+    return {name: mean(part) for name, part in parts.items() if part}

@@ -16,16 +16,14 @@ from tokenizers.processors import BertProcessing
 
 from models import SpanBatch
 from train.core.errors import InputError
-from train.core.output import say
 from train.data.vocabulary import CLS, SEP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from jaxtyping import Bool, Int
-    from tokenizers import Encoding
 
-    from train.data.pieces import Pieces
+    from train.data.vocabulary import Pieces
     from train.squad.dataset import Question
 
 STRIDE = 128
@@ -61,15 +59,7 @@ class Window(NamedTuple):
     answer: tuple[int, int]
 
     def characters(self, start: int, end: int) -> tuple[int, int]:
-        """Characters between two places of the sequence, inclusive.
-
-        Args:
-          start: Place of the first piece.
-          end: Place of the last.
-
-        Returns:
-          The first character in the text, and the one after the last.
-        """
+        """The text's characters, first and past the last, from one place to another."""
         first, last = start - self.text_place, end - self.text_place
         return int(self.spans[first, 0]), int(self.spans[last, 1])
 
@@ -102,10 +92,16 @@ def windows(
         text: (encoding, _with_marks(text, encoding.offsets))
         for text, encoding in zip(texts, tokenizer.encode_batch(texts), strict=True)
     }
-    joining = _joining(tokenizer)
+    ids = tokenizer.get_vocab()
+    joining = Tokenizer(tokenizer.model)
+    joining.post_processor = BertProcessing((SEP, ids[SEP]), (CLS, ids[CLS]))
     cut = []
     for number, question in enumerate(questions):
-        asked = _asked(question, tokenizer)
+        asked = tokenizer.encode(question.text)
+        if len(asked) > MAX_QUESTION:
+            # `Encoding.truncate` keeps what it cuts off for windows of their own.
+            end = asked.offsets[MAX_QUESTION][0]
+            asked = tokenizer.encode(question.text[:end])
         capacity = length - _NUM_SPECIAL - len(asked)
         if capacity < 1:
             raise InputError(
@@ -127,24 +123,6 @@ def windows(
             text = spans[first : first + capacity]
             cut.append(Window(number, tokens, place, first, text, answer))
     return cut
-
-
-def _joining(tokenizer: Tokenizer) -> Tokenizer:
-    """A tokenizer that makes sequences of pairs of encodings."""
-    joining = Tokenizer(tokenizer.model)
-    ids = tokenizer.get_vocab()
-    joining.post_processor = BertProcessing((SEP, ids[SEP]), (CLS, ids[CLS]))
-    return joining
-
-
-def _asked(question: Question, tokenizer: Tokenizer) -> Encoding:
-    """Word pieces of a question, at most `MAX_QUESTION`."""
-    encoding = tokenizer.encode(question.text)
-    if len(encoding) > MAX_QUESTION:
-        # `Encoding.truncate` keeps what it cuts off for windows of their own.
-        end = encoding.offsets[MAX_QUESTION][0]
-        encoding = tokenizer.encode(question.text[:end])
-    return encoding
 
 
 def _with_marks(
@@ -169,16 +147,9 @@ def _answer(
 ) -> tuple[int, int]:
     """Places of the fewest word pieces that hold a question's first answer.
 
-    Args:
-      spans: Characters of the pieces of the whole text.
-      first: The window's first piece.
-      last: The piece after its last.
-      question: The question.
-      place: Place of the window's first piece in the sequence.
-
-    Returns:
-      The places; `NOWHERE` if there is no answer, none that has word pieces, or not
-      all of them are in the window.
+    `NOWHERE` if there is no answer, none that has word pieces, or not all of them are
+    in the window, which has the pieces from `first` up to `last`; `place` is that of
+    the first of them in the sequence.
     """
     if not question.answers:
         return NOWHERE
@@ -189,57 +160,8 @@ def _answer(
     return int(pieces[0]) - first + place, int(pieces[-1]) - first + place
 
 
-def unknown_share(windows: Sequence[Window], unk: int) -> float:
-    """The share of the texts' word pieces that are [UNK], by window.
-
-    Args:
-      windows: The windows.
-      unk: The id of [UNK].
-
-    Returns:
-      The share; 0 of no pieces.
-    """
-    unknown = total = 0
-    for window in windows:
-        text = window.tokens[window.text_place : -1]
-        unknown += np.count_nonzero(text == unk)
-        total += len(text)
-    return unknown / max(1, total)
-
-
-def check_answers(questions: Sequence[Question], windows: Sequence[Window]) -> None:
-    """Warns of answers that cannot be learnt.
-
-    Args:
-      questions: The questions.
-      windows: Their windows.
-
-    Raises:
-      InputError: None can be.
-    """
-    answered = sum(bool(question.answers) for question in questions)
-    lost = answered - len({w.question for w in windows if w.answer != NOWHERE})
-    advice = "they are longer than half a window, or invisible; give a longer --seq"
-    if answered and lost == answered:
-        raise InputError(f"no answer is whole in a window: {advice}.")
-    if lost:
-        say(
-            f"{lost:,} of {answered:,} answers are whole in no window, and are learnt "
-            f"as none: {advice}."
-        )
-
-
 def sequence(window: Window, pieces: Pieces, length: int) -> SpanBatch:
-    """The sequence of a window.
-
-    Args:
-      window: The window.
-      pieces: The vocabulary's special ids.
-      length: Tokens of the sequence, the padding included.
-
-    Returns:
-      A batch of one sequence, without the batch's axis.
-    """
+    """A window's sequence, padded to a length, without the axis of a batch."""
     used = len(window.tokens)
     tokens = np.full(length, pieces.pad, np.int32)
     tokens[:used] = window.tokens
@@ -256,17 +178,11 @@ def by_question(windows: Sequence[Window]) -> Iterator[list[Window]]:
 
 
 def has_most_context(windows: Sequence[Window]) -> list[Bool[np.ndarray, " pieces"]]:
-    """The pieces that have most text about them in one window of all.
+    """The pieces of each window of a question that have most text about them there.
 
     The text about a piece is the lesser of what is before and after it, and a
     hundredth of the window's length more, as in BERT's published code; an earlier
     window wins a tie.
-
-    Args:
-      windows: The windows of one question.
-
-    Returns:
-      For each window, True for those of its pieces that are judged by it.
     """
     ends = [window.first + len(window.spans) for window in windows]
     scores = np.full((len(windows), ends[-1]), -np.inf)

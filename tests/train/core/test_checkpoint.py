@@ -1,9 +1,11 @@
 """Checkpoints give back what they were given, or say what is wrong with them."""
 
+import contextlib
 import dataclasses
 import errno
-import itertools
+import gc
 import json
+import resource
 import shutil
 import time
 from contextlib import closing
@@ -21,7 +23,6 @@ from train.core import checkpoint
 from train.core.checkpoint import (
     Checkpoint,
     Checkpoints,
-    Progress,
     latest_step,
     saved_model,
 )
@@ -31,9 +32,19 @@ from train.core.optimizer import freeze_rule, learning_rate_schedule, make_optim
 from train.core.totals import Totals
 
 MODEL = {"size": 128, "dropout": 0.1, "layers": 2, "optimizer": "onebit_adam"}
-PROGRESS = Progress(
-    Totals(3, "compressed", {"warmup": 1, "compressed": 2}, 1, 77), {"next_index": 3}
+TOTALS = Totals(3, "compressed", {"warmup": 1, "compressed": 2}, {}, 1, 77)
+
+# At an error Orbax closes the event loop that its other reads and writes answer to.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
 )
+
+
+@pytest.fixture(autouse=True)
+def _garbage_of_its_own():
+    """What Orbax has not awaited is found in the test that left it."""
+    yield
+    gc.collect()
 
 
 def make_params():
@@ -66,7 +77,7 @@ def trained(tx):
         batch = jax.random.normal(jax.random.key(step), (8,))
         stage = "compressed" if step else "warmup"
         params, state, _ = run.step(params, state, batch, stage=stage)
-    return Checkpoint(params, state, PROGRESS)
+    return Checkpoint(params, state, TOTALS, {"next_index": 3})
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +85,8 @@ def saved(trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     with closing(Checkpoints(folder, MODEL)) as checkpoints:
         for steps in (2, 3):
-            progress = dataclasses.replace(
-                PROGRESS, totals=dataclasses.replace(PROGRESS.totals, steps=steps)
-            )
-            checkpoints.save(trained._replace(progress=progress), make_mesh(4))
+            totals = dataclasses.replace(TOTALS, steps=steps)
+            checkpoints.save(trained._replace(totals=totals), make_mesh(4))
     return folder
 
 
@@ -95,7 +104,7 @@ def restore(folder, tx, workers=4, model=MODEL):
 def test_everything_comes_back_in_its_place(saved, tx, trained):
     restored, workers = restore(saved, tx)
     assert workers == 4
-    assert restored.progress == PROGRESS
+    assert (restored.totals, restored.data) == (trained.totals, trained.data)
     chex.assert_trees_all_equal(restored.params, trained.params)
     chex.assert_trees_all_equal(restored.state, trained.state)
     assert any(np.any(x) for x in jax.tree.leaves(trained.state))
@@ -131,105 +140,69 @@ def test_another_number_of_workers_keeps_the_residual(saved, tx, trained, worker
             )
 
 
+def halve(files):
+    for file in filter(Path.is_file, files):
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def remove(files):
+    for file in filter(Path.is_file, files):
+        file.unlink()
+
+
 @pytest.mark.parametrize("workers", [4, 2])
-@pytest.mark.parametrize("kind", ["arrays", "about"])
-def test_a_truncated_checkpoint_is_named_and_the_one_before_is_good(
-    folder, tx, kind, workers
-):
-    newest = folder / "checkpoints" / "3"
-    files = [file for file in (newest / kind).rglob("*") if file.is_file()]
-    largest = max(files, key=lambda file: file.stat().st_size)
-    largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
-    with pytest.raises(InputError) as caught:
-        restore(folder, tx, workers)
-    assert str(caught.value) == (
-        f"the checkpoint {newest} is damaged; move that folder away to go on from the "
-        "one before."
-    )
-    shutil.rmtree(newest)
-    assert restore(folder, tx, workers)[0].progress.totals.steps == 2
-
-
 @pytest.mark.parametrize(
-    ("files", "how"),
+    ("files", "damage"),
     [
-        ("array_metadatas/*", "cut"),
-        *itertools.product(
-            ["**/d/*", "manifest.ocdbt", "_METADATA", "**/*"], ["cut", "gone"]
-        ),
+        ("about/**/*", halve),
+        ("arrays/**/d/*", halve),
+        ("arrays/_METADATA", halve),
+        ("arrays/manifest.ocdbt", remove),
+        ("arrays/**/*", remove),
     ],
 )
-def test_damage_is_said_in_one_sentence_and_no_traceback(folder, tx, capfd, files, how):
-    arrays = folder / "checkpoints" / "3" / "arrays"
-    for file in filter(Path.is_file, arrays.glob(files)):
-        if how == "cut":
-            file.write_bytes(file.read_bytes()[:10])
-        else:
-            file.unlink()
-    with pytest.raises(InputError, match="3 is damaged"):
-        restore(folder, tx)
-    # What is still being read when the first error is known answers a little later.
-    time.sleep(0.2)
-    assert "Traceback" not in capfd.readouterr().err
-
-
-def test_a_store_without_its_manifest_is_not_an_empty_one(folder):
-    """Orbax would stop at the first of many arrays, and the others print tracebacks."""
-    arrays = folder / "checkpoints" / "3" / "arrays"
-    checkpoint.read_through(arrays)
-    (arrays / "manifest.ocdbt").unlink()
-    with pytest.raises(FileNotFoundError):
-        checkpoint.read_through(arrays)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_good(
+    folder, tx, files, damage, workers
+):
+    newest = folder / "checkpoints" / "3"
+    damage(newest.glob(files))
+    message = rf"the checkpoint {newest} is damaged.*; move that folder away to go on"
+    with pytest.raises(InputError, match=message):
+        restore(folder, tx, workers)
+    shutil.rmtree(newest)
+    assert restore(folder, tx, workers)[0].totals.steps == 2
 
 
 @pytest.mark.parametrize(
     ("cause", "expected", "message"),
     [
         (OSError(errno.EIO, "I/O"), InputError, r"cannot be read \(Input/output error"),
-        (OSError(errno.EMFILE, "files"), InputError, r"cannot be read \(Too many open"),
         (MemoryError("none left"), MemoryError, "none left"),
         (RuntimeError("RESOURCE_EXHAUSTED: memory"), RuntimeError, "RESOURCE"),
-        (FileNotFoundError(errno.ENOENT, "gone"), InputError, "3 is damaged"),
     ],
 )
 def test_what_is_not_the_checkpoints_fault_is_not_called_damage(
     folder, tx, monkeypatch, cause, expected, message
 ):
-    def fail(_):
+    def fail(*_, **__):
         raise cause
 
-    monkeypatch.setattr(checkpoint, "read_through", fail)
+    monkeypatch.setattr(checkpoint.ocp.CheckpointManager, "restore", fail)
     with pytest.raises(expected, match=message):
         restore(folder, tx)
 
 
-@pytest.mark.parametrize("workers", [4, 2])
-@pytest.mark.parametrize("what", ["totals", "state", "leaf"])
-def test_a_checkpoint_of_another_version_is_not_called_damage(
-    folder, tx, workers, what
-):
+@pytest.mark.parametrize("what", ["totals", "state"])
+def test_a_checkpoint_of_another_version_is_refused(folder, tx, what):
     if what == "totals":
         about = folder / "checkpoints" / "3" / "about" / "metadata"
         values = json.loads(about.read_text())
         values["totals"]["skipped_in_all"] = values["totals"].pop("skipped")
         about.write_text(json.dumps(values))
     else:
-        more = {"more": jnp.zeros(3)} if what == "state" else jnp.zeros(3)
+        more = {"more": jnp.zeros(3)}
         tx = optax.chain(tx, optax.GradientTransformation(lambda _: more, None))
-    with pytest.raises(InputError, match="3 is whole, but not of what this version"):
-        restore(folder, tx, workers)
-
-
-def test_a_checkpoint_that_is_not_written_is_said(folder, trained):
-    earlier = Progress(Totals(2), PROGRESS.data)
-    refused = pytest.raises(InputError, match=r"of step 2 is not written, as .*step 3;")
-    with closing(Checkpoints(folder, MODEL)) as checkpoints, refused:
-        checkpoints.save(trained._replace(progress=earlier), make_mesh(4))
-
-
-def test_a_checkpoint_without_its_arrays_is_damaged(folder, tx):
-    shutil.rmtree(folder / "checkpoints" / "3" / "arrays")
-    with pytest.raises(InputError, match="3 is damaged"):
+    with pytest.raises(InputError, match="or go on with the version that wrote it"):
         restore(folder, tx)
 
 
@@ -237,14 +210,6 @@ def test_a_missing_checkpoint_is_said_to_be(tmp_path, tx):
     assert latest_step(tmp_path / "nowhere") == 0
     with pytest.raises(InputError, match="there is no checkpoint in"):
         restore(tmp_path, tx)
-
-
-def test_a_checkpoint_that_was_being_written_does_not_count(folder, tx):
-    # What a process killed in the middle leaves: Orbax renames when all is written.
-    whole = folder / "checkpoints" / "3"
-    whole.rename(whole.with_name("4.orbax-checkpoint-tmp-17"))
-    assert latest_step(folder) == 2
-    assert restore(folder, tx)[0].progress.totals.steps == 2
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_what_differs(saved, tx):
@@ -258,3 +223,58 @@ def test_a_checkpoint_of_another_model_is_refused_by_what_differs(saved, tx):
     assert "optimizer onebit_adam there and adam here" in message
     assert "layers" not in message
     assert saved_model(saved, 3) == MODEL
+
+
+@contextlib.contextmanager
+def full_disk():
+    """No file can be longer than a few kilobytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_checkpoint_without_room_is_said_and_the_one_before_is_whole(tmp_path):
+    tx, mesh = optax.identity(), make_mesh(2)
+    everywhere = jax.NamedSharding(mesh, jax.P())
+    params = jax.device_put({"w": jnp.arange(1 << 16)}, everywhere)
+    first = Checkpoint(params, onebit_jax.init(tx, params, mesh), Totals(1), {})
+    with closing(Checkpoints(tmp_path, MODEL)) as checkpoints:
+        checkpoints.save(first, mesh)
+        with full_disk(), pytest.raises(InputError) as caught:
+            checkpoints.save(first._replace(totals=Totals(2)), mesh)
+    assert str(caught.value) == (
+        f"the checkpoint of step 2 cannot be written to {tmp_path / 'checkpoints'} "
+        "(File too large); mend that (there must be room for 3 of them), and go on "
+        "from that of step 1 by --resume."
+    )
+    # In this process, which goes on, the other writes come to their ends meanwhile.
+    time.sleep(1)
+    with closing(Checkpoints(tmp_path, MODEL)) as checkpoints:
+        restored, _ = checkpoints.restore(tx, params, mesh)
+    assert restored.totals == Totals(1)
+    chex.assert_trees_all_equal(restored.params, params)
+    # And what was half written is gone.
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
+
+
+def test_what_a_killed_process_left_half_written_is_cleared_away(folder, tx):
+    """Orbax renames a checkpoint when all is written."""
+    whole = folder / "checkpoints" / "3"
+    half = whole.rename(whole.with_name("4.orbax-checkpoint-tmp-17"))
+    assert latest_step(folder) == 2
+    assert restore(folder, tx)[0].totals.steps == 2
+    # It is cleared away in a thread of Orbax's own.
+    deadline = time.monotonic() + 20
+    while half.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_an_error_of_ones_own_is_not_taken_for_a_full_disk(tmp_path, trained):
+    wrong = trained._replace(data={"next": object()})
+    refused = pytest.raises(TypeError, match="object")
+    with closing(Checkpoints(tmp_path, MODEL)) as checkpoints, refused:
+        checkpoints.save(wrong, make_mesh(4))

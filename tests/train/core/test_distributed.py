@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -14,13 +15,12 @@ from onebit_launch.environment import environments, free_port
 from onebit_launch.errors import LOST_EXIT
 from train.core.errors import InputError
 from train.core.exchange import EXCHANGES, make_exchange
-from train.core.mesh import make_mesh
+from train.core.mesh import kept_topology, make_mesh
 from train.core.processes import distributed
 from train.core.processes.distributed import (
     Cluster,
     check_agreed,
     check_shared,
-    detect,
     initialize,
     loss_in,
 )
@@ -123,12 +123,6 @@ def test_a_process_that_is_alone_starts_nothing(initialized, monkeypatch, enviro
             {},
         ),
         (
-            {"JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"},
-            Cluster("host:1"),
-            ("host:1", 4, 3),
-            {},
-        ),
-        (
             {},
             Cluster("host:61001", 2, 0, start_timeout=5, heartbeat_timeout=7),
             ("host:61001", 2, 0),
@@ -149,42 +143,34 @@ def test_jax_is_told_what_is_known_and_no_more(
 
 
 @pytest.mark.parametrize(
-    ("cluster", "message"),
+    ("environment", "cluster", "message"),
     [
-        (Cluster(processes=2), r"--processes .+ and --process .+ belong together"),
-        (Cluster(processes=2, process=0), r"\) needs --coordinator HOST:PORT"),
-        (Cluster("host:1", 2, 2), "--process 2 must be from 0 to 1"),
-        (Cluster("host", 2, 1), "--coordinator host is not an address"),
-        (Cluster(":80", 2, 1), "--coordinator :80 is not an address"),
-        (Cluster("host:65536", 2, 1), "--coordinator host:65536 is not an address"),
-        (Cluster("host:1"), "--coordinator host:1 alone does not say which process"),
-        (Cluster(timeout=0), "--timeout must be at least 1 second"),
-    ],
-)
-def test_contradictions_about_the_processes_are_refused(initialized, cluster, message):
-    with pytest.raises(InputError, match=message):
-        initialize(cluster)
-    assert not initialized
-
-
-@pytest.mark.parametrize(
-    ("environment", "message"),
-    [
-        ({"JAX_NUM_PROCESSES": "4"}, r"JAX_NUM_PROCESSES.*belong together; give both"),
+        ({}, Cluster(processes=2), r"--processes .+ and --process .+ belong together"),
+        ({}, Cluster(processes=2, process=0), r"\) needs --coordinator HOST:PORT"),
+        ({}, Cluster("host:1", 2, 2), "--process 2 must be from 0 to 1"),
+        ({}, Cluster("host", 2, 1), "--coordinator host is not an address"),
+        ({}, Cluster(":80", 2, 1), "--coordinator :80 is not an address"),
+        ({}, Cluster("host:65536", 2, 1), "--coordinator host:65536 is not an address"),
+        ({}, Cluster("host:1"), "--coordinator host:1 alone does not say which"),
+        ({}, Cluster(timeout=0), "--timeout must be at least 1, not 0"),
         (
-            {"JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "1"},
-            r"needs --coordinator HOST:PORT \(or JAX_COORDINATOR_ADDRESS\)",
+            {"JAX_NUM_PROCESSES": "4"},
+            Cluster(),
+            r"JAX_NUM_PROCESSES.*belong together; give both",
         ),
-        (LAUNCHED | {"JAX_PROCESS_ID": "4"}, "--process 4 must be from 0 to 3"),
-        (LAUNCHED | {"JAX_NUM_PROCESSES": "x"}, "JAX_NUM_PROCESSES=x .* not a number"),
+        (
+            LAUNCHED | {"JAX_NUM_PROCESSES": "x"},
+            Cluster(),
+            "JAX_NUM_PROCESSES=x .* not a number",
+        ),
     ],
 )
-def test_an_environment_that_says_half_is_refused(
-    initialized, monkeypatch, environment, message
+def test_what_contradicts_itself_or_says_half_is_refused(
+    initialized, monkeypatch, environment, cluster, message
 ):
     set_all(monkeypatch, environment)
     with pytest.raises(InputError, match=message):
-        initialize(Cluster())
+        initialize(cluster)
     assert not initialized
 
 
@@ -239,13 +225,6 @@ def test_a_folder_that_hosts_do_not_share_is_refused(tmp_path, monkeypatch):
     late.join()
 
 
-def test_a_cluster_is_told_by_its_own_variables():
-    assert (detect(SLURM).name, detect(SLURM).processes) == ("Slurm", 4)
-    assert detect(OPEN_MPI).process == 3
-    assert detect(KUBERNETES).processes is None
-    assert not detect({}).name
-
-
 @pytest.mark.parametrize(
     ("workers", "topology", "shape"),
     [
@@ -257,6 +236,15 @@ def test_a_cluster_is_told_by_its_own_variables():
 )
 def test_the_mesh_of_one_process(workers, topology, shape):
     assert dict(make_mesh(workers, topology).shape) == shape
+
+
+def test_hosts_that_are_one_compress_nothing_and_are_told_so(capsys):
+    mesh, run = make_mesh(4, "hierarchical"), Path("run")
+    with pytest.raises(InputError, match="between hosts, and there is one process"):
+        kept_topology(mesh, run, goes_on=False)
+    assert kept_topology(mesh, run, goes_on=True) == "hierarchical"
+    assert "there is one: its warm-up does not end until" in capsys.readouterr().out
+    assert kept_topology(make_mesh(4), run, goes_on=False) == "flat"
 
 
 def test_workers_that_processes_cannot_share_are_refused(monkeypatch):

@@ -1,114 +1,19 @@
 """Faults end in bounded time with a sentence, and lose nothing but the last steps."""
 
 import os
-import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
-from contextlib import closing
 
-import jax
-import jax.numpy as jnp
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from launching import ROOT, SMALL_PRETRAIN, Launched
 from runs import steps_of, without_speed, write_corpus
 
-import onebit_jax
 from onebit_launch.errors import LOST_EXIT
-from train.core.checkpoint import Checkpoint, Checkpoints, Progress, latest_step
-from train.core.errors import InputError
 from train.core.processes.session import one_sentence, uninterrupted
 from train.core.processes.watchdog import Watchdog
-from train.core.totals import Totals
-
-MODEL = {"size": 1}
-
-
-def save(checkpoints, step, mesh):
-    tx = onebit_jax.sign_mean("data")
-    params = {"w": jax.random.normal(jax.random.key(step), (1 << 16,))}
-    params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
-    state = onebit_jax.init(tx, params, mesh)
-    progress = Progress(Totals(step), {"next_index": step})
-    checkpoints.save(Checkpoint(params, state, progress), mesh)
-    return params
-
-
-@pytest.fixture
-def mesh():
-    return Mesh(jax.devices()[:2], ("data",), axis_types=(AxisType.Auto,))
-
-
-@pytest.fixture
-def no_room():
-    """No file can be longer than a few kilobytes, as on a disk that is full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def fill():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, before[1]))
-
-    yield fill
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def restore(folder, params, mesh):
-    tx = onebit_jax.sign_mean("data")
-    with closing(Checkpoints(folder, MODEL)) as checkpoints:
-        return checkpoints.restore(tx, params, mesh)[0]
-
-
-# Orbax closes the event loop that its other writes still answer to.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_checkpoint_without_room_is_said_and_the_one_before_is_whole(
-    tmp_path, mesh, no_room
-):
-    with closing(Checkpoints(tmp_path, MODEL)) as checkpoints:
-        params = save(checkpoints, 1, mesh)
-        no_room()
-        with pytest.raises(InputError) as caught:
-            save(checkpoints, 2, mesh)
-    assert str(caught.value) == (
-        f"the checkpoint of step 2 cannot be written to {tmp_path / 'checkpoints'} "
-        "(File too large); mend that (there must be room for 3 of them), and go on "
-        "from that of step 1 by --resume."
-    )
-    assert latest_step(tmp_path) == 1
-    resource.setrlimit(
-        resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    )
-    # In this process, which goes on, the other writes come to their ends meanwhile.
-    time.sleep(1)
-    restored = restore(tmp_path, params, mesh)
-    assert restored.progress.totals.steps == 1
-    assert jnp.array_equal(restored.params["w"], params["w"])
-    # And what was half written is gone.
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
-
-
-def test_what_a_killed_process_left_half_written_is_cleared_away(tmp_path, mesh):
-    with closing(Checkpoints(tmp_path, MODEL)) as checkpoints:
-        params = save(checkpoints, 1, mesh)
-    half = tmp_path / "checkpoints" / "2.orbax-checkpoint-tmp"
-    (half / "arrays").mkdir(parents=True)
-    assert latest_step(tmp_path) == 1
-    assert restore(tmp_path, params, mesh).progress.totals.steps == 1
-    # Orbax clears away in a thread of its own.
-    deadline = time.monotonic() + 20
-    while half.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def test_an_error_of_ones_own_is_not_taken_for_a_full_disk(tmp_path, mesh):
-    with closing(Checkpoints(tmp_path, MODEL)) as checkpoints:
-        progress = Progress(Totals(1), {"next_index": object()})
-        wrong = Checkpoint({"w": jnp.ones(3)}, {}, progress)
-        with pytest.raises(TypeError, match="object"):
-            checkpoints.save(wrong, mesh)
-
 
 WATCHED = """
 import sys, time

@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from dataclasses import replace
 
 import grain
 import jax
@@ -18,13 +19,12 @@ from train.core import loop, metrics_log
 from train.core.batches import batches
 from train.core.checkpoint import latest_step
 from train.core.errors import InputError
-from train.core.exchange import make_exchange
 from train.core.flags import TrainingFlags
 from train.core.loop import train
 from train.core.mesh import make_mesh
-from train.core.optimizer import freeze_rule, learning_rate_schedule, make_optimizer
+from train.core.optimizer import Plan
 from train.core.processes.watchdog import Watchdog
-from train.core.task import Phase, Task
+from train.core.task import Task, planned_phase
 
 WORKERS, BATCH, SIZE = 4, 8, 4096
 STEPS, FREEZE, RISE, PEAK = 9, 4, 2, 0.01
@@ -90,28 +90,26 @@ class Run:
             del index
             return rng.normal(size=SIZE).astype(np.float32) + 1
 
-        schedule = learning_rate_schedule(PEAK, RISE, last - earlier)
-        tx = self.tx or make_optimizer(
-            self.optimizer,
-            schedule,
-            freeze_rule(self.freeze, RISE, last - earlier),
-            make_exchange(mesh),
-            weight_decay=0.0,
-            clip=0.0,
+        plan = Plan(
+            steps=last - earlier,
+            earlier_steps=earlier,
+            batch=BATCH,
+            learning_rate=PEAK,
+            warmup=RISE,
+            freeze=self.freeze,
         )
         data = grain.MapDataset.range(20).seed(earlier).shuffle().repeat()
-        return Phase(
+        phase = planned_phase(
+            TrainingFlags(optimizer=self.optimizer, weight_decay=0.0, clip=0.0),
+            plan,
+            last,
+            mesh,
             loss=loss,
             batches=batches(data.random_map(example), BATCH),
-            batch=BATCH,
-            tx=tx,
-            schedule=schedule,
-            earlier_steps=earlier,
-            last=last,
             evaluation=self.compiled,
             eval_every=self.eval_every,
-            advice="freeze earlier",
         )
+        return replace(phase, tx=self.tx) if self.tx else phase
 
     def compiled(self, params):
         self.begun.append(jax.device_get(params))
@@ -245,41 +243,6 @@ def test_only_the_time_of_steps_is_counted(tmp_path, monkeypatch):
     assert line["examples_per_second"] > 2 * BATCH / 1.0  # of the first evaluation
 
 
-def test_steps_in_flight_are_no_part_of_an_evaluation(tmp_path, monkeypatch):
-    """A device does steps one after another, and an evaluation after them."""
-    took, ready = 0.2, [time.perf_counter()]
-
-    class Loss(float):
-        def block_until_ready(self):
-            time.sleep(max(0.0, self.ready - time.perf_counter()))
-
-    def slow(step):
-        def dispatched(*arguments):
-            params, state, loss = step(*arguments)
-            later = Loss(loss)
-            later.ready = max(ready[-1], time.perf_counter()) + took
-            ready.append(later.ready)
-            return params, state, later
-
-        return dispatched
-
-    def evaluate(params):
-        time.sleep(max(0.0, ready[-1] - time.perf_counter()))
-        return {"loss": 0.0}
-
-    def compile_slow(self, *arguments, compiled=loop._Loop._compile):
-        program = compiled(self, *arguments)
-        return program._replace(step=slow(program.step), evaluate=evaluate)
-
-    monkeypatch.setattr(loop._Loop, "_compile", compile_slow)
-    monkeypatch.setattr(loop, "_ahead", lambda mesh: loop.AHEAD)
-    run = Run(tmp_path / "run", optimizer="adam")
-    run.train(until=4, log_every=4, eval_every=3, checkpoint_every=4)
-    (line,) = steps_of(run.folder)
-    # At the line, the last step but the first two are still in flight.
-    assert line["examples_per_second"] < 4 * BATCH / (3 * took)
-
-
 @pytest.mark.parametrize("step", KILLED_AFTER)
 def test_a_run_killed_at_any_moment_goes_on_bit_by_bit(whole, step, capsys):
     run = Run(whole.folder.parent / f"killed-{step}")
@@ -357,15 +320,8 @@ def test_a_skipped_step_is_counted_and_changes_nothing(tmp_path, capsys):
 def test_a_compressed_stage_that_never_came_is_told_of(tmp_path, capsys, freeze):
     """That nothing was measured in so few steps is nothing to be told of."""
     Run(tmp_path / "run", freeze=freeze).train(until=FREEZE + 1)
-    sentence = "the variance was not frozen up to step 5: freeze earlier."
-    told = [x for x in capsys.readouterr().out.splitlines() if "was not frozen" in x]
-    assert told == ([sentence] if freeze == STEPS else [])
-
-
-def test_the_wait_for_a_compilation_is_told_of_in_each_phase(tmp_path, capsys):
-    Run(tmp_path / "run", optimizer="adam").train(second=1)
-    told = "adam: compiling the training step, a minute or two on a CPU"
-    assert capsys.readouterr().out.splitlines().count(told) == 2
+    sentence = "not frozen up to step 5: --freeze-step is 9 and the phase has 9 steps;"
+    assert (sentence in capsys.readouterr().out) == (freeze == STEPS)
 
 
 def test_all_processes_have_compiled_when_the_first_step_begins(tmp_path, monkeypatch):

@@ -15,12 +15,13 @@ from train.core.run_folder import (
     begun,
     check_contents,
     check_free,
-    check_same,
     contents_name,
     read,
     run_of,
     write,
 )
+
+KEPT = '{"command": "train.%s", "flags": %s, "contents": {}, "until": 1}'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,15 +46,6 @@ def test_a_run_is_read_as_it_was_written_wherever_it_has_moved(run, tmp_path):
     moved = run.flags.out.rename(tmp_path / "moved")
     elsewhere = replace(run, flags=replace(run.flags, out=moved))
     assert read(moved, "train.task", Flags) == elsewhere
-
-
-def test_a_run_of_an_earlier_version_without_topologies_stays_flat(run):
-    write(run)
-    file = run.flags.out / "config.json"
-    values = json.loads(file.read_text())
-    del values["flags"]["topology"]
-    file.write_text(json.dumps(values))
-    assert read(run.flags.out, "train.task", Flags).flags.topology == "flat"
 
 
 @pytest.mark.parametrize("taken", ["config.json", "metrics.jsonl", "checkpoints"])
@@ -86,7 +78,8 @@ def test_a_folder_that_cannot_be_made_is_refused(run, tmp_path, out):
         ("{", r"config.json is damaged"),
         ("[]", r"config.json is damaged"),
         ('{"command": "train.task", "flags": {"x": 1}}', r"config.json is damaged"),
-        ('{"command": "train.other"}', r"a run of train.other; give one of train.task"),
+        (KEPT % ("task", '{"x": 1}'), r"config.json is damaged"),
+        (KEPT % ("other", "{}"), r"a run of train.other; give one of train.task"),
     ],
 )
 def test_what_is_no_run_is_refused(tmp_path, text, message):
@@ -103,20 +96,6 @@ def test_a_killed_writer_leaves_the_run_before(run, monkeypatch):
         write(replace(run, until=9))
     monkeypatch.undo()
     assert read(run.flags.out, "train.task", Flags).until == 8
-
-
-def test_another_runs_folder_is_not_gone_on_with(run):
-    check_same(run, set())  # there is none yet
-    write(run)
-    check_same(replace(run, flags=replace(run.flags, log_every=7, steps=9)), set())
-    others = [
-        replace(run, contents={"corpus": "a", "vocabulary": "c"}),
-        replace(run, flags=replace(run.flags, seed=1)),
-        replace(run, flags=replace(run.flags, steps=9)),
-    ]
-    for other in others:
-        with pytest.raises(InputError, match="holds another run, of other flags or"):
-            check_same(other, {"steps"})
 
 
 def test_other_contents_are_refused_by_name(run):
@@ -139,16 +118,6 @@ def test_processes_that_are_given_other_flags_are_refused(run, monkeypatch):
     assert names == again
     assert [name for name in one if one[name] != other[name]] == ["--checkpoint-every"]
     assert one.keys() > run.contents.keys()
-
-
-def test_another_process_leaves_a_locked_folder_to_the_main_one(run, monkeypatch):
-    """A folder of its own, which process 0 does not see, it refuses by itself."""
-    run_folder.write(run)
-    monkeypatch.setattr(run_folder, "is_main_process", lambda: False)
-    with pytest.raises(InputError, match="already holds a run"):
-        run_folder.check_free(run.flags.out)
-    (run.flags.out / lock.FILE).touch()
-    run_folder.check_free(run.flags.out)
 
 
 def test_a_run_that_begins_says_whose_its_folder_is(run):

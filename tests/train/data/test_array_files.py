@@ -1,20 +1,24 @@
 """A corpus larger than memory: cut into word pieces once, in files, and read there."""
 
-import os
 import tracemalloc
 
 import numpy as np
 import pytest
 
-from train.bert.masked_pairs import pack_spans, read_spans, write_spans
+from train.bert.masked_pairs import pack_spans
 from train.core.errors import InputError
 from train.data.array_files import growing_array, make_folder, mapped_array
 from train.data.corpus import read_corpus, survey
-from train.data.tokenized import held_out_documents, read_tokens, write_tokens
+from train.data.tokenized import (
+    held_out_documents,
+    read_tokens,
+    sentences_of,
+    write_tokens,
+)
 from train.data.vocabulary import SPECIAL, tokenizer_of
 
 WORDS = ("transformers", "communicate", "efficiently", "nevertheless")
-TOKENIZER = tokenizer_of((*SPECIAL, *WORDS, "."))
+ENCODE = sentences_of(tokenizer_of((*SPECIAL, *WORDS, ".")))
 
 
 def test_memory_holds_a_document_and_not_the_corpus(tmp_path):
@@ -26,9 +30,9 @@ def test_memory_holds_a_document_and_not_the_corpus(tmp_path):
     try:
         about = survey(read_corpus([file]))
         held_out = held_out_documents(about, seed=0)
-        write_tokens(tmp_path, read_corpus([file]), held_out, TOKENIZER)
+        write_tokens(tmp_path, read_corpus([file]), held_out, ENCODE, None)
         training, _ = read_tokens(tmp_path)
-        write_spans(tmp_path, training, 128)
+        pack_spans(training, 128)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -37,36 +41,23 @@ def test_memory_holds_a_document_and_not_the_corpus(tmp_path):
     assert peak < file.stat().st_size / 2
 
 
-def test_spans_come_back_as_packed(tmp_path):
-    documents = [("transformers communicate .",) * 40] * 5
-    write_tokens(tmp_path, documents, {1, 4}, TOKENIZER)
-    for corpus in read_tokens(tmp_path):
-        folder = tmp_path / str(corpus.num_documents)
-        folder.mkdir()
-        write_spans(folder, corpus, 16)
-        spans = read_spans(folder)
-        packed = list(pack_spans(corpus, 16))
-        assert [spans[i] for i in range(len(spans))] == packed != []
-
-
 def test_held_out_documents_are_not_trained_on(tmp_path):
-    write_tokens(tmp_path, [(word,) for word in WORDS], {1, 3}, TOKENIZER)
+    write_tokens(tmp_path, [(word,) for word in WORDS], {1, 3}, ENCODE, None)
     training, held_out = read_tokens(tmp_path)
     assert training.pieces.tolist() == [5, 7]
     assert held_out.pieces.tolist() == [6, 8]
 
 
-def test_rows_are_appended_and_a_file_cut_short_is_refused(tmp_path):
-    file = tmp_path / "rows.npy"
-    rows = np.arange(30).reshape(10, 3)
-    with growing_array(file, np.int64, (3,)) as append:
-        append(rows[:1])
-        append(rows[1:].tolist())
-    np.testing.assert_array_equal(mapped_array(file), rows)
+def test_values_are_appended_and_a_file_cut_short_is_refused(tmp_path):
+    file = tmp_path / "values.npy"
+    with growing_array(file, np.int64) as append:
+        append(0)
+        append(list(range(1, 30)))
+    np.testing.assert_array_equal(mapped_array(file), np.arange(30))
     whole = file.read_bytes()
     for damaged in (whole[:-1], whole[:40], b""):
         file.write_bytes(damaged)
-        with pytest.raises(InputError, match=r"rows\.npy is damaged; delete the fold"):
+        with pytest.raises(InputError, match=r"values\.npy is damaged; delete"):
             mapped_array(file)
     file.unlink()
     with pytest.raises(InputError, match="is damaged"):
@@ -95,15 +86,6 @@ def test_a_folder_left_half_written_is_made_anew(tmp_path, monkeypatch):
     make_folder(target, leave_half)  # not asked for: the folder is there
     assert [path.name for path in target.iterdir()] == ["whole"]
     assert [path.name for path in target.parent.iterdir()] == ["name"]
-
-
-def test_a_folder_that_many_share_can_be_read_by_all(tmp_path):
-    before = os.umask(0o022)
-    try:
-        make_folder(tmp_path / "shared", lambda folder: None)
-    finally:
-        os.umask(before)
-    assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o755
 
 
 def test_the_first_of_two_processes_wins(tmp_path):

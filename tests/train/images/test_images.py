@@ -1,8 +1,5 @@
 """A network learns images as one worker or several would, and is judged exactly."""
 
-import shutil
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import chex
@@ -11,24 +8,26 @@ import jax
 import numpy as np
 import optax
 import pytest
-from launching import Launched, arrays_of
-from runs import PROMOTION, steps_of, without_speed
+from launching import Launched
+from runs import PROMOTION, without_speed
 
 import onebit_jax
 from models.convolutional import ConvolutionalConfig, pooled_statistics
 from models.losses import cross_entropy
 from train.core import metrics_log
 from train.core.batches import batches, element
-from train.core.commands import from_scratch
 from train.core.errors import InputError
 from train.core.mesh import make_mesh
-from train.core.optimizer import decays
 from train.images import command
 from train.images.config import ImagesConfig, check
-from train.images.dataset import Arrays, Dataset, Labelled
-from train.images.examples import GREY, augmented, examples
-from train.images.objective import Network, evaluation, init_params, training_loss
-from train.images.task import make_task, read
+from train.images.data import GREY, Arrays, Dataset, Labelled, augmented, examples
+from train.images.task import (
+    Network,
+    evaluation,
+    init_params,
+    make_task,
+    training_loss,
+)
 
 CONFIG = ConvolutionalConfig(num_classes=4, channels=1)
 STEPS, FREEZE = 6, 3
@@ -108,23 +107,6 @@ def test_an_evaluation_is_of_each_image_by_itself(network, params):
         chex.assert_trees_all_close(compiled(moved), expected, rtol=1e-4)
 
 
-def test_all_but_scales_and_biases_decay(params):
-    dimensions = jax.tree.map(lambda x: x.ndim > 1, params)
-    assert decays(params) == dimensions
-
-
-def test_every_epoch_has_each_image_once_as_it_is():
-    images = random_images(6)
-    stream = examples(images, seed=3, augment=False)
-    for first in (0, 6):
-        epoch = [element(stream, first + i) for i in range(6)]
-        pixels = sorted(x.images.tobytes() for x in epoch)
-        assert pixels == sorted(x.tobytes() for x in images.images)
-        for image, label in epoch:
-            (same,) = np.flatnonzero((images.images == image).all((1, 2, 3)))
-            assert images.labels[same] == label
-
-
 def test_an_augmented_image_is_a_window_of_the_padded_one_or_of_its_mirror():
     example = random_images(1, side=16)[0]
     padded = np.pad(example.images, ((2, 2), (2, 2), (0, 0)), constant_values=GREY)
@@ -137,23 +119,6 @@ def test_an_augmented_image_is_a_window_of_the_padded_one_or_of_its_mirror():
     many = {augmented(example, rng).images.tobytes() for _ in range(500)}
     assert len(windows) == 50
     assert many == windows
-
-
-def test_augmentation_is_a_function_of_seed_and_index_alone():
-    stream = examples(random_images(1, side=16), seed=0, augment=True)
-    whole = element(batches(stream, 8), 3)
-    parts = [
-        element(batches(stream, 8, process=i, num_processes=2), 3) for i in range(2)
-    ]
-    joined = jax.tree.map(lambda *x: np.concatenate(x), *parts)
-    chex.assert_trees_all_equal(joined, whole)
-
-    def pixels(stream, steps):
-        return {x.tobytes() for t in steps for x in element(batches(stream, 8), t)[0]}
-
-    assert len(pixels(stream, range(4))) > 20
-    other = examples(random_images(1, side=16), seed=1, augment=True)
-    assert pixels(stream, [0]) != pixels(other, [0])
 
 
 def config_of(folder, **flags):
@@ -180,63 +145,6 @@ def run(config):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_goes_on_exactly(tmp_path, monkeypatch, capsys):
-    whole, other = (config_of(tmp_path / name) for name in ("whole", "other"))
-
-    def append(folder, metrics, append=metrics_log.append):
-        append(folder, metrics)
-        if metrics.step == 5:  # SIGKILL would leave on the disk what is there now
-            shutil.copytree(folder, other.out)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(metrics_log, "append", append)
-        run(whole)
-    lines = metrics_log.read(whole.out)
-    stages = [line["stage"] for line in steps_of(whole.out)]
-    assert stages == ["warmup"] * FREEZE + ["compressed"] * (STEPS - FREEZE)
-    evaluations = [line for line in lines if "eval_loss" in line]
-    assert [line["step"] for line in evaluations] == [2, 4, 6]
-    accuracy = evaluations[-1]["eval_accuracy"]
-    assert accuracy * 40 == pytest.approx(round(accuracy * 40))  # of 40 images
-    losses = [line["loss"] for line in steps_of(whole.out)]
-    assert losses[-1] < losses[0]
-    assert f"held-out accuracy {accuracy:.2%}, loss" in capsys.readouterr().out
-    assert (whole.out / "training.png").exists()
-
-    with pytest.raises(InputError, match="already holds a run"):
-        run(other)
-    flags = ["--resume", "--out", str(other.out), "--workers", "2"]
-    resumed = command.parse([*flags, "--log-every", "1"]).training
-    fewer = Arrays(*(np.zeros((12, *x), np.uint8) for x in ((8, 8, 1), ())))
-    with monkeypatch.context() as patch:
-        data = replace(read(other), training=fewer, contents="others")
-        patch.setattr(command, "read", lambda config: data)
-        with pytest.raises(InputError, match="the set of images is not the one that"):
-            run(resumed)
-    run(resumed)
-    ours, theirs = (arrays_of(x.out, STEPS) for x in (other, whole))
-    assert any("worker_error" in name and ours[name].any() for name in ours)
-    assert {k: v.tobytes() for k, v in ours.items()} == {
-        k: v.tobytes() for k, v in theirs.items()
-    }
-    assert without_speed(metrics_log.read(other.out)) == without_speed(lines)
-
-
-@pytest.mark.slow
-def test_plain_adam_is_trained_beside_and_both_go_on_to_more_steps(tmp_path, capsys):
-    first = config_of(tmp_path / "run", compare=True, accumulate=2)
-    run(first)
-    assert "and each worker has sent" in capsys.readouterr().out
-    flags = ["--resume", "--out", str(first.out), "--steps", str(STEPS + 2)]
-    run(command.parse(flags).training)
-    for folder in (first.out, first.out / "adam"):
-        steps = [line["step"] for line in steps_of(folder)]
-        assert steps == list(range(1, STEPS + 3))
-    kept = metrics_log.read(first.out)[-2]
-    assert kept["learning_rate"] == pytest.approx(0.1 * first.learning_rate, rel=1e-3)
-
-
-@pytest.mark.slow
 def test_two_processes_train_and_evaluate_as_one_does(tmp_path):
     flags = "--batch 16 --steps 4 --freeze-step 2 --warmup-steps 1 --eval-every 2"
     flags += " --eval-images 41 --statistics-images 32 --log-every 1 --workers 2"
@@ -259,44 +167,12 @@ def test_digits_are_learnt(tmp_path):
     assert last["eval_accuracy"] > 0.95
 
 
-@pytest.mark.parametrize("process", [0, 1])
-@pytest.mark.parametrize("loss", [0.5, None])
-def test_process_0_tells_how_a_run_has_ended(
-    tmp_path, monkeypatch, capsys, process, loss
-):
-    """Also of one that diverged, whose loss is no number of JSON's."""
-    config = config_of(tmp_path / "run")
-    images = random_images(8)
-    data = Dataset(training=images, held_out=images, num_classes=4, contents="")
-
-    def train(*_):
-        if process == 0:  # others may not see yet what it has written
-            mean = np.nan if loss is None else loss
-            means = {"loss": mean, "accuracy": 0.25}
-            metrics_log.append(config.out, metrics_log.EvalMetrics(6, means))
-        monkeypatch.setattr(jax, "process_index", lambda: process)
-
-    monkeypatch.setattr(command, "read", lambda _: data)
-    monkeypatch.setattr(from_scratch, "train", train)
-    run(config)
-    said = capsys.readouterr().out
-    assert ("accuracy 25.00%, loss 0.5000, after 6" in said) == (
-        (process, loss) == (0, 0.5)
-    )
-    assert ("not finite after 6 steps; start a new run with a smaller" in said) == (
-        (process, loss) == (0, None)
-    )
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ({"data": "folder"}, "--data folder is on the disk; give --path FOLDER"),
         ({"path": Path("x")}, "--path is of images on the disk, and --data is digits"),
         ({"size": 8}, "--size is of a folder's images, and --data is digits"),
-        ({"optimizer": "adam", "compare": True}, "trains plain Adam beside"),
-        ({"batch": 0}, "--batch must be at least 1, not 0"),
-        ({"warmup_steps": 200}, "--warmup-steps 200 leaves none of the 200 steps"),
     ],
 )
 def test_flags_that_cannot_be_trained_with_are_refused(flags, message):
@@ -320,11 +196,3 @@ def test_all_but_digits_are_augmented_unless_asked_for(flags, augments):
     task = make_task(config, data, make_mesh(2, "flat"), config.steps)
     seen = {x.tobytes() for x in element(task.phases[0].batches, 0).images}
     assert bool(seen - {x.tobytes() for x in images.images}) == augments
-
-
-def test_a_mistake_ends_in_one_sentence(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["train.images", "--data", "cifar-10"])
-    with pytest.raises(SystemExit) as ended:
-        command.main()
-    assert ended.value.code == 1
-    assert capsys.readouterr().err.startswith("error: --data cifar-10 is on the disk;")

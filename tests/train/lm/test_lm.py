@@ -1,7 +1,6 @@
 """The language model's text, its runs, and that they go on exactly."""
 
 import shutil
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,18 +17,21 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from models import Decoder, DecoderConfig
 from train.core import metrics_log, picture, run_folder
-from train.core.batches import batches, element, endless
-from train.core.commands.from_scratch import open_run
+from train.core.batches import element
 from train.core.errors import InputError
-from train.core.mesh import make_mesh
 from train.core.objective import init_params
 from train.data.corpus import read_corpus
 from train.lm import command, task
-from train.lm.coding import BYTES, read_coding
 from train.lm.config import LmConfig
-from train.lm.data import TOKENIZER_FILE, keep_tokenizer, load
+from train.lm.data import (
+    BYTES,
+    TOKENIZER_FILE,
+    Windows,
+    keep_tokenizer,
+    load,
+    read_coding,
+)
 from train.lm.task import evaluation_loss, training_loss
-from train.lm.windows import Windows, write_tokens
 
 SMALL = DecoderConfig(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=24)
 STEPS, FREEZE = 6, 3
@@ -84,31 +86,12 @@ def test_windows_are_disjoint_and_predict_each_token_once():
     assert [len(Windows(np.zeros(n), 5)) for n in (0, 5, 6, 10, 11)] == [0, 0, 1, 1, 2]
 
 
-def test_a_step_has_other_windows_than_its_neighbours_and_any_processes_the_same():
-    windows = Windows(np.arange(6 * 40 + 1), 6)
-    ordered = endless(windows, seed=1)
-    whole = batches(ordered, 8, process=0, num_processes=1)
-    steps = [element(whole, step) for step in range(10)]
-    for first in 0, 5:  # an epoch is 5 steps
-        starts = np.concatenate([rows[:, 0] for rows in steps[first : first + 5]])
-        assert sorted(starts) == list(range(0, 240, 6))
-    assert not np.array_equal(steps[0], steps[5])
-    for step in 0, 7:
-        parts = [
-            element(batches(ordered, 8, process=p, num_processes=4), step)
-            for p in range(4)
-        ]
-        np.testing.assert_array_equal(np.concatenate(parts), steps[step])
-    other = batches(endless(windows, seed=2), 8, process=0, num_processes=1)
-    assert not np.array_equal(element(other, 0), steps[0])
-
-
 def test_text_is_kept_byte_by_byte_and_held_out_documents_apart(config):
     corpus = config.corpus[0]
     documents = [" ".join(document).encode() for document in read_corpus([corpus])]
     load(config)
     parts = {
-        part: np.load(next(config.out.glob(f"tokens/*/{part}/tokens.npy")))
+        part: np.load(next(config.out.glob(f"tokens/*/{part}/pieces.npy")))
         for part in ("training", "held_out")
     }
     texts = {}
@@ -119,9 +102,9 @@ def test_text_is_kept_byte_by_byte_and_held_out_documents_apart(config):
     assert len(texts["held_out"]) == 2
     assert sorted([*texts["training"], *texts["held_out"]]) == sorted(documents)
     # Kept once, for all lengths.
-    before = list(config.out.rglob("tokens.npy"))
+    before = list(config.out.rglob("pieces.npy"))
     load(replace(config, seq=24))
-    assert list(config.out.rglob("tokens.npy")) == before
+    assert list(config.out.rglob("pieces.npy")) == before
 
 
 def test_a_tokenizers_file_neither_cuts_nor_pads_nor_adds(tmp_path):
@@ -132,10 +115,6 @@ def test_a_tokenizers_file_neither_cuts_nor_pads_nor_adds(tmp_path):
     np.testing.assert_array_equal(ids, expected)
     assert (coding.end, coding.vocab_size) == (len(pieces), len(pieces) + 1)
     assert coding.unknown == 0
-    for name, known, share in ("words", coding, 1 / 4), ("bytes", BYTES, 0):
-        (tmp_path / name).mkdir()
-        text = [["Sun nothing", "moon star"]]
-        assert write_tokens(tmp_path / name, text, (), known) == share
 
 
 def test_a_run_keeps_its_tokenizer_and_a_new_one_writes_its_own(tmp_path):
@@ -245,14 +224,8 @@ def by_path_name(path):
         ({"seq": 2500, "batch": 2}, "the corpus's held-out text makes 0 sequences"),
         ({"batch": 6, "workers": 4}, "--batch 6 cannot be shared equally by 4 workers"),
         ({"dropout": 1.0}, "--dropout must be less than 1, not 1.0"),
-        ({"seq": 0}, "--seq must be at least 1, not 0"),
-        ({"warmup_steps": STEPS}, "--warmup-steps 6 leaves none of the 6 steps after"),
         ({"attention": "cudnn"}, "computes in bfloat16 or float16, not float32"),
-        (
-            {"optimizer": "adam", "freeze_step": None, "compare": True},
-            "trains plain Ad",
-        ),
-        ({"tokenizer": Path(__file__)}, "is not of Hugging Face's tokenizers"),
+        ({"tokenizer": Path(__file__)}, "cannot be read as one of Hugging Face's"),
         ({"topology": "hierarchical"}, "there is one process; start one on each of"),
     ],
 )
@@ -261,22 +234,3 @@ def test_what_cannot_be_trained_with_is_refused(config, changes, message):
         train(replace(config, **changes))
     assert message in str(caught.value)
     assert not run_folder.exists(config.out)
-
-
-def test_a_run_of_hosts_that_goes_on_on_one_is_told_that_it_waits(config, capsys):
-    config = replace(config, topology="hierarchical")
-    contents, _ = load(config)
-    run_folder.write(run_folder.Run(command.MODULE, config, contents, STEPS))
-    mesh = make_mesh(2, "hierarchical")
-    resumed = replace(config, resume=True)
-    run, _ = open_run(resumed, command.MODULE, mesh, load)
-    assert run.flags.topology == "hierarchical"
-    assert "there is one: its warm-up does not end until" in capsys.readouterr().out
-
-
-def test_a_mistake_on_the_command_line_ends_in_one_sentence(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["lm", "--model", "nano", "--batch", "0"])
-    with pytest.raises(SystemExit) as ended:
-        command.main()
-    assert ended.value.code == 1
-    assert capsys.readouterr().err == "error: --batch must be at least 1, not 0.\n"

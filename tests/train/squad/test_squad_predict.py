@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from squad_files import answerable, content, question, unanswerable
 
 from train.data.vocabulary import SPECIAL, tokenizer_of
 from train.squad.dataset import Question, Squad, parse_squad
-from train.squad.predict import Span, answers, n_best, predict, write_predictions
+from train.squad.predict import Span, answers, n_best, predict, write_answers
 from train.squad.windows import by_question, has_most_context, windows
 
 WORDS = (*SPECIAL, "one", "bit", "##s", "two", "sign", ".")
@@ -125,7 +124,7 @@ def test_files_for_the_official_scripts(tmp_path):
     squad = parse_squad(content(question("a", "one bit"), question("b", "scale")))
     given = predictions_of(squad)
     (tmp_path / "null_odds.json").write_text("{}")  # of another file
-    write_predictions(tmp_path, squad, given, threshold=-math.inf)
+    write_answers(tmp_path, squad, given, threshold=-math.inf)
     assert read(tmp_path, "predictions.json") == {
         "a": given[0].text(),
         "b": given[1].text(),
@@ -147,7 +146,7 @@ def test_null_answers_in_files_of_v2(tmp_path):
     odds = {p.question.id: p.null_odds for p in given}
     assert odds["a"] != odds["b"]
     threshold = sum(odds.values()) / 2
-    write_predictions(tmp_path, squad, given, threshold)
+    write_answers(tmp_path, squad, given, threshold)
     texts = read(tmp_path, "predictions.json")
     assert {name for name, text in texts.items() if not text} == {
         max(odds, key=odds.__getitem__)
@@ -156,15 +155,3 @@ def test_null_answers_in_files_of_v2(tmp_path):
     for entries in read(tmp_path, "nbest_predictions.json").values():
         assert [entry["text"] for entry in entries].count("") == 1
     assert Squad(squad.questions, True) == squad
-
-
-def test_a_killed_writer_leaves_the_predictions_before(tmp_path, monkeypatch):
-    squad = parse_squad(content(question("a", "one bit")))
-    given = predictions_of(squad)
-    write_predictions(tmp_path, squad, given, math.inf)
-    before = read(tmp_path, "predictions.json")
-    monkeypatch.setattr(Path, "replace", lambda *_: 1 / 0)
-    changed = [each._replace(best=()) for each in given]
-    with pytest.raises(ZeroDivisionError):
-        write_predictions(tmp_path, squad, changed, math.inf)
-    assert read(tmp_path, "predictions.json") == before

@@ -19,14 +19,14 @@ from train.core.errors import InputError
 from train.core.optimizer import OPTIMIZERS
 from train.data.model_folder import TOKENIZER
 from train.squad.initial_weights import read_weights, trained_tokens
-from train.squad.objective import init_params
+from train.squad.task import init_params
 
 
 def test_fine_tuning_starts_from_hugging_faces_weights(files):
     vocabulary = (files.vocab).read_text().splitlines()
     folder = write_weights(files)
     config, encoder = encoder_of(files)
-    weights = read_weights(folder, files.vocab, "tiny")
+    weights = read_weights(folder, files.vocab)
     assert weights.config == config
     assert weights.params.keys() == {"bert", "span"}
     chex.assert_trees_all_equal(weights.params["bert"], encoder)
@@ -38,24 +38,24 @@ def test_fine_tuning_starts_from_hugging_faces_weights(files):
         rf"has {len(vocabulary) + 1} word pieces and the weights .* {len(vocabulary)};"
     )
     with pytest.raises(InputError, match=match):
-        read_weights(folder, files.vocab, "tiny")
+        read_weights(folder, files.vocab)
+
+
+def pretrained(folder, **flags):
+    """The flags of a short run of pre-training."""
+    corpus = folder / "corpus"
+    corpus.mkdir()
+    small = {"freeze_step": 1, "warmup_steps": 1, "workers": 2, "compare": False}
+    small |= {"out": folder / "pretrained", **flags}
+    config = dataclasses.replace(small_config(write_corpus(corpus)), **small)
+    train(config)
+    return config
 
 
 @pytest.mark.slow
 def test_fine_tuning_starts_from_a_pretraining_run(tmp_path, capsys):
-    corpus = tmp_path / "corpus"
-    corpus.mkdir()
-    config = dataclasses.replace(
-        small_config(write_corpus(corpus)),
-        pre_norm=True,
-        steps=2,
-        freeze_step=1,
-        warmup_steps=1,
-        workers=2,
-        out=tmp_path / "pretrained",
-    )
-    train(config)
-    weights = read_weights(config.out, None, "large")
+    config = pretrained(tmp_path, pre_norm=True, steps=2)
+    weights = read_weights(config.out)
     assert weights.config.num_layers == SMALL.num_layers
     assert weights.config.pre_norm
     model = Encoder(weights.config, rngs=nnx.Rngs(0))
@@ -64,9 +64,6 @@ def test_fine_tuning_starts_from_a_pretraining_run(tmp_path, capsys):
     scale = weights.params["bert"]["embeddings"]["norm"]["scale"]
     moved = np.abs(scale - np.ones_like(scale))
     assert 0 < moved.max() < 0.1  # two steps from where it began
-    # Adam's run beside it has no vocabulary of its own.
-    vocab = config.out / "vocab.txt"
-    assert read_weights(config.out / "adam", vocab, "large").config == weights.config
 
     files = write_squad(tmp_path)
     tuned = dataclasses.replace(files, start=config.out, vocab=None, steps=1, seq=24)
@@ -84,10 +81,7 @@ def test_fine_tuning_starts_from_a_pretraining_run(tmp_path, capsys):
         if data.stat().st_size > 1e4:  # the parameters and the state, not their index
             data.write_bytes(data.read_bytes()[:9])
     with pytest.raises(InputError, match=r"the checkpoint .*/2 cannot be read"):
-        read_weights(config.out, None, "large")
-    (config.out / "checkpoints" / "2" / "about" / "metadata").write_text("{")
-    with pytest.raises(InputError, match=r"the checkpoint .*/2 is damaged"):
-        read_weights(config.out, None, "large")
+        read_weights(config.out)
 
 
 @pytest.mark.slow
@@ -97,25 +91,13 @@ def test_fine_tuning_starts_from_the_mean_of_workers_that_stepped_alone(
     alone = partial(onebit_jax.zero_one_adam, sync=onebit_jax.every(5))
     optimizer = OPTIMIZERS["zero_one_adam"]._replace(make=alone)
     monkeypatch.setitem(OPTIMIZERS, "zero_one_adam", optimizer)
-    corpus = tmp_path / "corpus"
-    corpus.mkdir()
-    config = dataclasses.replace(
-        small_config(write_corpus(corpus)),
-        optimizer="zero_one_adam",
-        compare=False,
-        steps=4,
-        freeze_step=1,
-        warmup_steps=1,
-        workers=2,
-        out=tmp_path / "pretrained",
-    )
-    train(config)
+    config = pretrained(tmp_path, optimizer="zero_one_adam", steps=4)
     assert steps_of(config.out)[-1]["stage"] == "local"
     saved = arrays_of(config.out, 4)
     leaf = "bert.embeddings.norm.scale"
     (own,) = (x for k, x in saved.items() if "moved" in k and k.endswith(leaf))
     assert own.any()
-    begun = read_weights(config.out, None, "tiny").params
+    begun = read_weights(config.out).params
     np.testing.assert_allclose(
         begun["bert"]["embeddings"]["norm"]["scale"],
         saved[f"params.{leaf}"] + own.mean(axis=0),
@@ -123,8 +105,8 @@ def test_fine_tuning_starts_from_the_mean_of_workers_that_stepped_alone(
     )
     # The folder for others holds the same, and the heads, and is made where it is gone.
     model = config.out / "model"
-    of_model = read_weights(model, None, "tiny")
-    assert of_model.vocabulary == read_weights(config.out, None, "tiny").vocabulary
+    of_model = read_weights(model)
+    assert of_model.vocabulary == read_weights(config.out).vocabulary
     chex.assert_trees_all_equal(of_model.params, begun)
     _, params = huggingface.read(model, "BertForPreTraining")
     assert params["masked"]["bias"].any()
@@ -139,7 +121,8 @@ def test_a_second_phase_has_trained_its_positions_once_it_has_begun(
     tmp_path, step, tokens
 ):
     flags = {"seq": 16, "steps": 4, "long_seq": 32}
-    (tmp_path / "config.json").write_text(json.dumps({"flags": flags}))
+    run = {"command": "train.pretrain", "flags": flags}
+    (tmp_path / "config.json").write_text(json.dumps(run))
     (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
     assert trained_tokens(tmp_path) == tokens
 
@@ -157,13 +140,13 @@ def test_a_tokenizer_that_cuts_in_another_way_is_refused(files, settings, messag
     folder = write_weights(files)
     (folder / TOKENIZER).write_text(json.dumps(settings))
     with pytest.raises(InputError, match=message):
-        read_weights(folder, files.vocab, "tiny")
+        read_weights(folder, files.vocab)
     same = {"tokenizer_class": "BertTokenizer", "do_lower_case": False}
     (folder / TOKENIZER).write_text(json.dumps({**same, "strip_accents": False}))
-    assert read_weights(folder, files.vocab, "tiny").cased
+    assert read_weights(folder, files.vocab).cased
 
 
 def test_weights_with_one_type_of_tokens_are_refused(files):
     folder = write_weights(files, num_token_types=1)
     with pytest.raises(InputError, match="have one type of tokens"):
-        read_weights(folder, files.vocab, "tiny")
+        read_weights(folder, files.vocab)

@@ -6,8 +6,8 @@ import hashlib
 import os
 import re
 import time
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
@@ -15,6 +15,7 @@ from jax.experimental import multihost_utils
 
 from onebit_launch.environment import why_taken
 from train.core.errors import InputError, causes, first_line
+from train.core.flags import Count, check_ranges
 from train.core.processes.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -50,17 +51,16 @@ class Cluster:
     """Number of processes; needed with --coordinator outside of a cluster."""
     process: int | None = None
     """Number of this process, from 0; needed with --coordinator outside of one."""
-    start_timeout: int = 300
+    start_timeout: Count = 300
     """Seconds to wait for all processes to come."""
-    heartbeat_timeout: int = 100
+    heartbeat_timeout: Count = 100
     """Seconds after which a process that gives no sign of life counts as lost."""
-    timeout: int = 600
+    timeout: Count = 600
     """Seconds after which a step, evaluation, checkpoint or batch of answers counts as
     hanging."""
 
 
-@dataclass(frozen=True)
-class _Detected:
+class Detected(NamedTuple):
     """A cluster by its environment, before `jax.distributed` is asked.
 
     Attributes:
@@ -79,11 +79,8 @@ class _Detected:
 def initialize(cluster: Cluster) -> int | None:
     """Joins the other processes; does nothing for one that is alone.
 
-    To be called before anything looks at the devices.
-
-    Args:
-      cluster: The flags. What they leave out is taken from the environment that
-        `train.launch` sets, else from Slurm's, Open MPI's or Kubernetes'.
+    What the flags leave out is taken from the environment that `train.launch` sets,
+    else from Slurm's, Open MPI's or Kubernetes'.
 
     Returns:
       The number of processes; None where only the devices will tell it.
@@ -91,45 +88,35 @@ def initialize(cluster: Cluster) -> int | None:
     Raises:
       InputError: The flags contradict each other, or the others cannot be reached.
     """
-    cluster = replace(
-        cluster,
-        coordinator=cluster.coordinator or os.environ.get(ADDRESS),
-        processes=_first(cluster.processes, _number(PROCESSES)),
-        process=_first(cluster.process, _number(PROCESS)),
-    )
-    _check(cluster)
-    coordinator, detected = cluster.coordinator, detect(os.environ)
-    processes = _first(cluster.processes, detected.processes)
-    process = _first(cluster.process, detected.process)
+    check_ranges(cluster)
+    coordinator = cluster.coordinator or os.environ.get(ADDRESS)
+    processes = _first(cluster.processes, _number(PROCESSES))
+    process = _first(cluster.process, _number(PROCESS))
+    _check(coordinator, processes, process)
+    detected = detect(os.environ)
+    processes = _first(processes, detected.processes)
+    process = _first(process, detected.process)
     if processes == 1 or (coordinator is None and not detected.name):
         if devices := os.environ.get(DEVICES):
             jax.config.update("jax_cuda_visible_devices", devices)
         return 1
     is_told = coordinator is not None and None not in (processes, process)
-    if coordinator is not None and not is_told and detected.name != "Kubernetes":
-        raise InputError(
-            f"--coordinator {coordinator} alone does not say which process this is; "
-            "give --processes and --process as well."
-        )
-    if coordinator is not None and is_told and process == 0:
-        _check_port(coordinator)
+    if coordinator is not None:
+        if not is_told and detected.name != "Kubernetes":
+            raise InputError(
+                f"--coordinator {coordinator} alone does not say which process this "
+                "is; give --processes and --process as well."
+            )
+        port = int(coordinator.rpartition(":")[2])
+        if is_told and process == 0 and (reason := why_taken(port)):
+            raise InputError(
+                f"process 0 cannot listen on port {port} ({reason}); give another in "
+                "--coordinator."
+            )
     # A SIGTERM shall end the process, not only be noted.
     jax.config.update("jax_enable_preemption_service", False)
-    _meet(cluster, detected, coordinator, processes, process if is_told else None)
-    return processes
-
-
-def _meet(
-    cluster: Cluster,
-    detected: _Detected,
-    coordinator: str | None,
-    processes: int | None,
-    process: int | None,
-) -> None:
-    """Calls `jax.distributed.initialize`, which finds by itself what it is not told."""
-    is_told = process is not None
     where = f"at {coordinator}" if coordinator else f"that {detected.name} names"
-    who = f"the {processes or ''} processes".replace("  ", " ")
+    who = f"the {processes} processes" if processes else "the processes"
     advice = (
         "see that all are started and reach that port, or give --coordinator, "
         "--processes and --process"
@@ -137,10 +124,10 @@ def _meet(
     with Watchdog(cluster.start_timeout, advice) as watchdog:
         watchdog.expect(f"the meeting of {who} {where}")
         try:
+            # It finds by itself what it is not told.
             jax.distributed.initialize(
                 coordinator,
-                processes if is_told else None,
-                process,
+                *((processes, process) if is_told else (None, None)),
                 # JAX gives a process under Slurm or Open MPI the one GPU of its
                 # number; no number stands for all that are visible.
                 local_device_ids=[] if detected.one_a_host and not is_told else None,
@@ -153,17 +140,54 @@ def _meet(
             raise InputError(
                 f"{who} did not meet {where} ({first_line(error)}); {advice}."
             ) from error
+    return processes
 
 
-def detect(environment: Mapping[str, str]) -> _Detected:
+def _check(coordinator: str | None, processes: int | None, process: int | None) -> None:
+    """Refuses what the flags and their variables, together, leave open."""
+    if None in (processes, process) and processes not in (process, 1):
+        raise InputError(
+            f"--processes (or {PROCESSES}) and --process (or {PROCESS}) belong "
+            "together; give both."
+        )
+    if coordinator is None and processes not in (None, 1):
+        raise InputError(
+            f"--processes (or {PROCESSES}) needs --coordinator HOST:PORT (or "
+            f"{ADDRESS}), an address of process 0; on one machine python -m "
+            "train.launch sets them."
+        )
+    if process is not None and not 0 <= process < (processes or 1):
+        raise InputError(
+            f"--process {process} must be from 0 to {(processes or 1) - 1}, one less "
+            "than --processes."
+        )
+    host, _, port = (coordinator or "host:1").rpartition(":")
+    if not (host and port.isdecimal() and 0 < int(port) < 1 << 16):
+        raise InputError(
+            f"--coordinator {coordinator} is not an address; give HOST:PORT, the port "
+            "from 1 to 65535."
+        )
+
+
+def _number(name: str) -> int | None:
+    text = os.environ.get(name)
+    if text is not None and not text.isdecimal():
+        raise InputError(
+            f"{name}={text} in the environment is not a number; set it to one, or "
+            "unset it."
+        )
+    return int(text) if text else None
+
+
+def _first(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)
+
+
+def detect(environment: Mapping[str, str]) -> Detected:
     """The cluster that the environment tells of.
 
-    Args:
-      environment: The variables.
-
-    Returns:
-      What is known; without a name where there is no cluster, or this is a task of
-      its own in one (a Slurm allocation without `srun`, a pod without an index).
+    It has no name where there is none, or this is a task of its own in one: a Slurm
+    allocation without `srun`, a pod without an index.
 
     Example:
       >>> from train.core.processes.distributed import detect
@@ -176,39 +200,27 @@ def detect(environment: Mapping[str, str]) -> _Detected:
             environment.get("SLURM_STEP_NUM_TASKS") or environment["SLURM_NTASKS"]
         )
         hosts = int(environment.get("SLURM_STEP_NUM_NODES", 1))
-        return _Detected(
-            "Slurm", tasks, int(environment["SLURM_PROCID"]), tasks == hosts
-        )
+        process = int(environment["SLURM_PROCID"])
+        return Detected("Slurm", tasks, process, tasks == hosts)
     if "OMPI_COMM_WORLD_SIZE" in environment:
-        return _Detected(
-            "Open MPI",
-            int(environment["OMPI_COMM_WORLD_SIZE"]),
-            int(environment["OMPI_COMM_WORLD_RANK"]),
-            environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == "1",
+        size, rank, here = (
+            environment.get(f"OMPI_COMM_WORLD_{name}", "0")
+            for name in ("SIZE", "RANK", "LOCAL_SIZE")
         )
+        return Detected("Open MPI", int(size), int(rank), here == "1")
     if {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= environment.keys():
-        return _Detected("Kubernetes", None, None, one_a_host=True)
-    return _Detected("", None, None, one_a_host=True)
+        return Detected("Kubernetes", None, None, one_a_host=True)
+    return Detected("", None, None, one_a_host=True)
 
 
 def check_agreed(what: dict[str, str]) -> None:
-    """Waits for all processes and refuses to train on what differs between them.
-
-    Args:
-      what: What must be the same on all, by its name.
-
-    Raises:
-      InputError: It is not.
-    """
+    """Waits for all processes and refuses what is not the same on all, by its name."""
     if jax.process_count() == 1:
         return
-    digests = np.stack(
-        [
-            np.frombuffer(hashlib.sha256(value.encode()).digest(), np.uint32)
-            for value in what.values()
-        ]
+    digests = [hashlib.sha256(value.encode()).digest() for value in what.values()]
+    everyones = multihost_utils.process_allgather(
+        np.stack([np.frombuffer(digest, np.uint32) for digest in digests])
     )
-    everyones = multihost_utils.process_allgather(digests)
     for name, theirs in zip(what, np.moveaxis(everyones, 1, 0), strict=True):
         differing = np.flatnonzero((theirs != theirs[0]).any(axis=-1))
         if differing.size:
@@ -225,14 +237,7 @@ def meet() -> None:
 
 
 def check_shared(file: Path) -> None:
-    """Waits for all processes and refuses a folder that they do not share.
-
-    Args:
-      file: What process 0 has written into it.
-
-    Raises:
-      InputError: Another process does not see the file.
-    """
+    """Waits for all processes, each of which must see a file of process 0's."""
     if jax.process_count() == 1:
         return
     meet()  # it is written by now
@@ -248,76 +253,10 @@ def check_shared(file: Path) -> None:
 
 
 def loss_in(error: BaseException) -> str | None:
-    """The line of an exception that tells of the loss of another process.
-
-    Args:
-      error: What a step, or anything else with collectives, raised.
-
-    Returns:
-      One line; None if the exception is of this process's own making.
-    """
+    """The line of an exception that tells of another process's loss, if it does."""
     for cause in causes(error):
         text = str(cause)
         is_xlas = isinstance(cause, jax.errors.JaxRuntimeError)
         if _PEER_LOST.search(text) or (is_xlas and _SERVICE_LOST.match(text)):
             return first_line(cause)
     return None
-
-
-def _check(cluster: Cluster) -> None:
-    """Refuses what the flags and the environment, together, leave open."""
-    processes, process = cluster.processes, cluster.process
-    if processes is None or process is None:
-        if processes not in (process, 1):
-            raise InputError(
-                f"--processes (or {PROCESSES}) and --process (or {PROCESS}) belong "
-                "together; give both."
-            )
-    elif cluster.coordinator is None and processes != 1:
-        raise InputError(
-            f"--processes (or {PROCESSES}) needs --coordinator HOST:PORT (or "
-            f"{ADDRESS}), an address of process 0; on one machine python -m "
-            "train.launch sets them."
-        )
-    elif not 0 <= process < processes:
-        raise InputError(
-            f"--process {process} must be from 0 to {processes - 1}, one less than "
-            "--processes."
-        )
-    if cluster.coordinator:
-        host, _, port = cluster.coordinator.rpartition(":")
-        if not (host and port.isdecimal() and 0 < int(port) < 1 << 16):
-            raise InputError(
-                f"--coordinator {cluster.coordinator} is not an address; give "
-                "HOST:PORT, the port from 1 to 65535."
-            )
-    for name in ("start_timeout", "heartbeat_timeout", "timeout"):
-        value = getattr(cluster, name)
-        if value < 1:
-            flag = name.replace("_", "-")
-            raise InputError(f"--{flag} must be at least 1 second, not {value}.")
-
-
-def _check_port(coordinator: str) -> None:
-    port = int(coordinator.rpartition(":")[2])
-    if reason := why_taken(port):
-        raise InputError(
-            f"process 0 cannot listen on port {port} ({reason}); give another in "
-            "--coordinator."
-        )
-
-
-def _number(name: str) -> int | None:
-    text = os.environ.get(name)
-    if text is None:
-        return None
-    if not text.isdecimal():
-        raise InputError(
-            f"{name}={text} in the environment is not a number; set it to one, or "
-            "unset it."
-        )
-    return int(text)
-
-
-def _first(*values: int | None) -> int | None:
-    return next((value for value in values if value is not None), None)

@@ -25,16 +25,9 @@ VIRTUAL_WORKERS = 8
 
 
 def join(cluster: Cluster, workers: int | None) -> None:
-    """Joins the other processes, and makes the virtual devices of a CPU.
+    """Joins the other processes, and makes a CPU's virtual devices, so many workers.
 
     To be called before anything looks at the devices.
-
-    Args:
-      cluster: The flags of `jax.distributed`.
-      workers: Devices to train on, of all processes together; None for what is there.
-
-    Raises:
-      InputError: The processes do not meet.
     """
     processes = initialize(cluster)
     # Real devices are as many as they are.
@@ -46,10 +39,7 @@ def join(cluster: Cluster, workers: int | None) -> None:
 
 @contextlib.contextmanager
 def watched(timeout: float) -> Iterator[Watchdog]:
-    """Bounds what needs the other processes, and names the loss of one.
-
-    Args:
-      timeout: Seconds that what is expected may take.
+    """Bounds by some seconds what needs the other processes; names the loss of one.
 
     Yields:
       The watchdog, to be told of each wait.
@@ -102,11 +92,7 @@ def one_sentence() -> Iterator[None]:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Puts Ctrl-C off to the end of a checkpoint; a second one ends it at once.
-
-    Raises:
-      KeyboardInterrupt: At the end, if there was one.
-    """
+    """Puts Ctrl-C off to the end of a checkpoint; a second one ends it at once."""
     noted: list[int] = []
 
     def note(number: int, _: object) -> None:

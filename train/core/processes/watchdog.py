@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from onebit_launch.errors import LOST_EXIT
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Self
 
 ADVICE = (
@@ -43,8 +42,7 @@ class Watchdog:
 
     def __init__(self, seconds: float, advice: str = ADVICE):
         self.expected = ""
-        self._advice = advice
-        self._seconds = seconds
+        self._seconds, self._advice = seconds, advice
         self._changes = 0
         self._closed = threading.Event()
 
@@ -53,12 +51,7 @@ class Watchdog:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Watches no longer."""
         self._closed.set()
 
@@ -74,12 +67,9 @@ class Watchdog:
             waited = waited + interval if seen == self._changes else 0.0
             seen = self._changes
             if self.expected and waited >= self._seconds:
-                self._end()
-
-    def _end(self) -> None:
-        sys.stderr.write(
-            f"\nerror: {self.expected} did not end within {self._seconds:g} s: "
-            f"{self._advice}.\n"
-        )
-        sys.stderr.flush()
-        os._exit(LOST_EXIT)
+                sys.stderr.write(
+                    f"\nerror: {self.expected} did not end within {self._seconds:g} s: "
+                    f"{self._advice}.\n"
+                )
+                sys.stderr.flush()
+                os._exit(LOST_EXIT)
