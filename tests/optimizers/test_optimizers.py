@@ -28,7 +28,6 @@ from virtual_workers import Workers, mesh_of
 
 import onebit_jax
 from onebit_jax import freeze_at
-from onebit_jax.inspect.traffic import is_of
 from onebit_jax.optimizers.parts.moments import as_float32
 
 WORKERS, STEPS = 4, 8
