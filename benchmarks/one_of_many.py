@@ -6,7 +6,7 @@ In the product, a worker that is alone encodes nothing and its optimizer never f
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any
 
 import onebit_jax
 from onebit_jax.exchanges.two_phase import TwoPhase
@@ -16,13 +16,8 @@ from onebit_jax.exchanges.two_phase import TwoPhase
 class OneOfMany(TwoPhase):
     """An exchange whose only worker encodes as one of many does."""
 
-    def among(self, workers: int) -> Self:
-        """The exchange itself."""
-        del workers
-        return self
-
     def is_alone(self) -> bool:
-        """False, so that an optimizer freezes its variance."""
+        """False, so that it encodes, and an optimizer freezes its variance."""
         return False
 
 

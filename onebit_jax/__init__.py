@@ -1,6 +1,6 @@
 """Communication-compressed optimizers for JAX, in Optax's form."""
 
-from onebit_jax.exchanges.block_exchange import ErrorFeedbackState
+from onebit_jax.exchanges.block_exchange import ErrorFeedbackState as ErrorFeedbackState
 from onebit_jax.exchanges.codec import Codec
 from onebit_jax.exchanges.count_mean import count_mean
 from onebit_jax.exchanges.exchange import Exchange, exact_mean
@@ -12,13 +12,17 @@ from onebit_jax.exchanges.sign_mean import sign_mean
 from onebit_jax.exchanges.two_phase import two_phase
 from onebit_jax.exchanges.vote_mean import vote_mean
 from onebit_jax.inspect.metrics import metrics
-from onebit_jax.inspect.replicas import assert_replicas_identical, replica_mismatches
+from onebit_jax.inspect.replicas import assert_replicas_identical
+from onebit_jax.inspect.replicas import replica_mismatches as replica_mismatches
 from onebit_jax.inspect.stage_costs import stage_costs
-from onebit_jax.inspect.traffic import Collective, Traffic, traffic
-from onebit_jax.optimizers.binsgdm import binsgdm, scale_by_binsgdm
+from onebit_jax.inspect.traffic import Collective as Collective
+from onebit_jax.inspect.traffic import Traffic as Traffic
+from onebit_jax.inspect.traffic import traffic
+from onebit_jax.optimizers.binsgdm import binsgdm
+from onebit_jax.optimizers.binsgdm import scale_by_binsgdm as scale_by_binsgdm
+from onebit_jax.optimizers.distributed_lion import distributed_lion
 from onebit_jax.optimizers.distributed_lion import (
-    distributed_lion,
-    scale_by_distributed_lion,
+    scale_by_distributed_lion as scale_by_distributed_lion,
 )
 from onebit_jax.optimizers.onebit_adam import (
     onebit_adam,
@@ -27,11 +31,16 @@ from onebit_jax.optimizers.onebit_adam import (
 )
 from onebit_jax.optimizers.onebit_lamb import onebit_lamb, scale_by_onebit_lamb
 from onebit_jax.optimizers.parts.compressed import Compressed
-from onebit_jax.optimizers.parts.floor import FloorAtMean
-from onebit_jax.optimizers.parts.freeze import FreezeRule, freeze_at, freeze_when_stable
-from onebit_jax.optimizers.parts.growth import GrowthByMeanSquares
-from onebit_jax.optimizers.parts.intervals import IntervalRule, every, growing_intervals
+from onebit_jax.optimizers.parts.floor import FloorAtMean as FloorAtMean
+from onebit_jax.optimizers.parts.freeze import FreezeRule as FreezeRule
+from onebit_jax.optimizers.parts.freeze import freeze_at, freeze_when_stable
+from onebit_jax.optimizers.parts.growth import (
+    GrowthByMeanSquares as GrowthByMeanSquares,
+)
+from onebit_jax.optimizers.parts.intervals import IntervalRule as IntervalRule
+from onebit_jax.optimizers.parts.intervals import every, growing_intervals
 from onebit_jax.optimizers.zero_one_adam import zero_one_adam
+from onebit_jax.step.data_parallel import DataParallel as DataParallel
 from onebit_jax.step.data_parallel import data_parallel
 from onebit_jax.step.local_gradients import local_value_and_grad
 from onebit_jax.step.simulated import simulated
@@ -42,27 +51,16 @@ from onebit_jax.workers.per_worker import per_worker
 from onebit_jax.workers.placement import abstract_state, init, state_specs
 from onebit_jax.workers.resize import resize, saved_state
 from onebit_jax.workers.stages import run_stage
-from onebit_jax.workers.states import (
-    mean_params,
-    optimizer_state,
-    own_params,
-    steps_by_stage,
-)
-from onebit_jax.workers.transfers import Transfer, sent_bytes
+from onebit_jax.workers.states import mean_params, optimizer_state, own_params
+from onebit_jax.workers.states import steps_by_stage as steps_by_stage
+from onebit_jax.workers.transfers import Transfer as Transfer
+from onebit_jax.workers.transfers import sent_bytes
 from onebit_jax.workers.worker_local import WorkerLocal
 
 __all__ = [
     "Codec",
-    "Collective",
     "Compressed",
-    "ErrorFeedbackState",
     "Exchange",
-    "FloorAtMean",
-    "FreezeRule",
-    "GrowthByMeanSquares",
-    "IntervalRule",
-    "Traffic",
-    "Transfer",
     "WorkerLocal",
     "abstract_state",
     "accumulate",
@@ -91,12 +89,9 @@ __all__ = [
     "per_worker",
     "quantized_mean",
     "random_vote_mean",
-    "replica_mismatches",
     "resize",
     "run_stage",
     "saved_state",
-    "scale_by_binsgdm",
-    "scale_by_distributed_lion",
     "scale_by_onebit_adam",
     "scale_by_onebit_lamb",
     "sent_bytes",
@@ -105,7 +100,6 @@ __all__ = [
     "skip_nonfinite",
     "stage_costs",
     "state_specs",
-    "steps_by_stage",
     "traffic",
     "two_phase",
     "vote_mean",

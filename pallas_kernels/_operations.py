@@ -101,7 +101,10 @@ def compress(
     if kernels := mosaic(implementation, "compress", value):
         interpreted = implementation == "mosaic_interpreted"
         result = kernels.compress(*arguments, interpreted=interpreted)
-        return result if counts is None else _without_padding(*result, counts, scale)
+        if counts is None:
+            return result
+        words, scales, new_error = result
+        return _without_padding(words, scales, new_error, counts, scale)
     if isinstance(decay, float):
         return _reference.compress_by_number(*arguments, counts)
     return _reference.compress_by_array(*arguments, counts)

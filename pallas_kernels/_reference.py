@@ -225,7 +225,7 @@ def _compress_by_chunks(
     ) -> tuple[Array, Array, Array]:
         words, scales, error = carry
         start = first * (block_size // row)
-        chunk = jax.tree.map(
+        parts = jax.tree.map(
             lambda x: lax.dynamic_slice_in_dim(x, start, values // row),
             (value, error, momentum),
         )
@@ -233,7 +233,13 @@ def _compress_by_chunks(
         if cut is not None:
             cut = lax.dynamic_slice_in_dim(cut, first, number)
         new = _compress_whole(
-            *chunk, cut, decay=decay, block_size=block_size, scale=scale
+            parts[0],
+            parts[1],
+            parts[2],
+            cut,
+            decay=decay,
+            block_size=block_size,
+            scale=scale,
         )
         put = lax.dynamic_update_slice_in_dim
         return (

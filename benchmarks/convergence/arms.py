@@ -10,7 +10,6 @@ import jax
 import optax
 
 import onebit_jax
-from benchmarks.convergence.lines import GrowthByExactMeanSquares
 from train.core.optimizer import decays, freeze_rule, guarded
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ GROWTHS = {
     "none": None,
     "leaves": onebit_jax.GrowthByMeanSquares(least=2**31 - 1),
     "lines": onebit_jax.GrowthByMeanSquares(),
-    "exact lines": GrowthByExactMeanSquares(period=1),
 }
 """The growths of the frozen variance, by the name of the option."""
 
@@ -41,9 +39,6 @@ _OPTIONS = {
         *_COMMON,
         *_SIGNS,
         "warmup_bits",
-        "refresh",
-        "longest",
-        "send",
         "lead",
         "growth",
         "bounded",
@@ -90,7 +85,8 @@ def make_arm(
       A transformation for `onebit_jax.data_parallel`.
     """
     tx = _optimizer(options, schedule, freeze, b1, weight_decay, axes)
-    return guarded(tx, clip, axes)
+    own_steps = options["optimizer"] == "zero_one_adam"
+    return guarded(tx, clip, axes, own_steps=own_steps)
 
 
 def with_arm(
@@ -162,6 +158,12 @@ def _optimizer(
 ) -> optax.GradientTransformation:
     """The optimizer alone."""
     name = options["optimizer"]
+    if is_retired(options):
+        raise SystemExit(
+            "An arm of this plan exchanged gradients, refreshed its variance at "
+            "intervals or followed exact lines, which is gone: its runs are kept, and "
+            "no more can be made."
+        )
     exchange = make_exchange(options.get("exchange", _EXCHANGES[name]), options, axes)
     decay = {"weight_decay": weight_decay, "mask": decays}
     if name == "adam":
@@ -182,10 +184,16 @@ def _optimizer(
         return onebit_jax.zero_one_adam(
             schedule, exchange, freeze, b1, **decay, **parts
         )
-    parts = onebit_parts(options)
-    if "warmup_bits" in options:
-        parts["warmup_exchange"] = _quantized(options["warmup_bits"], axes)
-    return onebit_jax.onebit_adamw(schedule, exchange, freeze, b1, **decay, **parts)
+    bits = options.get("warmup_bits")
+    return onebit_jax.onebit_adamw(
+        schedule,
+        exchange,
+        freeze,
+        b1,
+        **decay,
+        warmup_exchange=_quantized(bits, axes) if bits else None,
+        compressed=compressed_parts(options),
+    )
 
 
 _EXCHANGES = {
@@ -262,9 +270,9 @@ def zero_one_parts(options: Mapping[str, Any], axes: AxisNames) -> dict[str, Any
     return parts
 
 
-def onebit_parts(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of 1-bit Adam that the options give; the others are left out."""
-    parts = {n: options[n] for n in ("send",) if n in options}
+def compressed_parts(options: Mapping[str, Any]) -> onebit_jax.Compressed:
+    """The parts of 1-bit Adam that the options give; the others are the default's."""
+    parts: dict[str, Any] = {}
     if "lead" in options:
         parts["lead"] = options["lead"] or None
     if "growth" in options:
@@ -273,12 +281,15 @@ def onebit_parts(options: Mapping[str, Any]) -> dict[str, Any]:
         parts |= {"floor": None, "bound": None}
     if "bound" in options:
         parts["bound"] = options["bound"]
-    if "refresh" in options:
-        longest = options.get("longest")
-        parts["refresh"] = onebit_jax.growing_intervals(
-            options["refresh"], longest=longest
-        )
-    return parts
+    return onebit_jax.Compressed(**parts)
+
+
+def is_retired(options: Mapping[str, Any]) -> bool:
+    """True of an arm whose runs are kept, and which the library can no longer make."""
+    if options.get("optimizer") != "onebit_adam":
+        return False
+    gone = options.get("send", "momentum") != "momentum" or "refresh" in options
+    return gone or options.get("growth") == "exact lines"
 
 
 def check_options(arm: str, options: Mapping[str, Any]) -> None:
@@ -291,6 +302,8 @@ def check_options(arm: str, options: Mapping[str, Any]) -> None:
     Raises:
       SystemExit: An option or a value is unknown.
     """
+    if is_retired(options):
+        return
     optimizer = options.get("optimizer")
     if optimizer not in _OPTIONS:
         raise SystemExit(
@@ -298,7 +311,8 @@ def check_options(arm: str, options: Mapping[str, Any]) -> None:
             f"{optimizer!r}."
         )
     for name in options:
-        if name not in _OPTIONS[optimizer]:
+        # All momenta are exchanged now.
+        if name not in (*_OPTIONS[optimizer], "send"):
             raise SystemExit(
                 f"The arm {arm!r} has the unknown option {name!r}: choose of "
                 f"{', '.join(_OPTIONS[optimizer])}."
@@ -359,9 +373,3 @@ class WithoutFeedback(onebit_jax.Exchange):
         """The exchange's update, with errors of zero."""
         agreed, errors = self.exchange.update(updates, state, params)
         return agreed, jax.tree.map(lambda e: e * 0, errors)
-
-    def wire_cost(
-        self, params: Any, axis_sizes: Mapping[str, int]
-    ) -> tuple[onebit_jax.Transfer, ...]:
-        """The exchange's."""
-        return self.exchange.wire_cost(params, axis_sizes)

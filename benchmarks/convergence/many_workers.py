@@ -49,13 +49,16 @@ ARMS: Mapping[str, Callable[..., Any]] = {
         onebit_jax.onebit_adam, 1.0, onebit_jax.exact_mean(AXIS)
     ),
     "1-bit Adam without a lead": partial(
-        onebit_jax.onebit_adam, 1.0, onebit_jax.sign_mean(AXIS), lead=None
+        onebit_jax.onebit_adam,
+        1.0,
+        onebit_jax.sign_mean(AXIS),
+        compressed=onebit_jax.Compressed(lead=None),
     ),
     "as published": partial(
         onebit_jax.onebit_adam,
         1.0,
         onebit_jax.sign_mean(AXIS, scale="rms"),
-        **onebit_jax.AS_PUBLISHED,
+        compressed=onebit_jax.Compressed.published(),
     ),
 }
 

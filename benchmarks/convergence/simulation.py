@@ -75,7 +75,7 @@ def simulate(task: Task, workers: int, mesh: Mesh, file: Path, case: Case) -> Si
             loss.block_until_ready()
             if step % phase.eval_every and step != phase.last:
                 continue
-            evaluations[step] = evaluate(onebit_jax.local_params(params, state))
+            evaluations[step] = evaluate(params)
             by_stage = onebit_jax.steps_by_stage(state).items()
             taken[step] = {name: int(n) for name, n in by_stage}
             if step < phase.last:

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 LEARNING_RATE = 1e-3
 FORMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "default": ("1-bit Adam", {}),
-    "published": ("1-bit Adam, as published", onebit_jax.AS_PUBLISHED),
+    "published": (
+        "1-bit Adam, as published",
+        {"compressed": onebit_jax.Compressed.published()},
+    ),
 }
 """From the name of a form to its words, and the options that make it."""
 

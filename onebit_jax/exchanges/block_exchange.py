@@ -230,7 +230,7 @@ class BlockExchange(Exchange):
         check_local(updates, self.axes, self.name)
         values, treedef = jax.tree.flatten(updates)
         momenta = treedef.flatten_up_to(momentum)
-        errors = treedef.flatten_up_to(state.worker_error.value)
+        errors: list[Any] = treedef.flatten_up_to(state.worker_error.value)
         small, server = state.small_error.value, state.server_error.value
         division = self.divide([x.shape for x in values], workers)
         self._check(division, values, errors, small, server, workers)
@@ -247,11 +247,8 @@ class BlockExchange(Exchange):
         for i, x in zip(division.exact, exact, strict=True):
             results[i] = x.astype(dtypes[i])
         if division.large or division.small:
-            buffers = [
-                Buffer(*(x if x is None else x.reshape(-1) for x in parts))
-                for i in division.large
-                for parts in [(values[i], errors[i], momenta[i])]
-            ]
+            flat = jax.tree.map(lambda x: x.reshape(-1), (values, errors, momenta))
+            buffers = [Buffer(*(x[i] for x in flat)) for i in division.large]
             if division.small:
                 buffers.append(
                     Buffer(
@@ -262,7 +259,7 @@ class BlockExchange(Exchange):
                         counts=division.small_layout.counts(),
                     )
                 )
-            agree = self._agreed if workers > 1 else self._alone
+            agree = self._alone if self.is_alone() else self._agreed
             agreed, new_errors, server = agree(
                 buffers, decay, division, [dtypes[i] for i in division.large], server
             )

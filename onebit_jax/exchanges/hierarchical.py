@@ -201,7 +201,7 @@ class _OfBlocks(_Hierarchical):
         blocked = (*division.large, *division.small)
         if blocked:
             share = self._share(layout.joined([values[i] for i in blocked]), hosts)
-            agree = self._agreed if hosts > 1 else self._alone
+            agree = self._alone if self.is_alone() else self._agreed
             flat, error, server = agree(share, layout, error, server)
             for i, x in zip(blocked, flat, strict=True):
                 results[i] = x.reshape(values[i].shape).astype(values[i].dtype)

@@ -17,7 +17,7 @@ from onebit_jax.workers.axes import (
     as_tuple,
     check_all_axes,
 )
-from onebit_jax.workers.per_worker import PerWorkerState, per_worker
+from onebit_jax.workers.per_worker import per_worker
 from onebit_jax.workers.states import optimizer_state
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class AccumulateState(NamedTuple):
     """
 
     micro_step: Int32[Array, ""]
-    own: PerWorkerState
+    own: Any
     inner: Any
 
     wrapper = "accumulate"
@@ -96,10 +96,15 @@ class _Accumulate:
     steps: int
     axes: tuple[str, ...]
 
+    @property
+    def sums(self) -> optax.GradientTransformationExtraArgs:
+        """From each worker's own gradients to their sums so far."""
+        return per_worker(_SUM, self.axes)
+
     def init(self, params: optax.Params) -> Any:
         return AccumulateState(
             micro_step=jnp.zeros([], jnp.int32),
-            own=per_worker(_SUM, self.axes).init(params),
+            own=self.sums.init(params),
             inner=self.inner.init(params),
         )
 
@@ -111,7 +116,7 @@ class _Accumulate:
         **extra_args: Any,
     ) -> tuple[optax.Updates, Any]:
         check_all_axes(updates, self.axes, "accumulate")
-        sums, own = per_worker(_SUM, self.axes).update(updates, state.own)
+        sums, own = self.sums.update(updates, state.own)
         micro_step = state.micro_step + 1
 
         @jax.jit  # traced once, for `no_update` and for the branch
@@ -143,9 +148,9 @@ def _zeros(params: optax.Params) -> optax.Params:
     return optax.tree.zeros_like(params, dtype=jnp.float32)
 
 
-def _add(updates: optax.Updates, sums: Any, params: Any = None) -> tuple[Any, Any]:
+def _add(updates: optax.Updates, state: Any, params: Any = None) -> tuple[Any, Any]:
     del params
-    sums = jax.tree.map(lambda x, g: x + g.astype(jnp.float32), sums, updates)
+    sums = jax.tree.map(lambda x, g: x + g.astype(jnp.float32), state, updates)
     return sums, sums
 
 

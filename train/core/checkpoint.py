@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 FOLDER = "checkpoints"
 _KEPT = 2
-_MEAN = "mean_params"
 _TENSORSTORE_CODE = re.compile(r"os_error_code='(\d+)'")
 
 
@@ -38,7 +37,7 @@ class Checkpoint(NamedTuple):
     """The content of a checkpoint.
 
     Attributes:
-      params: The parameters.
+      params: The parameters, those that all workers agree on.
       state: The optimizer's state, the workers' errors whole.
       totals: Steps run, and the bytes that a worker has sent in them.
       data: State of the iterator over batches.
@@ -48,14 +47,6 @@ class Checkpoint(NamedTuple):
     state: Any
     totals: Totals
     data: dict[str, Any]
-
-    @property
-    def mean_params(self) -> Any:
-        """The mean of the workers' own parameters, which differ in local steps.
-
-        An evaluation, the next phase and a fine-tuning take these.
-        """
-        return onebit_jax.local_params(self.params, self.state)
 
 
 def latest_step(folder: Path) -> int:
@@ -88,9 +79,8 @@ def saved_model(folder: Path, step: int) -> dict[str, Any]:
 
 
 def arrays_with_params(folder: Path, step: int) -> Path:
-    """The folder of arrays that holds a checkpoint's `mean_params` as `params`."""
-    path = folder.resolve() / FOLDER / str(step)
-    return path / _MEAN if (path / _MEAN).exists() else path / "arrays"
+    """The folder of arrays that holds a checkpoint's `params`."""
+    return folder.resolve() / FOLDER / str(step) / "arrays"
 
 
 class Checkpoints:
@@ -133,14 +123,14 @@ class Checkpoints:
             "data": checkpoint.data,
         }
         arrays = {"params": checkpoint.params, "state": checkpoint.state}
-        items: dict[str, Any] = {"arrays": ocp.args.StandardSave(arrays)}
-        if (mean := checkpoint.mean_params) is not checkpoint.params:
-            # For who reads a model without the state that it is computed from.
-            items[_MEAN] = ocp.args.StandardSave({"params": mean})
         step, before = checkpoint.totals.steps, self._manager.latest_step()
         try:
             self._manager.save(
-                step, args=ocp.args.Composite(about=ocp.args.JsonSave(about), **items)
+                step,
+                args=ocp.args.Composite(
+                    about=ocp.args.JsonSave(about),
+                    arrays=ocp.args.StandardSave(arrays),
+                ),
             )
         except Exception as error:
             code = None if loss_in(error) else _system_error_in(error)

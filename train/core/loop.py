@@ -97,7 +97,7 @@ def train(
         with writable(folder):
             picture.draw(folder / picture.FILE, {task.name: log})
     # What `finish` computes may need the memory of the state.
-    task.finish(loop.take().mean_params)
+    task.finish(loop.take().params)
     return totals
 
 
@@ -198,7 +198,7 @@ class _Loop:
             batches.set_state(reached.data)
             return reached
         is_new = self._reached is None
-        params = self.task.init() if is_new else self.take().mean_params
+        params = self.task.init() if is_new else self.take().params
         self.totals = self.totals.at_phase_start()
         begun = Checkpoint(*run.init(params), self.totals, batches.get_state())
         if is_new:
@@ -271,7 +271,7 @@ class _Loop:
             paused = time.perf_counter()
             if evaluates and evaluate:
                 self.watchdog.expect(f"the evaluation after step {step}")
-                self.held_out = evaluate(onebit_jax.local_params(params, state))
+                self.held_out = evaluate(params)
                 self._append(EvalMetrics(step, self.held_out))
             if save:
                 data = batches.get_state()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
+import numpy as np
 import optax
 
 import onebit_jax
@@ -187,11 +188,13 @@ class Optimizer(NamedTuple):
         gradients.
       flags: Fields of `TrainingFlags` that other optimizers may lack.
       exchange: Name of the exchange that it works with; None for that of the flag.
+      has_own_steps: Whether workers take steps of their own between exchanges.
     """
 
     make: Callable[..., optax.GradientTransformation]
     flags: frozenset[str] = frozenset()
     exchange: str | None = None
+    has_own_steps: bool = False
 
 
 _TWO_STAGES = frozenset({"exchange", "freeze_step"})
@@ -199,7 +202,9 @@ _TWO_STAGES = frozenset({"exchange", "freeze_step"})
 OPTIMIZERS = {
     "onebit_adam": Optimizer(onebit_jax.onebit_adamw, _TWO_STAGES | {"warmup_bits"}),
     "onebit_lamb": Optimizer(onebit_jax.onebit_lamb, _TWO_STAGES),
-    "zero_one_adam": Optimizer(onebit_jax.zero_one_adam, _TWO_STAGES),
+    "zero_one_adam": Optimizer(
+        onebit_jax.zero_one_adam, _TWO_STAGES, has_own_steps=True
+    ),
     "binsgdm": Optimizer(onebit_jax.binsgdm, exchange="random_vote_mean"),
     "distributed_lion": Optimizer(onebit_jax.distributed_lion, exchange="vote_mean"),
     "adam": Optimizer(_adam),
@@ -243,11 +248,15 @@ def make_optimizer(
     tx = optimizer.make(
         schedule, exchange, *rule, weight_decay=weight_decay, mask=decays, **warmup
     )
-    return guarded(tx, clip, exchange.axes)
+    return guarded(tx, clip, exchange.axes, own_steps=optimizer.has_own_steps)
 
 
 def guarded(
-    tx: optax.GradientTransformation, clip: float, axes: str | tuple[str, ...]
+    tx: optax.GradientTransformation,
+    clip: float,
+    axes: str | tuple[str, ...],
+    *,
+    own_steps: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """An optimizer behind clipping, without the steps that are not finite.
 
@@ -255,7 +264,15 @@ def guarded(
       tx: The optimizer.
       clip: Norm that gradients are clipped to; 0 for no clipping.
       axes: The mesh axes whose members are the workers.
+      own_steps: Whether workers take steps of their own. Each then clips its own
+        gradients, and takes those that are not finite for zeros, so that nothing is
+        exchanged in such a step.
     """
+    if own_steps:
+        # By a norm that is not finite all values become NaN, and by that zeros.
+        largest = clip or float(np.finfo(np.float32).max)
+        own = optax.chain(optax.clip_by_global_norm(largest), optax.zero_nans())
+        return optax.chain(onebit_jax.per_worker(own, axes), tx)
     if clip:
         tx = optax.chain(onebit_jax.clip_by_worker_norm(clip, axes), tx)
     return onebit_jax.skip_nonfinite(tx, axes)
