@@ -49,7 +49,7 @@ from onebit_jax.transforms.clip_by_worker_norm import clip_by_worker_norm
 from onebit_jax.transforms.skip_nonfinite import skip_nonfinite
 from onebit_jax.workers.per_worker import per_worker
 from onebit_jax.workers.placement import abstract_state, init, state_specs
-from onebit_jax.workers.resize import resize, saved_state
+from onebit_jax.workers.resize import resize
 from onebit_jax.workers.stages import run_stage
 from onebit_jax.workers.states import mean_params, optimizer_state, own_params
 from onebit_jax.workers.states import steps_by_stage as steps_by_stage
@@ -91,7 +91,6 @@ __all__ = [
     "random_vote_mean",
     "resize",
     "run_stage",
-    "saved_state",
     "scale_by_onebit_adam",
     "scale_by_onebit_lamb",
     "sent_bytes",

@@ -53,7 +53,7 @@ def state_specs(state: Any) -> Any:
       >>> import jax, jax.numpy as jnp, onebit_jax
       >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
       >>> state = onebit_jax.init(onebit_jax.sign_mean('data'), jnp.zeros(3), mesh)
-      >>> state_specs(state).worker_error.value == jax.P('data')
+      >>> state_specs(state).server_error.value == jax.P('data')
       True
     """
     check_wrappers(state)
@@ -65,28 +65,49 @@ def state_specs(state: Any) -> Any:
 
 
 def abstract_state(
-    tx: optax.GradientTransformation, params: Any, mesh: Mesh | AbstractMesh
+    tx: optax.GradientTransformation,
+    params: Any,
+    mesh: Mesh | AbstractMesh,
+    *,
+    saved_on: Mesh | AbstractMesh | None = None,
 ) -> Any:
     """The shapes, dtypes and shardings of an optimizer's state on a mesh.
+
+    A checkpoint is restored to these, by Orbax for example. One that was saved on
+    another mesh is restored to the shapes that it has, on the devices of this one, and
+    then converted: `resize(state, tx, params, saved_on, mesh)`. Worker-local arrays,
+    which together may be too large for a device, are divided over all where a dimension
+    can be.
 
     Args:
       tx: the optimizer.
       params: parameters, or their shapes and dtypes.
       mesh: the mesh whose axes the optimizer's exchange names.
+      saved_on: the mesh that the state was saved on, or its shape as an `AbstractMesh`,
+        as its devices need not be there; None for the same.
 
     Returns:
-      A tree of `jax.ShapeDtypeStruct`, such as a checkpoint is restored to.
+      A tree of `jax.ShapeDtypeStruct`.
 
     Raises:
-      ValueError: if the mesh lacks a worker axis, or as `state_specs`.
+      ValueError: if a mesh lacks a worker axis, or as `state_specs`.
 
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax
       >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
-      >>> state = abstract_state(onebit_jax.sign_mean('data'), jnp.zeros(3), mesh)
+      >>> tx = onebit_jax.sign_mean('data', exact_below=0)
+      >>> state = abstract_state(tx, jnp.zeros(20_000), mesh)
       >>> state.worker_error.value.shape
-      (1, 3)
+      (1, 20000)
+      >>> before = jax.sharding.AbstractMesh((8,), ('data',))
+      >>> state = abstract_state(tx, jnp.zeros(20_000), mesh, saved_on=before)
+      >>> state.worker_error.value.shape
+      (8, 20000)
     """
+    if saved_on is not None:
+        here = abstract_state(tx, params, mesh)
+        there = abstract_state(tx, params, saved_on)
+        return jax.tree.map(functools.partial(_saved, mesh), there, here)
     shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         state = jax.eval_shape(tx.init, shapes)
@@ -126,6 +147,21 @@ def abstract_state(
     return jax.tree.map_with_path(
         place_node, state, partitions(state), is_leaf=is_worker_local
     )
+
+
+def _saved(
+    mesh: Any, there: jax.ShapeDtypeStruct, here: jax.ShapeDtypeStruct
+) -> jax.ShapeDtypeStruct:
+    """The shape that an array was saved with, placed here."""
+    # A step that is given arrays where it returns them is compiled once.
+    if there.shape == here.shape:
+        return here
+    axes = [i for i, n in enumerate(there.shape) if i and n and n % mesh.size == 0]
+    spec = (
+        PartitionSpec(*[None] * axes[0], mesh.axis_names) if axes else PartitionSpec()
+    )
+    sharding = NamedSharding(mesh, spec)
+    return jax.ShapeDtypeStruct(there.shape, there.dtype, sharding=sharding)
 
 
 def _spec_of_parameter(
@@ -172,8 +208,8 @@ def init(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
       >>> import jax, jax.numpy as jnp, onebit_jax
       >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
       >>> state = init(onebit_jax.sign_mean('data'), jnp.zeros(3), mesh)
-      >>> state.worker_error.value
-      Array([[0., 0., 0.]], dtype=float32)
+      >>> state.server_error.value.shape
+      (1, 1, 1024)
     """
     check_params(params)
     abstract = abstract_state(tx, params, mesh)

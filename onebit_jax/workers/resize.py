@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.core import Tracer
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from onebit_jax.workers.placement import abstract_state
 from onebit_jax.workers.specs import names_of
@@ -86,63 +86,6 @@ def resize(
         return dataclasses.replace(new, value=value)
 
     return jax.tree.map(convert, state, target, is_leaf=is_worker_local)
-
-
-def saved_state(
-    tx: optax.GradientTransformation,
-    params: Any,
-    old_mesh: Mesh | AbstractMesh,
-    mesh: Mesh,
-) -> Any:
-    """The shapes of a state as another mesh saved it, on the devices of this one.
-
-    A checkpoint is restored to these, by Orbax for example, and then resized:
-    `resize(state, tx, params, old_mesh, mesh)`. Worker-local arrays, which together may
-    be too large for a device, are divided over all where a dimension can be. Those
-    that keep their shape on this mesh are placed where a step returns them.
-
-    Args:
-      tx: the optimizer.
-      params: parameters, or their shapes and dtypes.
-      old_mesh: the mesh that the state was saved on, or its shape as an
-        `AbstractMesh`, as its devices need not be there.
-      mesh: the mesh whose devices are to hold it.
-
-    Returns:
-      A tree of `jax.ShapeDtypeStruct`.
-
-    Raises:
-      ValueError: if a mesh lacks a worker axis, or as `state_specs`.
-
-    Example:
-      >>> import jax, jax.numpy as jnp, onebit_jax
-      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], 'data')
-      >>> old_mesh = jax.sharding.AbstractMesh((8,), ('data',))
-      >>> state = saved_state(
-      ...     onebit_jax.sign_mean('data'), jnp.zeros(3), old_mesh, mesh)
-      >>> state.worker_error.value.shape
-      (8, 3)
-    """
-    here = abstract_state(tx, params, mesh)
-
-    def place(
-        old: jax.ShapeDtypeStruct, new: jax.ShapeDtypeStruct
-    ) -> jax.ShapeDtypeStruct:
-        # A step that is given arrays where it returns them is compiled once.
-        if old.shape == new.shape:
-            return jax.ShapeDtypeStruct(old.shape, old.dtype, sharding=new.sharding)
-        return _divided(old, mesh)
-
-    return jax.tree.map(place, abstract_state(tx, params, old_mesh), here)
-
-
-def _divided(x: jax.ShapeDtypeStruct, mesh: Mesh) -> jax.ShapeDtypeStruct:
-    """The shape, one axis divided over all devices where one can be."""
-    axes = [i for i, n in enumerate(x.shape) if i and n and n % mesh.size == 0]
-    spec = (
-        PartitionSpec(*[None] * axes[0], mesh.axis_names) if axes else PartitionSpec()
-    )
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
 
 
 def _check_shards(node: WorkerLocal, old_mesh: Mesh | AbstractMesh, mesh: Mesh) -> None:
