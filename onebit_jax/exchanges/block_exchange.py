@@ -43,7 +43,7 @@ class ErrorFeedbackState(NamedTuple):
       worker_error: for each large leaf, `(workers, *shape)`: of each worker's values,
         the part that its messages have not carried yet; None for other leaves.
       small_error: (workers, blocks, block_size): the same of all small leaves, each
-        beginning a block; no array where there are none.
+        beginning a block; one block where there are none.
       server_error: (workers, blocks served, block_size): of each worker's averages, as
         the server of its share of the blocks, the part not sent back yet; no array
         in an exchange without servers.
@@ -188,8 +188,7 @@ class BlockExchange(Exchange):
             zeros(*p.shape) if i in division.large else None
             for i, p in enumerate(leaves)
         ]
-        blocks = division.small_layout.total_blocks
-        small = zeros(blocks, self.block_size) if division.small else None
+        small = zeros(division.small_layout.total_blocks, self.block_size)
         server = None
         if self.has_server:
             server = zeros(division.layout.served_blocks, self.block_size)
@@ -283,7 +282,7 @@ class BlockExchange(Exchange):
         division: Division,
         values: list[Array],
         errors: list[Array | None],
-        small: Array | None,
+        small: Array,
         server: Array | None,
         workers: int,
     ) -> None:
@@ -291,9 +290,7 @@ class BlockExchange(Exchange):
         wanted = [
             (1, *x.shape) if i in division.large else None for i, x in enumerate(values)
         ]
-        wanted.append(None)
-        if division.small:
-            wanted[-1] = (1, division.small_layout.total_blocks, self.block_size)
+        wanted.append((1, division.small_layout.total_blocks, self.block_size))
         wanted.append(None)
         if self.has_server:
             wanted[-1] = (1, division.layout.served_blocks, self.block_size)

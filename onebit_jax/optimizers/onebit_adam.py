@@ -363,10 +363,9 @@ def onebit_adamw(
       UserWarning: if the variance may be frozen while the learning rate still rises.
 
     Example:
-      >>> import onebit_jax, optax
-      >>> schedule = optax.warmup_cosine_decay_schedule(0.0, 4e-4, 10_000, 100_000)
+      >>> import onebit_jax
       >>> tx = onebit_jax.onebit_adamw(
-      ...     schedule,
+      ...     4e-4,
       ...     onebit_jax.sign_mean('data'),
       ...     onebit_jax.freeze_at(20_000),
       ...     weight_decay=0.01,

@@ -57,11 +57,15 @@ class Step:
             is one process's own and there are several, these would not run the same
             program, or `stage` cannot be the state's next.
         """
+        # A look at one array of each, as there may be thousands; JAX can end in a
+        # segmentation fault where all were donated.
+        first = {"params": _first_array(params), "state": _first_array(state)}
+        _check_not_donated(first, {"params": params, "state": state})
         try:
             return self._run(params, state, batch, *args, **options)
-        except (RuntimeError, ValueError) as error:
-            # Looked for only now: a state may have thousands of arrays.
-            _explain_donated({"params": params, "state": state}, error)
+        except (RuntimeError, ValueError):
+            given = {"params": params, "state": state}
+            _check_not_donated(given, given)
             raise
 
     def _run(
@@ -106,7 +110,9 @@ def _first_array(state: Any) -> list[jax.Array]:
     return [x for x in jax.tree.leaves(state) if isinstance(x, jax.Array)][:1]
 
 
-def _explain_donated(given: Any, error: Exception) -> None:
+def _check_not_donated(looked_at: Any, given: Any) -> None:
+    if not any(_is_concrete(x) and x.is_deleted() for x in jax.tree.leaves(looked_at)):
+        return
     for path, leaf in jax.tree.leaves_with_path(given):
         if _is_concrete(leaf) and leaf.is_deleted():
             name, *inside = path
@@ -114,7 +120,7 @@ def _explain_donated(given: Any, error: Exception) -> None:
                 f"{name.key}{jax.tree_util.keystr(tuple(inside))} was donated to an "
                 "earlier step, which reused its memory: go on with what that step "
                 "returned, as in params, state, loss = run.step(params, state, batch)."
-            ) from error
+            )
 
 
 def _check_global(batch: Any, processes: int) -> None:

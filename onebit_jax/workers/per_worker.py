@@ -107,15 +107,22 @@ def per_worker(
     ) -> tuple[optax.Updates, Any]:
         workers = bound_workers(axes)
         check_local(updates, axes, "per_worker")
-        nodes = jax.tree.leaves(state.inner, is_leaf=is_over(axes))
-        fits = all(node.value.shape[0] == 1 for node in nodes)
-        check_workers(fits, "per_worker", workers, axes)
+        made = jax.eval_shape(lambda: each_own(inner.init(updates), axes))
+        check_workers(_alike(state.inner, made), "per_worker", workers, axes)
         new_updates, own = inner.update(
             updates, this_worker(state.inner, axes), params, **extra_args
         )
         return new_updates, PerWorkerState(each_own(own, axes))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _alike(state: Any, made: Any) -> bool:
+    """True of states of the same leaves, whatever their dtypes."""
+    if jax.tree.structure(state) != jax.tree.structure(made):
+        return False
+    pairs = zip(*map(jax.tree.leaves, (state, made)), strict=True)
+    return all(x.shape == y.shape for x, y in pairs)
 
 
 def each_own(tree: Any, axes: tuple[str, ...]) -> Any:

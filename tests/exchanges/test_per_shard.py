@@ -182,7 +182,11 @@ def test_hyperparameters_in_the_state_reach_each_shard():
     def make(learning_rate, b1):
         rule = onebit_jax.freeze_at(1)
         return onebit_jax.onebit_adam(
-            learning_rate, exchange_of(), rule, b1=b1, **onebit_jax.AS_PUBLISHED
+            learning_rate,
+            exchange_of(),
+            rule,
+            b1=b1,
+            compressed=onebit_jax.Compressed.published(),
         )
 
     with jax.numpy_dtype_promotion("standard"):

@@ -28,7 +28,7 @@ def optimizer():
         0.1,
         sign_mean("data", block_size=32),
         freeze_at(FREEZE),
-        growth=GrowthByMeanSquares(period=5),
+        compressed=onebit_jax.Compressed(growth=GrowthByMeanSquares(period=5)),
     )
     return skip_nonfinite(optax.chain(optax.identity(), adam), "data")
 
@@ -74,7 +74,7 @@ def test_metrics_are_of_the_state(axis_type):
         exchange, momentum = adam.exchange, norm(adam.mu)
         np.testing.assert_allclose(
             measured["worker_error"],
-            norm(exchange.worker_error) / np.sqrt(4) / momentum,
+            norm((exchange.worker_error, exchange.small_error)) / np.sqrt(4) / momentum,
             rtol=1e-5,
         )
         np.testing.assert_allclose(
@@ -99,7 +99,7 @@ def test_of_several_optimizers_the_largest_is_told():
             params,
         )
     measured = onebit_jax.metrics(run.state)
-    errors = optax.tree.get_all_with_path(run.state, "worker_error")
+    errors = optax.tree.get_all_with_path(run.state, "small_error")
     momenta = optax.tree.get_all_with_path(run.state, "mu")
     ratios = [
         norm(e) / np.sqrt(2) / norm(m)
@@ -120,7 +120,7 @@ def test_a_static_stage_reaches_the_optimizer():
     run = data_parallel(lambda p, x: jnp.mean(x @ p), optimizer(), mesh_of(2))
     params, state = run.init(jnp.ones(4))
     batch = jnp.ones((2, 4))
-    for stage in ("warmup", "compressed"):
+    for stage in (*["warmup"] * FREEZE, "compressed"):
         params, state, _ = run.step(params, state, batch, stage=stage)
     assert int(onebit_jax.metrics(state)["compressed"]) == 1
     compiled = run.step.lower(params, state, batch, stage="warmup").compile()

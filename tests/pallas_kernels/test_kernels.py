@@ -19,7 +19,7 @@ from virtual_workers import Workers, mesh_of
 
 import pallas_kernels as pk
 from benchmarks.one_of_many import one_of_many
-from onebit_jax import AS_PUBLISHED, freeze_at, onebit_adam, sign_mean
+from onebit_jax import Compressed, freeze_at, onebit_adam, sign_mean
 
 IMPLEMENTATIONS = ["xla", "mosaic_interpreted"]
 ROUNDING = 3e-7
@@ -324,7 +324,7 @@ def trained(implementation):
     mesh = workers_here()
     signs = sign_mean if mesh.size > 1 else one_of_many
     exchange = signs("data", block_size=256, implementation=implementation)
-    tx = onebit_adam(0.1, exchange, freeze_at(1), **AS_PUBLISHED)
+    tx = onebit_adam(0.1, exchange, freeze_at(1), compressed=Compressed.published())
     run = Workers(tx, params, mesh)
     steps = np.random.default_rng(1).normal(0.1, 1, size=(4, mesh.size, 91, 128))
     for g in steps.astype(np.float32):

@@ -1,5 +1,7 @@
 """Skipping, accumulating and clipping around an exchange."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -90,7 +92,7 @@ def test_an_accumulation_goes_on_in_another_number_of_steps(every, then, taken):
     expected = np.mean([gradients(step) for step in range(taken)], axis=(0, 1))
     np.testing.assert_allclose(updates, -expected, rtol=1e-5, atol=1e-6)
     assert int(after.state.micro_step) == 0
-    assert not jax.tree.leaves(after.state.gradient)[0].any()
+    assert not jax.tree.leaves(after.state.own)[0].any()
 
 
 def test_low_precision_gradients_are_accumulated_in_float32():
@@ -260,20 +262,32 @@ def test_auxiliary_integers_and_numbers_are_averaged_too():
     assert aux == {"byte": 200.0, "number": 3.0}
 
 
-def test_a_worker_takes_gradients_at_its_own_parameters(monkeypatch):
-    """Where a state makes the parameters others, the loss and its gradient see them."""
-    monkeypatch.setattr(
-        "onebit_jax.step.data_parallel.local_params",
-        lambda params, state: params + state[0],
-    )
-    # The identity's state stands for a distance that local steps have gone.
-    distance = optax.GradientTransformation(
-        lambda params: jnp.full_like(params, 2.0), lambda u, s, p=None: (u, s)
-    )
-    tx = optax.chain(distance, exact_mean("data"), optax.sgd(0.5))
+def test_a_worker_takes_gradients_at_its_own_parameters():
+    """Where a state adds to the parameters, the loss and its gradient see them."""
+
+    @onebit_jax.optimizer_state
+    class Moved(NamedTuple):
+        moved: Any
+
+        def distance(self):
+            return self.moved
+
+    def init(params):
+        slices = 1 if "data" in jax.sharding.get_abstract_mesh().manual_axes else 2
+        two = jnp.full((slices, *params.shape), 2.0)
+        return Moved(onebit_jax.WorkerLocal(two, ("data",), "average"))
+
+    def update(updates, state, params=None):
+        del params
+        return jax.tree.map(lambda g: jax.lax.pmean(g, "data"), updates), state
+
+    tx = optax.GradientTransformation(init, update)
     run = data_parallel(lambda p, x: jnp.sum(p**2) * jnp.mean(x), tx, mesh_of(2))
-    params, _, loss = run.step(*run.init(jnp.ones(1)), jnp.ones((2, 1)))
-    np.testing.assert_allclose([loss, *params], [9.0, 1.0 - 0.5 * 6.0])
+    params, state, loss = run.step(*run.init(jnp.ones(1)), jnp.ones((2, 1)))
+    np.testing.assert_allclose([loss, *params], [9.0, 1.0 + 6.0])
+    np.testing.assert_allclose(onebit_jax.mean_params(params, state), [9.0])
+    with pytest.raises(ValueError, match=r"inside jax\.shard_map"):
+        onebit_jax.own_params(params, state)
 
 
 def test_data_parallel_over_one_axis_of_two():

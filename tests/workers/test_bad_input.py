@@ -199,11 +199,11 @@ def test_a_batch_that_cannot_be_shared_equally():
 
 def test_a_state_made_from_another_tree():
     tx = sign_mean("data")
-    run = Workers(tx, jnp.zeros(5), mesh_of(2))
+    run = Workers(tx, jnp.zeros(2000), mesh_of(2))
     with pytest.raises(ValueError, match="updates' own tree"):
-        run.update(jnp.zeros((2, 6)))
+        run.update(jnp.zeros((2, 3000)))
     with pytest.raises(ValueError, match=r"on the old mesh, \{'data': 2\}"):
-        onebit_jax.resize(run.state, tx, {"a": jnp.zeros(5)}, mesh_of(2), mesh_of(4))
+        onebit_jax.resize(run.state, tx, jnp.zeros(3000), mesh_of(2), mesh_of(4))
     adam = onebit_adam(0.1, tx, freeze_at(1))
     state = onebit_jax.init(adam, jnp.zeros(5), mesh_of(2))
     with pytest.raises(ValueError, match="options, exchange and parameters"):
@@ -335,5 +335,5 @@ def test_accumulated_gradients_of_another_number_of_workers():
     tx = accumulate(exact_mean("data"), 2, "data")
     run = Workers(tx, jnp.zeros(3), mesh_of(2))
     run.state = onebit_jax.init(tx, jnp.zeros(3), mesh_of(4))
-    with pytest.raises(ValueError, match="accumulate's state was not made"):
+    with pytest.raises(ValueError, match="per_worker's state was not made"):
         run.update(jnp.zeros((2, 3)))

@@ -75,21 +75,29 @@ def test_a_codec_that_gives_other_words_or_values(wrong, match):
         (lambda: adam(lead=float("inf")), "lead must be a finite .* None, got inf"),
         (lambda: adam(growth=False), "growth must be a GrowthByMeanSquares or None"),
         (lambda: adam(floor=1e-6), "floor must be a FloorAtMean or None, got 1e-06"),
+        (
+            lambda: onebit_adam(
+                0.1, sign_mean("data"), freeze_at(2), compressed={"lead": None}
+            ),
+            r"must be a Compressed, such as Compressed.published\(\), got",
+        ),
+        (
+            lambda: onebit_jax.onebit_lamb(
+                0.1,
+                sign_mean("data"),
+                freeze_at(2),
+                compressed=onebit_jax.Compressed(growth=None),
+            ),
+            r"1-bit LAMB has no lead: give Compressed\(lead=None",
+        ),
         (lambda: onebit_jax.GrowthByMeanSquares(0), "period must be at least 1 step"),
         (lambda: onebit_jax.GrowthByMeanSquares(1.5), "'float' object cannot be"),
         (lambda: onebit_jax.FloorAtMean(-1.0), "negligible must be a share from 0"),
-        (lambda: sign_mean("x").wire_cost({}, {"y": 2}), "has no axis 'x' of the work"),
         (
             lambda: onebit_jax.sent_bytes(
                 [onebit_jax.Transfer("all-reduce", 8, ("x",))], {"y": 2}
             ),
             "axis_sizes has no axis 'x' of .* such as mesh.shape",
-        ),
-        (
-            lambda: onebit_jax.hierarchical(sign_mean("x"), "z").wire_cost(
-                {}, {"x": 2}
-            ),
-            "has no axis 'z' of the work",
         ),
     ],
 )
@@ -98,8 +106,9 @@ def test_options_that_make_no_sense(make, message):
         make()
 
 
-def adam(**options):
-    return onebit_adam(0.1, sign_mean("data"), freeze_at(2), **options)
+def adam(**parts):
+    compressed = onebit_jax.Compressed(**parts)
+    return onebit_adam(0.1, sign_mean("data"), freeze_at(2), compressed=compressed)
 
 
 @pytest.mark.parametrize("block_size", [0, 16, 31, 48, 1000, -32])

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from virtual_workers import mesh_of
 
 import onebit_jax
@@ -127,12 +127,57 @@ def test_a_state_over_two_axes_is_resized():
     tx = sign_mean(("host", "device"), block_size=32)
     params = jnp.zeros(40)
     state = onebit_jax.init(tx, params, mesh(4, 2))
-    error = jnp.arange(320.0).reshape(8, 40)
-    worker = dataclasses.replace(state.worker_error, value=error)
+    error = jnp.arange(512.0).reshape(8, 2, 32)
+    worker = dataclasses.replace(state.small_error, value=error)
     resized = onebit_jax.resize(
-        state._replace(worker_error=worker), tx, params, mesh(4, 2), mesh(1, 2)
+        state._replace(small_error=worker), tx, params, mesh(4, 2), mesh(1, 2)
     )
-    np.testing.assert_allclose(resized.worker_error.value, [error.mean(0)] * 2)
+    np.testing.assert_allclose(resized.small_error.value, [error.mean(0)] * 2)
+
+
+def test_what_workers_keep_inside_what_hosts_keep():
+    """Each axis is resized by itself, and a parameter's sharding is kept."""
+
+    def mesh(hosts, devices, model=1):
+        shape = hosts, devices, model
+        devices = np.array(jax.devices()[: np.prod(shape)]).reshape(shape)
+        return jax.sharding.Mesh(devices, ("host", "device", "model"))
+
+    def keep(value):
+        return optax.GradientTransformation(
+            lambda params: {
+                "own": jax.tree.map(lambda p: jnp.full_like(p, value), params),
+                "count": jnp.int32(20_000_001),
+                "key": jax.random.key(3),
+            },
+            lambda updates, state, params=None: (updates, state),
+        )
+
+    inside = onebit_jax.per_worker(keep(1.0), "device")
+    tx = onebit_jax.per_worker(inside, "host")
+    placed = NamedSharding(mesh(2, 2, 2), PartitionSpec(None, "model"))
+    params = {"w": jax.device_put(jnp.zeros((3, 4)), placed)}
+    state = onebit_jax.init(tx, params, mesh(2, 2, 2))
+    found = state.inner.inner["own"]["w"]
+    assert (found.axes, found.value.axes) == (("device",), ("host",))
+    array = found.value.value
+    assert array.shape == (2, 2, 3, 4)  # hosts, devices
+    assert array.sharding.spec == PartitionSpec("host", "device", None, "model")
+    specs = onebit_jax.state_specs(state).inner.inner["own"]["w"].value.value
+    assert specs == PartitionSpec("host", "device")
+
+    numbers = jnp.arange(4.0).reshape(2, 2, 1, 1) + jnp.zeros((2, 2, 3, 4))
+    values = jax.tree.map(lambda x: numbers if x.shape[2:] == (3, 4) else x, state)
+    shapes = jax.eval_shape(lambda: params)
+    resized = onebit_jax.resize(values, tx, shapes, mesh(2, 2, 2), mesh(4, 1, 2))
+    new = resized.inner.inner["own"]["w"].value.value
+    # Of each host the mean of its devices', and of all hosts the mean of these.
+    np.testing.assert_array_equal(new, np.full((4, 1, 3, 4), 1.5))
+    count = resized.inner.inner["count"].value.value
+    np.testing.assert_array_equal(count, np.full((4, 1), 20_000_001))
+    keys = resized.inner.inner["key"].value.value
+    key = np.asarray(jax.random.key_data(jax.random.key(3)))
+    np.testing.assert_array_equal(jax.random.key_data(keys), np.tile(key, (4, 1, 1)))
 
 
 def test_a_state_that_is_dropped_becomes_zeros():
@@ -167,11 +212,11 @@ def test_a_state_with_empty_leaves_is_placed_as_the_abstract_one():
 
 def test_a_saved_state_is_divided_over_the_devices_that_are_there():
     old_mesh, mesh = jax.sharding.AbstractMesh((8,), ("data",)), mesh_of(4)
-    tx, params = onebit_adam(0.1, sign_mean("data"), freeze_at(2)), jnp.zeros((64, 3))
-    saved = onebit_jax.saved_state(tx, params, old_mesh, mesh)[0]
+    tx, params = onebit_adam(0.1, sign_mean("data"), freeze_at(2)), jnp.zeros((64, 300))
+    saved = onebit_jax.abstract_state(tx, params, mesh, saved_on=old_mesh)[0]
     error = saved.exchange.worker_error.value
-    assert error.shape == (8, 64, 3)
-    assert error.sharding.shard_shape(error.shape) == (8, 16, 3)
+    assert error.shape == (8, 64, 300)
+    assert error.sharding.shard_shape(error.shape) == (8, 16, 300)
     assert saved.mu.sharding.is_fully_replicated
     chex.assert_trees_all_equal_structs(
         saved, onebit_jax.abstract_state(tx, params, mesh)[0]
@@ -193,7 +238,7 @@ def test_a_state_of_any_mesh_is_resized(workers, others, axis_type):
         onebit_jax.init(tx, params, old_mesh),
     )
     on_host = jax.device_get(state)
-    saved = onebit_jax.saved_state(tx, params, old_mesh, mesh)
+    saved = onebit_jax.abstract_state(tx, params, mesh, saved_on=old_mesh)
     restored = jax.tree.map(
         lambda x, shape: jax.device_put(x, shape.sharding), on_host, saved
     )
@@ -230,7 +275,7 @@ def test_a_resumed_run_is_compiled_once(axis_type):
     tx = onebit_adam(0.1, sign_mean("data"), freeze_at(2))
     run = onebit_jax.data_parallel(lambda p, x: jnp.mean(x @ p), tx, mesh)
     params, state = jax.device_get(run.init(jnp.zeros((64, 16))))
-    saved = onebit_jax.saved_state(tx, params, mesh, mesh)
+    saved = onebit_jax.abstract_state(tx, params, mesh, saved_on=mesh)
     state = jax.tree.map(lambda x, s: jax.device_put(x, s.sharding), state, saved)
     params = jax.device_put(params, jax.NamedSharding(mesh, PartitionSpec()))
     assert compilations(run, params, state) == 1
