@@ -7,6 +7,7 @@ are of those alone.
 
 import argparse
 import hashlib
+import math
 import pathlib
 
 import jax
@@ -65,21 +66,53 @@ def optimizer(exchange, form):
 def kept(state):
     """The part of a state that is compared: moments and errors."""
     adam = state[0]
-    errors = jax.tree.leaves(adam.exchange)
-    if hasattr(adam.exchange, "groups"):
-        errors = by_parameter(adam.exchange.groups)
+    exchange = adam.exchange
+    errors = jax.tree.leaves(exchange)
+    if hasattr(exchange, "groups"):
+        errors = by_parameter(exchange.groups)
+    elif hasattr(exchange, "small_error"):
+        own = in_shapes(SHAPES, np.asarray(exchange.small_error.value))
+        errors = [own[name] for name in sorted(SHAPES)]
+        if exchange.server_error.value is not None:
+            errors.append(exchange.server_error.value)
     return [*jax.tree.leaves(adam.mu), *jax.tree.leaves(adam.nu), *errors]
+
+
+def in_shapes(shapes, blocks):
+    """Errors of small leaves, `(workers, blocks, block_size)`, as those of each leaf.
+
+    Zeros where a leaf is exchanged exactly.
+    """
+    found, first, size = {}, 0, blocks.shape[-1]
+    for name in sorted(shapes):
+        number = math.prod(shapes[name])
+        found[name] = np.zeros((len(blocks), *shapes[name]), blocks.dtype)
+        if number >= size // 32 + 2:
+            last = first + -(-number // size)
+            flat = blocks[:, first:last].reshape(len(blocks), -1)[:, :number]
+            found[name], first = flat.reshape(found[name].shape), last
+    return found
 
 
 def by_parameter(groups):
     """The errors of shards as the file has them: whole, those of servers last."""
-    names = sorted(sorted(SHAPES), key=lambda name: SPECS[name] != P())
     worker = {}
-    shards = [x for group in groups for x in group.worker_error.value]
-    for name, error in zip(names, shards, strict=True):
-        axis = [*SPECS[name], "model"].index("model") if SPECS[name] else 0
-        parts = [np.asarray(error[:, i]) for i in range(error.shape[1])]
-        worker[name] = np.concatenate(parts, axis=axis + 1)
+    for group, is_split in zip(groups, (False, True), strict=True):
+        names = [name for name in sorted(SHAPES) if (SPECS[name] != P()) == is_split]
+        error = np.asarray(group.small_error.value)
+        axes = {
+            n: [*SPECS[n], "model"].index("model") if is_split else 0 for n in names
+        }
+        shapes = {
+            n: [
+                s // 2 if is_split and i == axes[n] else s
+                for i, s in enumerate(SHAPES[n])
+            ]
+            for n in names
+        }
+        shards = [in_shapes(shapes, error[:, k]) for k in range(error.shape[1])]
+        for n in names:
+            worker[n] = np.concatenate([x[n] for x in shards], axis=axes[n] + 1)
     servers = [np.asarray(group.server_error.value) for group in groups]
     return [*(worker[name] for name in sorted(worker)), *servers]
 

@@ -349,7 +349,7 @@ def test_other_workers_go_on_as_these(name, step):
 def test_another_number_of_workers_keeps_the_residual(name):
     """In training, where the workers' errors differ."""
     params, state = history(name)[-1]
-    assert sum(bool(jnp.any(x != 0)) for x in residuals_of(state)) >= 3, "no residual"
+    assert sum(bool(jnp.any(x != 0)) for x in residuals_of(state)) >= 2, "no residual"
     for workers in (1, 3):
         new = onebit_jax.resize(
             state, optimizer(name), params, mesh_of(WORKERS), mesh_of(workers)

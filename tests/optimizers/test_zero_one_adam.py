@@ -159,10 +159,10 @@ def test_a_learning_rate_of_zero_keeps_the_errors():
     run = Workers(adam(lambda t: rates[t], exchange=exchange), jnp.zeros(5), mesh_of(2))
     for _ in range(2):
         run.update(targets(), jnp.zeros(5))
-    before = run.state.exchange.worker_error.value
+    before = run.state.exchange.small_error.value
     assert np.abs(before).max() > 0
     assert not run.update(targets(), jnp.zeros(5)).any()
-    np.testing.assert_array_equal(run.state.exchange.worker_error.value, before)
+    np.testing.assert_array_equal(run.state.exchange.small_error.value, before)
 
 
 @pytest.mark.parametrize("decay", ["agreed", "accumulated"])
