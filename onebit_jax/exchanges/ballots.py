@@ -120,17 +120,17 @@ def _counted(
     flat = jnp.pad(flat, (0, -size % (_ROWS * workers)))
     ballots = stored(pack_signs(ballot(flat.reshape(workers, _ROWS, -1), number)))
     ballots = lax.all_to_all(ballots, axes, 0, 0)
-    ayes = jnp.sum(unpack_bits(ballots), axis=0, dtype=jnp.uint32)
+    positive = jnp.sum(unpack_bits(ballots), axis=0, dtype=jnp.uint32)
     if verdict is None:
-        digits = stored(pack_digits(ayes.reshape(1, -1), workers)[0])
+        digits = stored(pack_digits(positive.reshape(1, -1), workers)[0])
         digits = gather(digits, axes)
-        agreed = _mean(unpack_digits(digits, workers, ayes.size), workers)
+        agreed = _mean(unpack_digits(digits, workers, positive.size), workers)
     else:
-        mean = _mean(ayes.astype(jnp.int32).astype(jnp.float32), workers)
+        mean = _mean(positive.astype(jnp.int32).astype(jnp.float32), workers)
         signs = gather(stored(pack_signs(verdict(mean, number))), axes)
         agreed = unpack_signs(signs, jnp.ones(workers, jnp.float32))
     return agreed.reshape(-1)[:size]
 
 
-def _mean(ayes: Array, workers: int) -> Array:
-    return (2 * ayes - workers) / workers
+def _mean(positive: Array, workers: int) -> Array:
+    return (2 * positive - workers) / workers

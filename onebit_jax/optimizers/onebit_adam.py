@@ -24,7 +24,7 @@ from onebit_jax.optimizers.parts.moments import (
     extrapolate,
     weight,
 )
-from onebit_jax.workers.arithmetic import zero_after
+from onebit_jax.workers.arithmetic import ordered_after
 from onebit_jax.workers.states import optimizer_state
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ class _OnebitAdam:
                 gradients,
                 growth,
                 decay=self.b2,
-                count=state.count + zero_after(mu),
+                count=ordered_after(state.count, mu),
                 axes=self.exchange.axes,
             )
         state = state._replace(growth=growth)

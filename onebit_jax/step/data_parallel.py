@@ -22,7 +22,7 @@ from onebit_jax.step.checks import (
     check_workers_of,
 )
 from onebit_jax.step.local_gradients import local_value_and_grad
-from onebit_jax.workers.arithmetic import mean, zero_after
+from onebit_jax.workers.arithmetic import mean, ordered_after
 from onebit_jax.workers.axes import AxisNames, as_tuple
 from onebit_jax.workers.placement import abstract_state, check_params, state_specs
 from onebit_jax.workers.placement import init as init_state
@@ -244,9 +244,10 @@ def local_step(
     if is_local:
         values = jax.tree.map(lambda x: x[None], values)
     else:
-        # A program of one stage has them in an all-reduce that it makes anyway.
-        last = zero_after(updates) if stage is None else jnp.int32(0)
-        values = jax.tree.map(lambda x: mean(x + last.astype(x.dtype), axes), values)
+        if stage is None:
+            # A program of one stage has them in an all-reduce that it makes anyway.
+            values = jax.tree.map(lambda x: ordered_after(x, updates), values)
+        values = jax.tree.map(lambda x: mean(x, axes), values)
     return params, state, *(values if has_aux else (values,))
 
 

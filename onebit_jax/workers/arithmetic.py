@@ -14,7 +14,7 @@ from onebit_jax.workers.axes import is_recorded
 
 if TYPE_CHECKING:
     from jax import Array
-    from jaxtyping import Float32, Int32
+    from jaxtyping import Float32
 
 
 def mean(x: Any, axes: tuple[str, ...]) -> Any:
@@ -39,32 +39,34 @@ def means(tree: Any, axes: tuple[str, ...]) -> Any:
     return jax.tree.map(lambda x: mean(x, axes), tree)
 
 
-def zero_after(tree: Any) -> Int32[Array, ""]:
-    """A zero that is not known before the leaves of a tree are.
+def ordered_after(x: Array, tree: Any) -> Array:
+    """A value that is not known before the leaves of a tree are.
 
-    What it is added to is ordered after them. XLA's CPU devices (jax 0.10 to 0.12) run
-    collectives that do not depend on each other in any order, and mistake one for
-    another over the same devices: the process ends.
+    XLA's CPU devices (jax 0.10 to 0.12) run collectives that do not depend on each
+    other in any order, and mistake one for another over the same devices: the process
+    ends.
 
     Args:
+      x: the value.
       tree: what collectives give, the same on all workers. Beside automatic mesh axes
         it is not looked at, as single values of divided arrays need more collectives.
 
     Returns:
-      0.
+      x, plus a zero that depends on the tree.
     """
     if AxisType.Auto in jax.sharding.get_abstract_mesh().axis_types:
-        return jnp.zeros([], jnp.int32)
-    large = [x for x in jax.tree.leaves(tree) if x.size >= SMALL]
-    # Small leaves come from one collective, so that one of them stands for all.
-    small = [x for x in jax.tree.leaves(tree) if 0 < x.size < SMALL][:1]
+        return x
+    leaves = [y for y in jax.tree.leaves(tree) if y.size]
+    large = [y for y in leaves if y.size >= SMALL]
+    # Small leaves share collectives: to read all would take long to compile.
+    small = [y for y in leaves if y.size < SMALL][::64]
     firsts = [
-        lax.bitcast_convert_type(x.reshape(-1)[0].astype(jnp.float32), jnp.int32)
-        for x in (*large, *small)
+        lax.bitcast_convert_type(y.reshape(-1)[0].astype(jnp.float32), jnp.int32)
+        for y in (*large, *small)
     ]
     odd = sum(firsts, start=jnp.int32(0)) & 1
     # XLA does not see that it is a constant.
-    return odd * (1 - odd)
+    return x + (odd * (1 - odd)).astype(x.dtype)
 
 
 def made_once(x: Array) -> Array:
