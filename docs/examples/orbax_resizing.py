@@ -2,8 +2,8 @@
 
 The optimizer's state is saved whole: beside the moments it holds each worker's errors,
 what its signs have left out so far. On a machine with other devices it is restored as
-it was saved, and then converted. `saved_state` has the shapes and the placement for the
-first step, `resize` does the second: the mean of the workers' errors, which is yet to
+it was saved, and then converted. `abstract_state` has the shapes and the placement for
+the first step, `resize` does the second: the mean of the workers' errors, which is yet to
 reach the parameters, and the servers' errors stay what they were. All that has to be
 remembered of the old mesh is its shape.
 """
@@ -61,7 +61,7 @@ old_mesh = AbstractMesh((8,), ("data",))
 mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
 everywhere = NamedSharding(mesh, PartitionSpec())
 shapes = {"w": jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=everywhere)}
-saved = onebit_jax.saved_state(tx, shapes, old_mesh, mesh)
+saved = onebit_jax.abstract_state(tx, shapes, mesh, saved_on=old_mesh)
 with ocp.StandardCheckpointer() as checkpointer:
     restored = checkpointer.restore(folder, {"params": shapes, "state": saved})
 params = restored["params"]
