@@ -3,8 +3,8 @@
 The optimizer's state is saved whole: beside the moments it holds each worker's errors,
 what its signs have left out so far. On a machine with other devices it is restored as
 it was saved, and then converted. `abstract_state` has the shapes and the placement for
-the first step, `resize` does the second: the mean of the workers' errors, which is yet to
-reach the parameters, and the servers' errors stay what they were. All that has to be
+the first step, `resize` does the second: the mean of the workers' errors, which is yet
+to reach the parameters, and the servers' errors stay what they were. All that has to be
 remembered of the old mesh is its shape.
 """
 
