@@ -70,16 +70,13 @@ def test_an_exchange_of_your_own(tmp_path):
 
 
 def test_an_optimizer_of_your_own(tmp_path):
-    *_, warmup, compressed, end, resized = output_of(
-        OWN_BLOCKS[1], tmp_path
-    ).splitlines()
+    *_, warmup, compressed, end = output_of(OWN_BLOCKS[1], tmp_path).splitlines()
     assert "(warmup)" in warmup
     assert "(compressed)" in compressed
     loss, _, steps = end.partition(" ")
     assert float(loss) < 1
     assert "'warmup': Array(10" in steps
     assert "'compressed': Array(140" in steps
-    assert float(resized) < 1.1 * float(loss)
 
 
 def test_a_task_of_your_own(tmp_path):

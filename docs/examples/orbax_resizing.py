@@ -2,9 +2,9 @@
 
 The optimizer's state is saved whole: beside the moments it holds each worker's errors,
 what its signs have left out so far. On a machine with other devices it is restored as
-it was saved, and then converted. `saved_state` has the shapes and the placement for the
-first step, `resize` does the second: the mean of the workers' errors, which is yet to
-reach the parameters, and the servers' errors stay what they were. All that has to be
+it was saved, and then converted. `abstract_state` has the shapes and the placement for
+the first step, `resize` does the second: the mean of the workers' errors, which is yet
+to reach the parameters, and the servers' errors stay what they were. All that has to be
 remembered of the old mesh is its shape.
 """
 
@@ -43,7 +43,8 @@ def train(mesh, params, state, steps):
 def print_errors(state):
     """Prints the norms of the workers' mean error and of the servers' errors."""
     errors = state[0].exchange  # the first of what onebit_adam chains
-    workers = jnp.linalg.norm(jnp.mean(errors.worker_error.value["w"], axis=0))
+    # Leaves from 16,384 values on have theirs in worker_error.
+    workers = jnp.linalg.norm(jnp.mean(errors.small_error.value, axis=0))
     servers = jnp.linalg.norm(jnp.ravel(errors.server_error.value))
     print(f"errors: workers' mean {workers:.4f}, servers' {servers:.4f}")
 
@@ -61,7 +62,7 @@ old_mesh = AbstractMesh((8,), ("data",))
 mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
 everywhere = NamedSharding(mesh, PartitionSpec())
 shapes = {"w": jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=everywhere)}
-saved = onebit_jax.saved_state(tx, shapes, old_mesh, mesh)
+saved = onebit_jax.abstract_state(tx, shapes, mesh, saved_on=old_mesh)
 with ocp.StandardCheckpointer() as checkpointer:
     restored = checkpointer.restore(folder, {"params": shapes, "state": saved})
 params = restored["params"]

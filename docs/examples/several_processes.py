@@ -51,7 +51,7 @@ if flags.out:
 if manager and first:
     everywhere = NamedSharding(mesh, PartitionSpec())
     shapes = {"w": jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=everywhere)}
-    saved = {"params": shapes, "state": onebit_jax.saved_state(tx, shapes, mesh, mesh)}
+    saved = {"params": shapes, "state": onebit_jax.abstract_state(tx, shapes, mesh)}
     restored = manager.restore(first, args=ocp.args.StandardRestore(saved))
     params, state = restored["params"], restored["state"]
 
