@@ -4,6 +4,7 @@ import functools
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -140,6 +141,33 @@ def test_an_optimizer_has_the_exchange_of_the_flag_or_its_own(
         tuple(each("data") for each in expected),
         tuple(onebit_jax.hierarchical(each("host"), "device") for each in expected),
     ]
+
+
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+def test_a_step_of_a_workers_own_waits_for_nobody(clip):
+    mesh = make_mesh(2)
+    tx = make_optimizer(
+        "zero_one_adam",
+        optax.constant_schedule(1e-3),
+        onebit_jax.freeze_at(1),
+        onebit_jax.sign_mean("data"),
+        weight_decay=0.01,
+        clip=clip,
+    )
+
+    def loss_fn(params, batch):
+        return jnp.mean(jnp.square(batch @ params["layer"]["kernel"]))
+
+    run = onebit_jax.data_parallel(loss_fn, tx, mesh)
+    params, state = run.init({"layer": {"kernel": jnp.ones((64, 8))}})
+    batch = jax.ShapeDtypeStruct((4, 64), jnp.float32)
+
+    def collectives(stage):
+        compiled = run.step.lower(params, state, batch, stage=stage).compile()
+        return onebit_jax.traffic(compiled, mesh).collectives
+
+    assert collectives("local") == ()
+    assert collectives("compressed") != ()
 
 
 def test_biases_and_norms_do_not_decay():
