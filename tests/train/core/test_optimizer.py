@@ -20,24 +20,11 @@ from train.core.optimizer import (
     Plan,
     check_plan,
     decays,
-    freeze_rule,
     learning_rate_schedule,
     make_optimizer,
     warmup_and_freeze,
 )
 from train.core.task import planned_phase
-
-
-def test_freezing_before_the_warm_up_ends_is_warned_of():
-    with pytest.warns(UserWarning, match="while the learning rate still rises"):
-        make_optimizer(
-            "onebit_adam",
-            learning_rate_schedule(1e-3, 6, 8),
-            freeze_rule(4, 6, 8),
-            onebit_jax.sign_mean("data"),
-            weight_decay=0.0,
-            clip=0.0,
-        )
 
 
 def test_the_freeze_follows_the_warm_up_and_the_steps_by_default():
