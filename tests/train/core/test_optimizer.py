@@ -20,6 +20,7 @@ from train.core.optimizer import (
     Plan,
     check_plan,
     decays,
+    guarded,
     learning_rate_schedule,
     make_optimizer,
     warmup_and_freeze,
@@ -155,6 +156,20 @@ def test_a_step_of_a_workers_own_waits_for_nobody(clip):
 
     assert collectives("local") == ()
     assert collectives("compressed") != ()
+
+
+@pytest.mark.parametrize(("clip", "length"), [(0.0, 5.0), (1.0, 1.0)])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_worker_whose_gradients_are_not_finite_gives_zeros(clip, length, bad):
+    mean = optax.chain(onebit_jax.exact_mean("data"), optax.sgd(1.0))
+    run = onebit_jax.data_parallel(
+        lambda params, batch: jnp.sum(params * batch[0]),
+        guarded(mean, clip, "data", own_steps=True),
+        make_mesh(2),
+    )
+    batch = np.array([[3.0, 4.0], [1.0, bad]], np.float32)
+    params, *_ = run.step(*run.init(jnp.zeros(2)), batch)
+    np.testing.assert_allclose(params, -length * np.array([0.6, 0.8]) / 2, rtol=1e-6)
 
 
 def test_biases_and_norms_do_not_decay():
