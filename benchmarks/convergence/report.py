@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from benchmarks.convergence.runs import Case, Run
 
 AT_BOUND = "bounded_share"
-"""The optimizer's measure of the share of updates at the bound."""
+"""The share of updates at the bound, which runs of earlier versions measured."""
 
 
 def write_page(file: Path, study: Study, done: Mapping[Case, Run]) -> None:

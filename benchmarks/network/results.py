@@ -96,12 +96,12 @@ class Measurement:
     @property
     def overhead(self) -> float:
         """Bytes that left the interface for each byte counted."""
-        return self.tx_bytes / self.sent_bytes if self.sent_bytes else float("nan")
+        return self.tx_bytes / self.sent_bytes
 
     @property
     def packet_overhead(self) -> float:
         """Bytes of packets with their headers for each byte counted."""
-        return self.packet_bytes / self.sent_bytes if self.sent_bytes else float("nan")
+        return self.packet_bytes / self.sent_bytes
 
 
 def speed_up(
@@ -237,6 +237,8 @@ def _cells(
     forms = (False, True) if row.kind == "step" else (False,)
     ratios = [speed_up(row, rows, equal_computation=form) for form in forms]
     first, third = row.quartiles
+    # A step of a worker's own sends nothing.
+    overheads = (row.overhead, row.packet_overhead) if row.sent_bytes else ()
     return (
         str(row.hosts) if row.devices == 1 else f"{row.hosts} of {row.devices} devices",
         row.rate,
@@ -248,6 +250,5 @@ def _cells(
         f"{row.attained:.2f}",
         f"{row.network_share:.0%}",
         f"{row.sent_bytes / 1e6:.2f}",
-        f"{row.overhead:.3f}",
-        f"{row.packet_overhead:.3f}",
+        *([f"{each:.3f}" for each in overheads] or ["", ""]),
     )

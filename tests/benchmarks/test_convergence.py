@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import onebit_jax
-from benchmarks.convergence.arms import make_exchange, onebit_parts
+from benchmarks.convergence.arms import compressed_parts, make_exchange
 from benchmarks.convergence.intervals import beside, effects, estimate, progress_lost
 from benchmarks.convergence.picture import drawn_study
 from benchmarks.convergence.plan import read_plan
@@ -269,9 +269,10 @@ def test_runs_are_kept_and_only_those_of_the_same_settings(plan_file, plan, tmp_
 
 
 def test_what_an_arm_does_not_say_is_the_librarys():
-    assert onebit_parts({"optimizer": "onebit_adam", "exchange": "sign_mean"}) == {}
+    parts = compressed_parts({"optimizer": "onebit_adam", "exchange": "sign_mean"})
+    assert parts == onebit_jax.Compressed()
     published = {"send": "momentum", "lead": 0, "growth": "none", "bounded": False}
-    assert onebit_parts(published) == onebit_jax.AS_PUBLISHED
+    assert compressed_parts(published) == onebit_jax.Compressed.published()
 
 
 @pytest.mark.parametrize("name", ["sign_mean", "no_feedback"])

@@ -22,7 +22,13 @@ from benchmarks.network import hosts as network_hosts
 from benchmarks.network import processes as network_processes
 from benchmarks.network.config import Config, host_counts, workloads
 from benchmarks.network.measure import auto_rate
-from benchmarks.network.results import Measurement, Results, read_results, speed_up
+from benchmarks.network.results import (
+    Measurement,
+    Results,
+    read_results,
+    speed_up,
+    tables,
+)
 from benchmarks.network.traffic import collectives_alone, host_bytes
 from benchmarks.network.whole_run import text, whole_runs
 
@@ -97,7 +103,7 @@ title = "A study"
 rule = "None."
 tasks.text = { module = "train.lm", flags = [], learning_rate = [1e-3] }
 arms.Baseline = { optimizer = "adam" }
-arms."4 bits, refreshed" = { optimizer = "onebit_adam", warmup_bits = 4, refresh = 2 }
+arms."own steps" = { optimizer = "zero_one_adam" }
 arms.votes = { optimizer = "binsgdm" }
 """
 
@@ -109,9 +115,9 @@ def test_a_studys_arms_are_measured_in_each_of_their_stages(tmp_path):
         chosen = workloads(config)
     assert [(each.name, each.stage) for each in chosen] == [
         ("adam", None),
-        ("4 bits, refreshed", "warmup"),
-        ("4 bits, refreshed", "between"),
-        ("4 bits, refreshed", "compressed"),
+        ("own steps", "variance"),
+        ("own steps", "compressed"),
+        ("own steps", "local"),
         ("votes", None),
     ]
     with pytest.raises(SystemExit, match="hosts of one device"):
@@ -216,6 +222,14 @@ def test_collectives_alone_are_those_of_the_program(program):
     alone, buffers = collectives_alone(collectives, mesh)
     again = onebit_jax.traffic(alone.lower(buffers).compile(), mesh).collectives
     assert sorted(c[:5] for c in again) == sorted(c[:5] for c in collectives)
+
+
+def test_of_a_step_that_sends_nothing_nothing_runs_alone(program):
+    alone, buffers = collectives_alone([], program[0])
+    assert alone(buffers)[0] == []
+    row = changed(ADAM, name="own steps", stage="local", sent_bytes=0)
+    cells = tables(Results({}, {}, "", "", [row])).splitlines()[-1].split(" | ")
+    assert cells[-3:] == ["0.00", "", " |"]
 
 
 def test_measurements_are_kept_and_taken_again(tmp_path):

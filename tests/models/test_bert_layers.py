@@ -128,12 +128,6 @@ def test_with_sharded_parameters_it_is_the_same_model():
     chex.assert_trees_all_close(own_gradients, gradients, rtol=2e-5, atol=2e-6)
 
 
-def test_stacking_can_be_undone():
-    params = parameters(CONFIG)
-    chex.assert_trees_all_equal(unstack_layers(stack_layers(params)), params)
-    assert len(jax.tree.leaves(stack_layers(params)["bert"]["layers"])) == 12
-
-
 def equations(jaxpr):
     for equation in jaxpr.eqns:
         yield equation

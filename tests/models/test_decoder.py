@@ -96,13 +96,6 @@ def test_it_is_the_published_formula(tied):
     )
 
 
-def test_a_tied_head_is_the_embedding():
-    tied, untied = (parameters(replace(CONFIG, tied=tied)) for tied in (True, False))
-    sizes = [sum(x.size for x in jax.tree.leaves(params)) for params in (tied, untied)]
-    assert sizes[1] - sizes[0] == CONFIG.vocab_size * CONFIG.hidden_size
-    assert "head" not in tied
-
-
 def test_a_token_changes_nothing_before_it():
     forward, params = compiled(CONFIG), parameters(CONFIG)
     before = np.asarray(forward(params, TOKENS))

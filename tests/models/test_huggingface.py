@@ -73,26 +73,6 @@ def test_every_model_is_read_as_it_was_written(architecture, tmp_path):
     assert_same(start, theirs)
 
 
-def test_names_and_orientation(tensors):
-    params = pretraining(tensors)
-    layer = params["bert"]["layers"][1]
-    name = "bert.encoder.layer.1"
-    np.testing.assert_array_equal(
-        layer["feed_forward"]["up"]["kernel"],
-        tensors[f"{name}.intermediate.dense.weight"].T,
-    )
-    qkv = layer["attention"]["qkv"]["kernel"]
-    for i, part in enumerate(("query", "key", "value")):
-        np.testing.assert_array_equal(
-            qkv[:, 8 * i : 8 * i + 8],
-            tensors[f"{name}.attention.self.{part}.weight"].T,
-        )
-    np.testing.assert_array_equal(
-        layer["attention_norm"]["scale"],
-        tensors[f"{name}.attention.output.LayerNorm.weight"],
-    )
-
-
 def test_older_names_are_read(tensors):
     old = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(

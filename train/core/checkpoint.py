@@ -181,12 +181,7 @@ class Checkpoints:
             )
         # Its devices need not exist: it is for shapes alone.
         old_mesh = AbstractMesh(tuple(shape.values()), tuple(shape), mesh.axis_types)
-        is_resized = old_mesh.shape != mesh.shape
-        state = (
-            onebit_jax.saved_state(tx, params, old_mesh, mesh)
-            if is_resized
-            else onebit_jax.abstract_state(tx, params, mesh)
-        )
+        state = onebit_jax.abstract_state(tx, params, mesh, saved_on=old_mesh)
         replicated = NamedSharding(mesh, PartitionSpec())
         placed = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated),
@@ -197,7 +192,7 @@ class Checkpoints:
             composite = ocp.args.Composite(arrays=wanted)
             arrays = self._manager.restore(step, args=composite)["arrays"]
         params, state = arrays["params"], arrays["state"]
-        if is_resized:
+        if old_mesh.shape != mesh.shape:
             state = _resized(state, tx, params, old_mesh, mesh)
         return Checkpoint(params, state, totals, data), old_mesh.size
 

@@ -99,5 +99,9 @@ def mean_by_hosts(leaves: Leaves, gpus: int) -> tuple[Transfer, ...]:
 
 
 def loss_transfer(axis_sizes: Mapping[str, int]) -> Transfer:
-    """The mean of the loss over all GPUs, float32, which every step has."""
+    """The mean of the loss over all GPUs, float32.
+
+    The trainer's program is of all stages, and has it in every step, those of workers'
+    own too.
+    """
     return Transfer("all-reduce", 4, tuple(axis_sizes))

@@ -108,8 +108,6 @@ def test_each_phase_is_frozen_and_counted_by_itself(finished):
     # A ring's all-reduce of float32 between two workers, and some scalars.
     assert 4 * size < rates["warmup"] < 1.1 * 4 * size
     assert rates["warmup"] > 10 * rates["compressed"]
-    totals = np.cumsum([line["sent_bytes"] for line in lines])
-    np.testing.assert_array_equal([x["total_sent_bytes"] for x in lines], totals)
     # The loss of the first step with long sequences is one of a model that has learnt.
     assert abs(lines[STEPS]["loss"] - lines[STEPS - 1]["loss"]) < 0.5
 
@@ -242,7 +240,6 @@ def test_a_folder_that_is_taken_is_refused(first, adam):
     ("flags", "message"),
     [
         (["--seq", "32"], "was started with --seq 16, not 32; leave --seq out"),
-        (["--vocab", "v.txt"], "was started without --vocab; leave --vocab out"),
         (["--steps", "5"], "goes to step 8; leave out --steps 5"),
         (["--workers", "3"], "--batch 8 cannot be shared equally by 3 workers"),
         (["--out", "nowhere"], "there is no run in nowhere"),

@@ -56,7 +56,7 @@ def tx():
     return make_optimizer(
         "onebit_adam",
         learning_rate_schedule(1e-3, 1, 10),
-        freeze_rule("auto", 1, 40),
+        freeze_rule(1, 1, 10),
         onebit_jax.sign_mean("data"),
         weight_decay=0.01,
         clip=1.0,
@@ -75,8 +75,7 @@ def trained(tx):
     params, state = run.init(make_params())
     for step in range(3):
         batch = jax.random.normal(jax.random.key(step), (8,))
-        stage = "compressed" if step else "warmup"
-        params, state, _ = run.step(params, state, batch, stage=stage)
+        params, state, _ = run.step(params, state, batch)
     return Checkpoint(params, state, TOTALS, {"next_index": 3})
 
 

@@ -264,13 +264,13 @@ def test_hosts_compress_together_where_there_are_hosts(name):
     assert flat.axes == ("host", "device")
     assert make_exchange(make_mesh(4), name).axes == ("data",)
     # Hosts hold one error together, devices one each.
-    params = {"w": jax.numpy.ones(4096)}
+    params = {"w": jax.numpy.ones(1 << 16)}
     sizes = [
         onebit_jax.abstract_state(exchange, params, hosts).worker_error.value
         for exchange in (make_exchange(hosts, name), flat)
     ]
     together, each = (sum(x.size for x in jax.tree.leaves(s)) for s in sizes)
-    assert (together, each) == (4096, 4 * 4096)
+    assert (together, each) == (1 << 16, 4 << 16)
 
 
 def test_what_differs_between_processes_is_refused_by_name(monkeypatch):

@@ -132,7 +132,7 @@ def assert_same(one, other):
     assert ours.keys() == theirs.keys()
     differing = [k for k in ours if ours[k].tobytes() != theirs[k].tobytes()]
     assert not differing
-    assert any("worker_error" in k and ours[k].any() for k in ours)
+    assert any("small_error" in k and ours[k].any() for k in ours)
     lines = [without_speed(metrics_log.read(run.folder)) for run in (one, other)]
     assert lines[0] == lines[1]
     np.testing.assert_array_equal(one.finished[-1]["kernel"], ours["params.kernel"])
@@ -213,14 +213,15 @@ def with_local_steps(folder):
     return Run(folder, tx=tx)
 
 
-def test_parameters_of_local_steps_are_evaluated_and_handed_on(tmp_path):
+def test_parameters_stay_in_local_steps_until_the_next_exchange(tmp_path):
     run = with_local_steps(tmp_path / "run")
-    run.train(until=4, eval_every=1)
+    run.train(until=6, eval_every=1)
     stages = [line["stage"] for line in steps_of(run.folder)]
-    assert stages == ["variance", *["local"] * 3]
+    assert stages == ["variance", *["local"] * 4, "compressed"]
     lines = metrics_log.read(run.folder)
     losses = [line["eval_loss"] for line in lines if "eval_loss" in line]
-    assert len(set(losses)) == 4, "agreed parameters stay in a local step"
+    assert losses[:5] == losses[:1] * 5
+    assert losses[5] != losses[4]
     assert np.mean(run.finished[-1]["kernel"]) == pytest.approx(losses[-1], rel=1e-5)
 
 

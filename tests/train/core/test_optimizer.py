@@ -4,6 +4,7 @@ import functools
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -19,24 +20,12 @@ from train.core.optimizer import (
     Plan,
     check_plan,
     decays,
-    freeze_rule,
+    guarded,
     learning_rate_schedule,
     make_optimizer,
     warmup_and_freeze,
 )
 from train.core.task import planned_phase
-
-
-def test_freezing_before_the_warm_up_ends_is_warned_of():
-    with pytest.warns(UserWarning, match="while the learning rate still rises"):
-        make_optimizer(
-            "onebit_adam",
-            learning_rate_schedule(1e-3, 6, 8),
-            freeze_rule(4, 6, 8),
-            onebit_jax.sign_mean("data"),
-            weight_decay=0.0,
-            clip=0.0,
-        )
 
 
 def test_the_freeze_follows_the_warm_up_and_the_steps_by_default():
@@ -140,6 +129,47 @@ def test_an_optimizer_has_the_exchange_of_the_flag_or_its_own(
         tuple(each("data") for each in expected),
         tuple(onebit_jax.hierarchical(each("host"), "device") for each in expected),
     ]
+
+
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+def test_a_step_of_a_workers_own_waits_for_nobody(clip):
+    mesh = make_mesh(2)
+    tx = make_optimizer(
+        "zero_one_adam",
+        optax.constant_schedule(1e-3),
+        onebit_jax.freeze_at(1),
+        onebit_jax.sign_mean("data"),
+        weight_decay=0.01,
+        clip=clip,
+    )
+
+    def loss_fn(params, batch):
+        return jnp.mean(jnp.square(batch @ params["layer"]["kernel"]))
+
+    run = onebit_jax.data_parallel(loss_fn, tx, mesh)
+    params, state = run.init({"layer": {"kernel": jnp.ones((64, 8))}})
+    batch = jax.ShapeDtypeStruct((4, 64), jnp.float32)
+
+    def collectives(stage):
+        compiled = run.step.lower(params, state, batch, stage=stage).compile()
+        return onebit_jax.traffic(compiled, mesh).collectives
+
+    assert collectives("local") == ()
+    assert collectives("compressed") != ()
+
+
+@pytest.mark.parametrize(("clip", "length"), [(0.0, 5.0), (1.0, 1.0)])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_worker_whose_gradients_are_not_finite_gives_zeros(clip, length, bad):
+    mean = optax.chain(onebit_jax.exact_mean("data"), optax.sgd(1.0))
+    run = onebit_jax.data_parallel(
+        lambda params, batch: jnp.sum(params * batch[0]),
+        guarded(mean, clip, "data", own_steps=True),
+        make_mesh(2),
+    )
+    batch = np.array([[3.0, 4.0], [1.0, bad]], np.float32)
+    params, *_ = run.step(*run.init(jnp.zeros(2)), batch)
+    np.testing.assert_allclose(params, -length * np.array([0.6, 0.8]) / 2, rtol=1e-6)
 
 
 def test_biases_and_norms_do_not_decay():

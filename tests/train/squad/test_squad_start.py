@@ -85,9 +85,7 @@ def test_fine_tuning_starts_from_a_pretraining_run(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_fine_tuning_starts_from_the_mean_of_workers_that_stepped_alone(
-    tmp_path, monkeypatch
-):
+def test_fine_tuning_starts_from_what_workers_last_agreed_on(tmp_path, monkeypatch):
     alone = partial(onebit_jax.zero_one_adam, sync=onebit_jax.every(5))
     optimizer = OPTIMIZERS["zero_one_adam"]._replace(make=alone)
     monkeypatch.setitem(OPTIMIZERS, "zero_one_adam", optimizer)
@@ -95,13 +93,11 @@ def test_fine_tuning_starts_from_the_mean_of_workers_that_stepped_alone(
     assert steps_of(config.out)[-1]["stage"] == "local"
     saved = arrays_of(config.out, 4)
     leaf = "bert.embeddings.norm.scale"
-    (own,) = (x for k, x in saved.items() if "moved" in k and k.endswith(leaf))
+    (own,) = (x for k, x in saved.items() if "moved" in k and leaf in k)
     assert own.any()
     begun = read_weights(config.out).params
-    np.testing.assert_allclose(
-        begun["bert"]["embeddings"]["norm"]["scale"],
-        saved[f"params.{leaf}"] + own.mean(axis=0),
-        rtol=1e-6,
+    np.testing.assert_array_equal(
+        begun["bert"]["embeddings"]["norm"]["scale"], saved[f"params.{leaf}"]
     )
     # The folder for others holds the same, and the heads, and is made where it is gone.
     model = config.out / "model"
