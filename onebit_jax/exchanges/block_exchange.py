@@ -15,7 +15,7 @@ from jax import lax
 
 from onebit_jax.exchanges.blocks import Division, divide
 from onebit_jax.exchanges.exchange import Exchange
-from onebit_jax.workers.arithmetic import mean, means
+from onebit_jax.workers.arithmetic import SMALL, mean, means
 from onebit_jax.workers.axes import (
     bound_workers,
     check_floats,
@@ -91,6 +91,7 @@ class BlockExchange(Exchange):
       exact_1d: whether leaves of fewer than two dimensions are too.
       bucket_size: the most values that one collective exchanges, where it is not a
         single block of each worker's.
+      small_below: leaves of fewer values are encoded together.
     """
 
     name: str
@@ -100,6 +101,7 @@ class BlockExchange(Exchange):
     exact_below: int
     exact_1d: bool
     bucket_size: int
+    small_below: int = SMALL
 
     has_server: ClassVar[bool]
 
@@ -165,6 +167,7 @@ class BlockExchange(Exchange):
             block_size=self.block_size,
             exact_below=self.exact_below,
             exact_1d=self.exact_1d,
+            small_below=self.small_below,
             workers=workers,
         )
 

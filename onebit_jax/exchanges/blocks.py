@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from onebit_jax.workers.arithmetic import SMALL
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -124,6 +122,7 @@ def divide(
     block_size: int,
     exact_below: int,
     exact_1d: bool,
+    small_below: int,
     workers: int,
 ) -> Division:
     """Divides leaves by their shapes.
@@ -133,6 +132,7 @@ def divide(
       block_size: values a block.
       exact_below: leaves of fewer values are exchanged exactly, and empty ones.
       exact_1d: whether leaves of fewer than two dimensions are as well.
+      small_below: leaves of fewer values are encoded together.
       workers: what the number of blocks is padded to a multiple of.
 
     Returns:
@@ -144,7 +144,7 @@ def divide(
         if size < max(1, exact_below) or (exact_1d and len(shape) < 2):
             exact.append(i)
         # Padded to whole blocks, which must not be far larger than they are.
-        elif size < SMALL and block_size <= SMALL:
+        elif size < small_below and block_size <= small_below:
             small.append(i)
         else:
             large.append(i)

@@ -23,7 +23,6 @@ from exchanges.formulas import (
 )
 from jax.sharding import PartitionSpec as P
 
-import onebit_jax.exchanges.blocks as blocks
 from onebit_jax import (
     count_mean,
     exact_mean,
@@ -37,7 +36,7 @@ from onebit_jax import (
 
 BLOCK = 32
 SMALL = 50
-blocks.SMALL = SMALL  # so that some of the leaves below are large
+"""Leaves of fewer values are small to the exchanges below, so that others are large."""
 # Cut short, whole, smaller than exact_below, at it, of 16 bits, and of nothing.
 SHAPES = {
     "empty": (0, 3),
@@ -169,9 +168,21 @@ VOTES = {
 # The formula of what is left to chance stands in test_random_vote_mean.py.
 RANDOM_VOTES = VOTES | {"beyond": 100.0}
 BITS_16 = {"scale": "rms", "error_dtype": "bfloat16"}
-signs = functools.partial(sign_mean, block_size=BLOCK, scale="mean_abs")
-counts = functools.partial(count_mean, block_size=BLOCK, scale="mean_abs")
-quantized = functools.partial(quantized_mean, block_size=BLOCK)
+
+
+def of_small_sizes(make):
+    """Makes an exchange to which leaves of SHAPES are small and large ones."""
+
+    def made(*args, **options):
+        exchange = make(*args, block_size=BLOCK, **options)
+        return dataclasses.replace(exchange, small_below=SMALL)
+
+    return made
+
+
+signs = functools.partial(of_small_sizes(sign_mean), scale="mean_abs")
+counts = functools.partial(of_small_sizes(count_mean), scale="mean_abs")
+quantized = of_small_sizes(quantized_mean)
 low = {"squares": True, "error_dtype": jnp.bfloat16}
 
 
