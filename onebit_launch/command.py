@@ -121,7 +121,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _mistakes_of_hosts(flags: argparse.Namespace) -> Iterator[str]:
-    """What cannot be used of the flags of hosts, to which it gives their defaults."""
+    """The mistakes in the flags of hosts, to which it gives their defaults."""
     if flags.hosts is None and (flags.coordinator, flags.host) != (None, None):
         yield (
             "--coordinator and --host need --hosts, or this host would train alone; "
@@ -159,7 +159,7 @@ def _mistakes_of_hosts(flags: argparse.Namespace) -> Iterator[str]:
 
 
 def _mistakes(flags: argparse.Namespace, command: Sequence[str]) -> Iterator[str]:
-    """What else cannot be used."""
+    """The other mistakes."""
     if not command:
         yield "there is no command; give one after --, such as -- train.py."
     if re.fullmatch(r"python[\d.]*", Path(command[0]).name):

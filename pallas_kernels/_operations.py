@@ -117,7 +117,7 @@ def _without_padding(
     counts: Int32[Array, " b"],
     scale: Scale,
 ) -> tuple[UInt32[Array, "b w"], Float32[Array, " b"], Float[Array, " size"]]:
-    """What is right of blocks whose padding took part in their scales, as zeros."""
+    """The result for blocks whose padding took part in their scales, as zeros."""
     block_size = ROWS * words.shape[1]
     share = jnp.maximum(counts, 1).astype(jnp.float32) / block_size
     cut = counts < block_size

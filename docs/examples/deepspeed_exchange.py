@@ -14,7 +14,7 @@ import onebit_jax
 
 
 class DeepSpeedState(NamedTuple):
-    """What is kept of each leaf, or of all as one where leaves are fused.
+    """The errors of each leaf, or of all as one where leaves are fused.
 
     Attributes:
       worker_error: (workers, padded size).

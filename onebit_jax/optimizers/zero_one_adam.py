@@ -88,7 +88,7 @@ class ZeroOneAdamState(NamedTuple):
     warmup_stages = ("variance", "gradient")
 
     def distance(self) -> Any:
-        """What each worker has moved by itself since the last synchronisation."""
+        """Each worker's own steps since the last synchronisation."""
         return self.moved
 
     def steps_by_stage(self) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""What an optimizer's state tells of itself: the one protocol, and who reads it.
+"""The protocol of states: the names that a state tells of itself, and their readers.
 
 A transformation cannot see what stands around it, and a step cannot see which
 optimizer it runs. Both read the state: a named tuple that is declared by
@@ -27,7 +27,7 @@ State = TypeVar("State", bound=type)
 
 
 class Told:
-    """What a state may tell, and what is taken where it does not.
+    """The names that a state may tell, with what is taken where it does not.
 
     Attributes:
       local_stages: names of the stages that exchange nothing: a program of one of
@@ -54,7 +54,7 @@ class Told:
         return {}
 
     def distance(self) -> Any:
-        """What each worker's own parameters have beyond the agreed ones.
+        """The distance of each worker's own parameters from the agreed ones.
 
         A tree like the parameters, a `WorkerLocal` in the place of each leaf; None
         where workers take no steps of their own.

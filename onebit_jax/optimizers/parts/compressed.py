@@ -1,4 +1,4 @@
-"""What 1-bit optimizers do beyond their papers after the freeze: parts to leave out."""
+"""The parts of steps after the freeze that are in no paper."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class FreezeRule(NamedTuple):
 
 
 class Freezing(NamedTuple):
-    """How an optimizer freezes its variance.
+    """The freeze of an optimizer's variance.
 
     Attributes:
       rule: when.
