@@ -31,7 +31,7 @@ def mean(x: Any, axes: tuple[str, ...]) -> Any:
 
 
 SMALL = 16_384
-"""Leaves of fewer values are encoded together, and come from one collective."""
+"""Leaves of fewer values are encoded together."""
 
 
 def means(tree: Any, axes: tuple[str, ...]) -> Any:
@@ -56,34 +56,36 @@ def ordered_after(x: Array, tree: Any) -> Array:
     """
     if AxisType.Auto in jax.sharding.get_abstract_mesh().axis_types:
         return x
-    leaves = [y for y in jax.tree.leaves(tree) if y.size]
-    large = [y for y in leaves if y.size >= SMALL]
-    # Small leaves share collectives: to read all would take long to compile.
-    small = [y for y in leaves if y.size < SMALL][::64]
     firsts = [
         lax.bitcast_convert_type(y.reshape(-1)[0].astype(jnp.float32), jnp.int32)
-        for y in (*large, *small)
+        for y in jax.tree.leaves(tree)
+        if y.size
     ]
-    odd = sum(firsts, start=jnp.int32(0)) & 1
+    # A sum of all at once takes time that grows with the square of their number.
+    parts: list[Any] = [sum(firsts[k : k + 32]) for k in range(0, len(firsts), 32)]
+    parts = made_once(parts) if len(parts) > 1 else parts
+    odd = sum(parts, start=jnp.int32(0)) & 1
     # XLA does not see that it is a constant.
     return x + (odd * (1 - odd)).astype(x.dtype)
 
 
-def made_once(x: Array) -> Array:
-    """A small value that much else is computed from, made once.
+def made_once(tree: Any) -> Any:
+    """Small values that much else is computed from, made once.
 
-    XLA's CPU backend would compute it again in the kernel of each leaf that uses it,
-    which takes time that grows with the square of their number to compile.
+    XLA's CPU backend would compute them again in the kernel of each leaf that uses
+    them, which takes time that grows with the square of their number to compile.
     """
 
-    def through_a_loop(x: Array) -> Array:
+    def through_a_loop(tree: Any) -> Any:
         # Hidden from the compiler, which removes a loop that runs once.
         once = lax.optimization_barrier(jnp.int32(1))
-        return lax.fori_loop(
-            0, once, lambda i, x: jnp.where(i < 0, jnp.zeros_like(x), x), x
-        )
 
-    return lax.platform_dependent(x, cpu=through_a_loop, default=lambda x: x)
+        def same(i: Array, tree: Any) -> Any:
+            return jax.tree.map(lambda x: jnp.where(i < 0, jnp.zeros_like(x), x), tree)
+
+        return lax.fori_loop(0, once, same, tree)
+
+    return lax.platform_dependent(tree, cpu=through_a_loop, default=lambda x: x)
 
 
 def gather(x: Array, axes: tuple[str, ...], **options: Any) -> Array:
