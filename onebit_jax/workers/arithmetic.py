@@ -64,7 +64,7 @@ def ordered_after(x: Array, tree: Any) -> Array:
     # A sum of all at once takes time that grows with the square of their number.
     parts: list[Any] = [sum(firsts[k : k + 32]) for k in range(0, len(firsts), 32)]
     parts = made_once(parts) if len(parts) > 1 else parts
-    odd = sum(parts, start=jnp.int32(0)) & 1
+    odd = jnp.asarray(sum(parts, start=jnp.int32(0)) & 1)
     # XLA does not see that it is a constant.
     return x + (odd * (1 - odd)).astype(x.dtype)
 
