@@ -1,5 +1,7 @@
 """What orders collectives is no constant to XLA."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,15 +19,19 @@ def test_a_value_stays_whatever_comes_before_it(first):
     assert ordered_after(jnp.int32(7), {"a": jnp.zeros(0)}) == 7
 
 
-def test_xla_computes_it_from_the_values():
+@pytest.mark.parametrize("leaves", [2, 70])
+def test_xla_computes_it_from_every_value(leaves):
     """Folded, programs read from JAX's compilation cache end in a segmentation fault.
 
     Their collectives in branches are ordered by what they depend on alone.
     """
-    tree = {"a": jnp.ones(3), "b": jnp.ones((2, 2))}
+    tree = [jnp.ones(2 + i % 3) for i in range(leaves)]
     compiled = jax.jit(lambda tree: ordered_after(jnp.int32(0), tree)).lower(tree)
     text = compiled.compile().as_text()
     (root,) = (
         line for line in text[text.index("ENTRY") :].splitlines() if "ROOT" in line
     )
     assert "constant" not in root.partition("metadata")[0]
+    # An argument that is not read has no parameter.
+    read = re.findall(r"parameter\((\d+)\)", text[text.index("ENTRY") :])
+    assert len(set(read)) == leaves
