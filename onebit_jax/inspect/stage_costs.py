@@ -98,7 +98,8 @@ def stage_costs(
         inside = {s for s, _ in found if s is not None and s.startswith(f"{name}/")}
         for stage in (*inside, name):
             costs[stage] = _merged(t for s, t in found if s in (None, name, stage))
-    return {name: costs.get(name, ()) for name in stages}
+    # A nested stage without a collective of its own sends what the outer one does.
+    return {s: costs.get(s, costs.get(s.partition("/")[0], ())) for s in stages}
 
 
 def _traced(

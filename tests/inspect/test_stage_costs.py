@@ -1,5 +1,7 @@
 """Collectives of a traced update, in loops and conditions."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -21,6 +23,29 @@ def mean(x):
 
 
 ONCE = 2 * 3 * 400 // 4
+
+
+@onebit_jax.optimizer_state
+class NestedState(NamedTuple):
+    steps: Any
+
+    def steps_by_stage(self):
+        return {"sends/quiet": self.steps, "sends": self.steps}
+
+
+def test_a_nested_stage_without_a_collective_sends_what_the_outer_one_does():
+    def update(g, state, params=None, *, stage=None):
+        del params
+        return onebit_jax.run_stage(
+            {"sends": lambda: mean(g)}, state.steps, stage
+        ), state
+
+    tx = optax.GradientTransformationExtraArgs(
+        lambda p: NestedState(jnp.int32(0)), update
+    )
+    costs = onebit_jax.stage_costs(tx, jnp.zeros(100), {"data": 4})
+    sent = {name: onebit_jax.sent_bytes(c, {"data": 4}) for name, c in costs.items()}
+    assert sent == {"sends/quiet": ONCE, "sends": ONCE}
 
 
 def test_a_loop_of_known_length_counts_each_time():
