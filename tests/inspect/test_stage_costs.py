@@ -34,15 +34,16 @@ class NestedState(NamedTuple):
 
 
 def test_a_nested_stage_without_a_collective_sends_what_the_outer_one_does():
-    def update(g, state, params=None, *, stage=None):
+    def init(params):
         del params
-        return onebit_jax.run_stage(
-            {"sends": lambda: mean(g)}, state.steps, stage
-        ), state
+        return NestedState(jnp.int32(0))
 
-    tx = optax.GradientTransformationExtraArgs(
-        lambda p: NestedState(jnp.int32(0)), update
-    )
+    def update(updates, state, params=None, *, stage=None, **extra_args):
+        del params, extra_args
+        stages = {"sends": lambda: mean(updates)}
+        return onebit_jax.run_stage(stages, state.steps, stage), state
+
+    tx = optax.GradientTransformationExtraArgs(init, update)
     costs = onebit_jax.stage_costs(tx, jnp.zeros(100), {"data": 4})
     sent = {name: onebit_jax.sent_bytes(c, {"data": 4}) for name, c in costs.items()}
     assert sent == {"sends/quiet": ONCE, "sends": ONCE}
