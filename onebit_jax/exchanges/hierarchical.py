@@ -126,7 +126,12 @@ class _OfLeaves(_Hierarchical):
 
     def init(self, params: optax.Params) -> Any:
         devices, slices = worker_count(self.inside)
-        state = self.exchange.init(_shares(params, devices))
+        # The shapes of a device's flat shares of leaves.
+        shares = jax.tree.map(
+            lambda p: jax.ShapeDtypeStruct((-(-p.size // devices),), jnp.float32),
+            params,
+        )
+        state = self.exchange.init(shares)
         return add_shard_axis(state, slices, self.inside, inside=True)
 
     def update(
@@ -265,10 +270,3 @@ class _OfBlocks(_Hierarchical):
             WorkerLocal(worker, self.axes, "average", worker_spec),
             WorkerLocal(server, self.axes, "concatenate", server_spec),
         )
-
-
-def _shares(params: Any, devices: int) -> Any:
-    """The shapes of a device's flat shares of leaves, in float32."""
-    return jax.tree.map(
-        lambda p: jax.ShapeDtypeStruct((-(-p.size // devices),), jnp.float32), params
-    )
