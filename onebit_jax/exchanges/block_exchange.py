@@ -251,7 +251,9 @@ class BlockExchange(Exchange):
         if division.large or division.small:
             flat = jax.tree.map(lambda x: x.reshape(-1), (values, errors, momenta))
             buffers = [Buffer(*(x[i] for x in flat)) for i in division.large]
+            kinds: list[Any] = [dtypes[i] for i in division.large]
             if division.small:
+                kinds.append(jnp.float32)
                 buffers.append(
                     Buffer(
                         division.small_layout.joined(
@@ -261,9 +263,8 @@ class BlockExchange(Exchange):
                         counts=division.small_layout.counts(),
                     )
                 )
-            agree = self._alone if self.is_alone() else self._agreed
-            agreed, new_errors, server = agree(
-                buffers, decay, division, [dtypes[i] for i in division.large], server
+            agreed, new_errors, server = self._means(
+                buffers, decay, division, kinds, server
             )
             for i, x, error in zip(division.large, agreed, new_errors, strict=False):
                 results[i] = x.reshape(values[i].shape)
@@ -300,7 +301,7 @@ class BlockExchange(Exchange):
         shapes = [None if x is None else x.shape for x in (*errors, small, server)]
         check_workers(shapes == wanted, self.name, workers, self.axes)
 
-    def _agreed(
+    def _means(
         self,
         buffers: list[Buffer],
         decay: Any,
@@ -308,38 +309,28 @@ class BlockExchange(Exchange):
         dtypes: list[Any],
         server: Array | None,
     ) -> tuple[list[Array], list[Array], Array | None]:
-        """The means of buffers by messages, their new errors, and the servers'."""
-        layout = division.layout
-        message, errors, server = self.agree(buffers, decay, layout.counts(), server)
-        agreed, first = [], 0
-        for buffer, dtype in itertools.zip_longest(
-            buffers, dtypes, fillvalue=jnp.float32
-        ):
-            rows = slice(first, first + -(-buffer.value.size // self.block_size))
-            size, into = buffer.value.size, buffer.momentum
-            agreed.append(self.read(message[rows], size, dtype, into))
-            first = rows.stop
-        return agreed, errors, server
+        """The means of buffers, their new errors, and the servers'.
 
-    def _alone(
-        self,
-        buffers: list[Buffer],
-        decay: Any,
-        division: Division,
-        dtypes: list[Any],
-        server: Array | None,
-    ) -> tuple[list[Array], list[Array], Array | None]:
-        """One worker's values plus the residual that a resized state has; no errors."""
-        del division
-        agreed, first = [], 0
-        for buffer, dtype in itertools.zip_longest(
-            buffers, dtypes, fillvalue=jnp.float32
-        ):
+        Of one worker: its values plus the residual that a resized state has, no errors.
+        """
+        blocks = (-(-buffer.value.size // self.block_size) for buffer in buffers)
+        places = itertools.pairwise(itertools.accumulate(blocks, initial=0))
+        placed = list(zip(buffers, dtypes, places, strict=True))
+        if not self.is_alone():
+            counts = division.layout.counts()
+            message, errors, server = self.agree(buffers, decay, counts, server)
+            agreed = [
+                self.read(message[start:end], buffer.value.size, dtype, buffer.momentum)
+                for buffer, dtype, (start, end) in placed
+            ]
+            return agreed, errors, server
+        agreed = []
+        for buffer, dtype, (start, _) in placed:
             x = running_mean(buffer.value, buffer.momentum, decay)
             x = x + buffer.error.astype(jnp.float32)
             if server is not None:
-                x = x + server.reshape(-1)[first : first + x.size].astype(jnp.float32)
+                own = server.reshape(-1)[start * self.block_size :][: x.size]
+                x = x + own.astype(jnp.float32)
             agreed.append(mean(x, self.axes).astype(dtype))
-            first += -(-x.size // self.block_size) * self.block_size
         nothing = [jnp.zeros_like(buffer.error) for buffer in buffers]
         return agreed, nothing, None if server is None else jnp.zeros_like(server)
