@@ -45,21 +45,12 @@ def sign_mean(
 ) -> Exchange:
     r"""Averages over the workers, sending one sign a value and one scale a block.
 
-    Each worker i compresses its tree plus its error; each serves an equal share
-    of the blocks, averages what it is sent, and compresses the average again:
+    `two_phase` with a sign a value and a scale for each block b,
 
-    .. math::
-      \hat x^{(i)} &= C[x^{(i)} + \delta^{(i)}], \quad
-      \delta^{(i)} \leftarrow x^{(i)} + \delta^{(i)} - \hat x^{(i)} \\
-      \bar x &= C[\tfrac1n \textstyle\sum_i \hat x^{(i)} + \bar\delta], \quad
-      \bar\delta \leftarrow \tfrac1n \textstyle\sum_i \hat x^{(i)} + \bar\delta
-      - \bar x
+    .. math:: C[x] = s_b\,\mathrm{sign}(x), \quad s_b = \|x\|_2 / \sqrt{|b|}
 
-    with :math:`C[x] = s_b\,\mathrm{sign}(x)` and :math:`s_b = \|x\|_2 / \sqrt{|b|}` of
-    each block b, so that what is sent is as large as what it stands for. The sum over
-    steps of what is returned differs from the sum of the exact means by no more than
-    the errors held now. On the wire: for each bucket one all-to-all (between two
-    workers an all-gather) and one all-gather of (1 + 32 / block_size) bits a value.
+    so that what is sent is as large as what it stands for. Each collective carries
+    (1 + 32 / block_size) bits a value.
 
     A value that is not finite, on any worker, makes its block not finite on all.
 
@@ -160,7 +151,8 @@ class SignCodec(Codec):
         magnitude = jnp.square(blocks) if self.scale == "rms" else jnp.abs(blocks)
         means = jnp.sum(magnitude, axis=1) / jnp.maximum(counts, 1).astype(jnp.float32)
         scales = jnp.sqrt(means) if self.scale == "rms" else means
-        return _message(pack_signs(self._rows(blocks)), scales)
+        rows = blocks.reshape(-1, 32, self.block_size // 32)
+        return _message(pack_signs(rows), scales)
 
     def decode(
         self, words: UInt32[Array, "*n words"]
@@ -216,9 +208,6 @@ class SignCodec(Codec):
     ) -> Float[Array, " size"]:
         """By XLA, which fuses it with what the optimizer does next."""
         return decompress(*split_message(words), size, dtype, into=into)
-
-    def _rows(self, blocks: Float32[Array, "b block_size"]) -> Float32[Array, "b 32 w"]:
-        return blocks.reshape(-1, 32, self.block_size // 32)
 
 
 def _message(
