@@ -20,7 +20,7 @@ from runs import (
     write_corpus,
 )
 
-from train.bert.data import load, load_phases
+from train.bert.data import load
 from train.bert.objective import init_params
 from train.bert.pretrain import MODULE, parse, pretrain
 from train.core import commands, metrics_log, run_folder
@@ -167,30 +167,31 @@ def test_a_text_that_is_too_small_is_refused(config, tmp_path):
 def test_a_run_keeps_its_vocabulary_and_a_new_one_takes_what_is_given(
     config, tmp_path, capsys
 ):
+    config = replace(config, out=tmp_path)
     given, kept = tmp_path / "given.txt", tmp_path / "vocab.txt"
     write_vocabulary(given, (*SPECIAL, "sun", "moon"))
     write_vocabulary(kept, (*SPECIAL, "moon", "sun"))
     with_given = replace(config, vocab=given, vocab_size=None)
-    new = load(with_given, tmp_path)
+    contents, new = load(with_given)
     assert "% of the text is unknown to this vocabulary" in capsys.readouterr().out
     assert new.vocabulary == read_vocabulary(given)
-    assert "star" in load(config, tmp_path).vocabulary
+    assert "star" in load(config)[1].vocabulary
     said = capsys.readouterr().out
     assert "[UNK]" not in said
-    pieces = len(load(config, tmp_path).vocabulary)
+    pieces = len(load(config)[1].vocabulary)
     fewer = f"the corpus makes {pieces} word pieces, fewer than --vocab-size 100"
     assert said.splitlines() == [fewer]
-    run = Run(MODULE, with_given, new.contents, until=1)
+    run = Run(MODULE, with_given, contents, until=1)
     with pytest.raises(InputError, match="the vocabulary is not the one that the run"):
-        load_phases(with_given, tmp_path, run)
+        load(with_given, run)
     write_vocabulary(kept, new.vocabulary)
     given.unlink()
-    assert load_phases(with_given, tmp_path, run)[0].vocabulary == new.vocabulary
+    assert load(with_given, run)[1].vocabulary == new.vocabulary
 
 
 def leave(config, until=STEPS):
     """A folder as training leaves it, but for what its checkpoints hold."""
-    contents = load(config, config.out).contents
+    contents, _ = load(config)
     run_folder.write(Run(MODULE, config, contents, until))
     for step in range(1, STEPS + 1):
         line = StepMetrics(step, 1.0, "warmup", 1, 1, 0, 0.1, 1.0, {})
