@@ -237,19 +237,9 @@ def test_a_folder_that_is_taken_is_refused(first, adam):
     assert not (first.out / "config.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--seq", "32"], "was started with --seq 16, not 32; leave --seq out"),
-        (["--steps", "5"], "goes to step 8; leave out --steps 5"),
-        (["--workers", "3"], "--batch 8 cannot be shared equally by 3 workers"),
-        (["--out", "nowhere"], "there is no run in nowhere"),
-    ],
-)
-def test_flags_that_contradict_a_run_are_refused(first, flags, message):
-    with pytest.raises(InputError) as caught:
-        resume(first.out, *flags)
-    assert message in str(caught.value)
+def test_fewer_steps_than_a_run_has_are_refused(first):
+    with pytest.raises(InputError, match="goes to step 8; leave out --steps 5"):
+        resume(first.out, "--steps", "5")
     assert len(steps_of(first.out)) == STEPS
 
 
@@ -285,23 +275,6 @@ def test_a_text_that_has_moved_is_the_same_text(first, tmp_path):
     (moved / "0.txt").write_text("The sun was another one.")
     with pytest.raises(InputError, match="the corpus is not the one that the run"):
         resume(first.out, "--corpus", str(moved))
-
-
-def test_word_pieces_that_are_damaged_are_made_again(first):
-    (file,) = first.out.glob("tokens/*/training/pieces.npy")
-    for damage in (file.read_bytes()[:-4], b"", None):
-        if damage is None:
-            file.unlink()
-        else:
-            file.write_bytes(damage)
-        with pytest.raises(InputError, match="delete the folder") as caught:
-            resume(first.out)
-        folder = str(caught.value).split("delete the folder ")[1].split(",")[0]
-        assert folder == str(file.parent.parent)
-    shutil.rmtree(folder)
-    with goes_on:
-        resume(first.out, "--steps", str(STEPS + 2))
-    assert file.exists()
 
 
 def test_a_finished_run_is_finished_and_tells_how_to_go_on(first, adam, capsys):
