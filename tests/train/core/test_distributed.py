@@ -158,11 +158,6 @@ def test_jax_is_told_what_is_known_and_no_more(
             Cluster(),
             r"JAX_NUM_PROCESSES.*belong together; give both",
         ),
-        (
-            LAUNCHED | {"JAX_NUM_PROCESSES": "x"},
-            Cluster(),
-            "JAX_NUM_PROCESSES=x .* not a number",
-        ),
     ],
 )
 def test_what_contradicts_itself_or_says_half_is_refused(
