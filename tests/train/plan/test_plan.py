@@ -176,7 +176,7 @@ def run(text, capsys):
 
 def test_the_command_line_answers_and_writes_all_numbers(capsys, tmp_path):
     file = tmp_path / "plan.json"
-    flags = "--rate 4.1 --rate-is measured --hosts 16 --gpus 4 --gpu v100 --model mini"
+    flags = "--rate 4.1 --rate-is measured --hosts 16 --gpus 4 --gpu v100 --model tiny"
     out = run(f"{flags} --json {file}", capsys)
     assert "Compression pays: 1-bit Adam, hierarchical, sign_mean" in out
     assert "(measured)" in out
