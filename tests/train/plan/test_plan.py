@@ -267,11 +267,11 @@ def test_what_was_measured_replaces_what_is_predicted(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--rate 0", "--rate must be a positive number"),
+        ("--rate 0", "--rate must be positive, not 0.0"),
         ("--rate 1 --hosts 0", "--hosts must be at least 1"),
         ("--rate 1 --model 60M", "a number of parameters, such as 60e6"),
         ("--rate 1 --seq 1024", "--seq must be at most 512"),
-        ("--rate 1 --latency-us -1", "--latency-us must not be negative"),
+        ("--rate 1 --latency-us -1", "--latency-us must be at least 0"),
         ("--rate 1 --fsdp", "--fsdp chooses what is compiled; add --compile"),
         ("--rate 1 --topology flat", "--topology chooses what is compiled"),
         ("--rate 1 --json /nowhere/x", "--json /nowhere/x cannot be written to"),
