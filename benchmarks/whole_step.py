@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
@@ -63,11 +64,19 @@ def traced(tx: Any, mesh: Mesh, shapes: Any, *, compressed: bool) -> Any:
 def repeated(
     step: Any, tx: Any, mesh: Mesh, params: Any, gradients: Any
 ) -> Callable[[], Any]:
-    """A call of the compiled step, from parameters and state to those of the next."""
+    """A call of the compiled step, from parameters and state to those of the next.
+
+    A variance that is to be frozen is that of the gradients, as after a warm-up.
+    """
     everywhere = jax.NamedSharding(mesh, PartitionSpec())
     params = jax.device_put(params, everywhere, donate=True)
-    carried = [params, onebit_jax.init(tx, params, mesh)]
-    del params
+    state = onebit_jax.init(tx, params, mesh)
+    if "frozen_at" in onebit_jax.metrics(state):
+        learnt = jax.tree.map(jnp.square, gradients), jnp.int32(1)
+        nu, frozen_at = jax.device_put(learnt, everywhere)
+        state = optax.tree.set(state, nu=nu, frozen_at=frozen_at)
+    carried = [params, state]
+    del params, state
     split = jax.NamedSharding(mesh, PartitionSpec(AXIS))
     gradients = jax.device_put(jax.tree.map(lambda g: g[None], gradients), split)
 

@@ -135,11 +135,7 @@ def arrays_of(folder, step):
         tree = checkpointer.metadata(path).item_metadata.tree
         options = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
         arrays = checkpointer.restore(path, restore_args=options)
-    return by_path(arrays)
-
-
-def by_path(tree):
     return {
         jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(x)
-        for path, x in jax.tree.leaves_with_path(tree)
+        for path, x in jax.tree.leaves_with_path(arrays)
     }

@@ -53,7 +53,7 @@ def _lm(flags: lm_config.LmConfig, mesh: Mesh) -> Task:
 
 
 def _bert(flags: bert_config.PretrainConfig, mesh: Mesh) -> Task:
-    data = bert_data.load_phases(flags, flags.out)
+    _, data = bert_data.load(flags)
     return bert_task.make_task(flags, data, mesh, flags.total_steps)
 
 

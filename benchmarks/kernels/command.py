@@ -30,42 +30,35 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+BLOCK_SIZE = 1024
+"""Values a scale, b."""
+
 
 @dataclass(frozen=True)
 class Config:
-    """Times the operations of compression, and whole steps beside Adam's."""
+    """Times the operations of compression, and whole steps beside Adam's.
+
+    On one core, or on a GPU with ten calls timed together.
+    """
 
     sizes: tuple[float, ...] = ()
     """Values of a buffer; default: 1 and 11 million, on a GPU 110 and 335 million."""
     implementations: tuple[str, ...] = ()
     """Names of implementations; default: xla, and mosaic on a GPU of compute capability
     9 or more."""
-    block_size: int = 1024
-    """Values a scale."""
     repeats: int = 11
     """Timed calls, of which the median counts."""
-    calls: int | None = None
-    """Calls that are timed together; default: 1, on a GPU 10."""
-    threads: int | None = None
-    """Cores that may be used; default: 1, where a GPU computes all."""
     json: Path | None = None
     """Where the results go."""
 
 
 def main(config: Config) -> None:
     """Measures, prints a table and writes the file that is asked for."""
-    b = config.block_size
-    if b < 32 or b & (b - 1):
-        raise SystemExit(f"--block-size must be a power of two from 32 on, not {b}.")
-    counts = config.repeats, 1 if config.calls is None else config.calls, *config.sizes
-    if min(counts) < 1:
-        raise SystemExit("--sizes, --repeats and --calls must be at least 1.")
-    cores = os.sched_getaffinity(0)
-    threads = 1 if config.threads is None else config.threads
-    if not 1 <= threads <= len(cores):
-        raise SystemExit(f"--threads must be from 1 to {len(cores)}, not {threads}.")
+    if min(config.repeats, *config.sizes, 1) < 1:
+        raise SystemExit("--sizes and --repeats must be at least 1.")
     # Before JAX makes its threads, which inherit it.
-    os.sched_setaffinity(0, set(sorted(cores)[:threads]))
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
 
     import jax
     from tqdm import tqdm
@@ -73,15 +66,15 @@ def main(config: Config) -> None:
     from benchmarks.kernels.measure import measure, text, write_json
 
     gpu = jax.default_backend() == "gpu"
-    if gpu and config.threads is None:
+    if gpu:
         for task in os.listdir("/proc/self/task"):
             os.sched_setaffinity(int(task), cores)
     measured = measure(
         sizes=[int(size) for size in config.sizes],
         implementations=config.implementations,
-        block_size=config.block_size,
+        block_size=BLOCK_SIZE,
         repeats=config.repeats,
-        calls=config.calls or (10 if gpu else 1),
+        calls=10 if gpu else 1,
     )
     *_, results = tqdm(measured, unit=" operations", disable=None)
     print(text(results))

@@ -107,7 +107,6 @@ def _worker(config: Config, hosts: tuple[Host, ...]) -> list[str]:
         "batch": config.batch,
         "seq": config.seq,
         "size": int(config.size),
-        "topology": config.topology,
     }
     return ["-m", "benchmarks.network.worker", json.dumps(settings)]
 

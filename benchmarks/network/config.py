@@ -46,10 +46,7 @@ class Config:
     size: float = 1.1e7
     """Values of an exchange by itself."""
     devices: int = 1
-    """Virtual devices a host."""
-    topology: Literal["auto", "flat", "hierarchical"] = "auto"
-    """Topology of 1-bit exchanges; auto: hierarchical where hosts have several
-    devices."""
+    """Virtual devices a host, which compresses for several of them together."""
     repeats: int = 11
     """Measured times, of which the median counts."""
     longest: float = 30
@@ -95,7 +92,6 @@ def workloads(config: Config) -> list[Workload]:
     optimizers = _known(config.optimizers, "--optimizers", ("adam", "onebit_adam"))
     exchanges = _known(config.exchanges, "--exchanges", ("pmean", *EXCHANGES))
     onebit_exchanges = _known(config.onebit_exchanges, "--onebit-exchanges", EXCHANGES)
-    flat = ", flat" if config.devices > 1 and config.topology == "flat" else ""
 
     def step(name: str, optimizer: str, exchange: str, stage: str | None) -> Workload:
         arguments = {"optimizer": optimizer, "exchange": exchange, "stage": stage}
@@ -109,10 +105,10 @@ def workloads(config: Config) -> list[Workload]:
         chosen.append(step(optimizer, optimizer, "sign_mean", "warmup"))
         for exchange in onebit_exchanges:
             name = optimizer + ("" if exchange == "sign_mean" else f", {exchange}")
-            chosen.append(step(name + flat, optimizer, exchange, "compressed"))
+            chosen.append(step(name, optimizer, exchange, "compressed"))
     for exchange in exchanges:
-        name = exchange + ("" if exchange == "pmean" else flat)
-        chosen.append(Workload("exchange", name, None, "exchange", {"name": exchange}))
+        arguments = {"name": exchange}
+        chosen.append(Workload("exchange", exchange, None, "exchange", arguments))
     return sorted(chosen, key=lambda each: each.name not in BASELINES.values())
 
 

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from train.core.exchange import ExchangeName
-    from train.core.mesh import Topology
 
 LEARNING_RATE, WEIGHT_DECAY, CLIP = 1e-4, 0.01, 1.0
 
@@ -59,7 +58,6 @@ class Settings:
     batch: int
     seq: int
     size: int
-    topology: Topology
 
 
 class Prepared(NamedTuple):
@@ -82,7 +80,7 @@ def prepare_step(
         optimizer,
         optax.constant_schedule(LEARNING_RATE),
         onebit_jax.freeze_at(1),
-        make_exchange(mesh, exchange, settings.topology),
+        make_exchange(mesh, exchange),
         weight_decay=WEIGHT_DECAY,
         clip=CLIP,
     )
@@ -140,7 +138,7 @@ def prepare_exchange(
     if name == "pmean":
         exchange = onebit_jax.exact_mean(axes)
     else:
-        exchange = make_exchange(mesh, name, settings.topology)
+        exchange = make_exchange(mesh, name)
     split = PartitionSpec(axes)
     random = np.random.default_rng(jax.process_index())
     local = random.standard_normal((settings.devices, settings.size), np.float32)

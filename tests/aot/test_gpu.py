@@ -12,12 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
 import onebit_jax
 import pallas_kernels as pk
-from train.plan.targets import GPUS
+from train.plan.compile import make_mesh
 
 if "JAX_SKIP_CUDA_CONSTRAINTS_CHECK" not in os.environ:
     pytest.skip("run by make test-aot", allow_module_level=True)
@@ -27,10 +26,7 @@ REGISTERS_OF_A_LANE = 255
 
 
 def gpus(number):
-    topology = topologies.get_topology_desc(
-        platform="cuda", target_config=GPUS["h200"].target, topology=f"1x1x{number}"
-    )
-    return topologies.make_mesh(topology, (number,), ("data",))
+    return make_mesh("h200", {"data": number})
 
 
 def shaped(mesh, shape, dtype=jnp.float32, spec=None):

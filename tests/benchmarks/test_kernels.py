@@ -92,14 +92,6 @@ def test_an_operation_that_fails_is_told_and_the_others_are_measured(monkeypatch
         assert f"- {what}: not measured: illegal address\n" in text(found) + "\n"
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"threads": 99999}, "--threads must be from 1 to"),
-        ({"block_size": 48}, "--block-size must be a power of two from 32 on, not 48."),
-        ({"sizes": (0.0,)}, "--sizes, --repeats and --calls must be at least 1."),
-    ],
-)
-def test_flags_that_cannot_be_measured_with_are_refused(flags, message):
-    with pytest.raises(SystemExit, match=message):
-        main(Config(**flags))
+def test_sizes_that_cannot_be_measured_are_refused():
+    with pytest.raises(SystemExit, match="--sizes and --repeats must be at least 1"):
+        main(Config(sizes=(0.0,)))

@@ -24,7 +24,7 @@ from train.core.flags import (
     check_from_scratch,
     spelling,
 )
-from train.core.optimizer import FREEZE, Plan, warmup_and_freeze
+from train.core.optimizer import Plan
 from train.data.flags import CorpusFlags
 
 Preset = Literal["bert-base", "bert-large"]
@@ -47,11 +47,9 @@ class LengthPlan(Plan):
 
     Attributes:
       seq: Tokens a sequence.
-      accumulate: Micro-batches that a worker's share of them is computed in.
     """
 
     seq: int
-    accumulate: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,22 +127,15 @@ class PretrainConfig(TransformerFlags, CorpusFlags, FromScratchFlags):
         return first, second._phase("--long-", earlier_steps=self.steps)
 
     def _phase(self, prefix: str, earlier_steps: int) -> LengthPlan:
-        warmup, freeze = warmup_and_freeze(
-            self.steps, self.warmup_steps, self.freeze_step, FREEZE
-        )
-        return LengthPlan(
-            prefix=prefix,
-            seq=self.seq,
-            batch=self.batch,
-            accumulate=self.accumulate,
-            earlier_steps=earlier_steps,
-            steps=self.steps,
-            learning_rate=self.learning_rate,
-            warmup=warmup,
-            freeze=freeze,
-            decay_rate=DECAY_RATE if self.decay_rate is None else self.decay_rate,
-            decay_every=self.decay_every,
-        )
+        (plan,) = super().phases
+        own = {
+            "prefix": prefix,
+            "earlier_steps": earlier_steps,
+            "decay_rate": DECAY_RATE if self.decay_rate is None else self.decay_rate,
+            "decay_every": self.decay_every,
+            "seq": self.seq,
+        }
+        return LengthPlan(**{**vars(plan), **own})
 
     @property
     def lengths(self) -> dict[str, Any]:

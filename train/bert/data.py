@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from train.bert.masked_pairs import continues_word, examples
 from train.core.batches import batches
@@ -49,33 +49,36 @@ _RESTORE = {
 }
 
 
-@dataclass(frozen=True)
-class Data:
-    """The data of a phase, to train and to evaluate on.
+class Phase(NamedTuple):
+    """The batches of a phase.
 
     Attributes:
-      vocabulary: The word pieces.
-      contents: The names of the corpus and of the vocabulary by their contents.
-      about: The corpus's sizes, in words.
       training: Element t is this process's part of the batch of step t.
       held_out: Likewise, of text that is not trained on, in micro-batches.
     """
 
-    vocabulary: Vocabulary
-    contents: dict[str, str]
-    about: str
     training: grain.MapDataset[PreTrainingBatch]
     held_out: grain.MapDataset[PreTrainingBatch]
 
 
-def load(config: PretrainConfig, folder: Path) -> Data:
-    """The data of the first phase, by `load_phases`."""
-    return load_phases(config, folder)[0]
+@dataclass(frozen=True)
+class Data:
+    """The data to train and to evaluate on.
+
+    Attributes:
+      vocabulary: The word pieces.
+      about: The corpus's sizes, in words.
+      phases: The batches of each phase.
+    """
+
+    vocabulary: Vocabulary
+    about: str
+    phases: list[Phase]
 
 
-def load_phases(
-    config: PretrainConfig, folder: Path, run: Run[PretrainConfig] | None = None
-) -> list[Data]:
+def load(
+    config: PretrainConfig, run: Run[PretrainConfig] | None = None
+) -> tuple[dict[str, str], Data]:
     """Reads the corpus and the vocabulary, training one where none is given.
 
     The corpus is read as a stream, a few times, and cut into word pieces once, in files
@@ -83,12 +86,13 @@ def load_phases(
     that it had, and keeps the vocabulary in its folder.
 
     Returns:
-      The data of each phase.
+      The names of corpus and vocabulary by their contents, and the data.
 
     Raises:
       InputError: The corpus or the vocabulary cannot be used or has changed, or there
         is no room for its word pieces.
     """
+    folder = config.out
     check_outside(config.corpus, out=folder, tokens=config.tokens)
     about = survey(read_corpus(config.corpus))
     held_out = held_out_documents(about, config.seed)
@@ -114,17 +118,15 @@ def load_phases(
         ordered = examples(text, pieces, plan.seq, config.seed, inside)
         return batches(ordered, batch)
 
-    return [
-        Data(
-            vocabulary,
-            contents,
-            _sizes(training, evaluation),
+    phases = [
+        Phase(
             batched(training, plan, plan.batch),
             # As much at once as training does.
             batched(evaluation, plan, plan.batch // plan.accumulate),
         )
         for plan in config.phases
     ]
+    return contents, Data(vocabulary, _sizes(training, evaluation), phases)
 
 
 def _sizes(training: TokenizedCorpus, held_out: TokenizedCorpus) -> str:

@@ -74,9 +74,6 @@ def training_loss(
     ) -> Float[Array, ""]:
         share = batch.token_ids.shape[0]
         keys = objective.dropout_keys(config.dropout, seed, step, share, axes)
-        if accumulate == 1:
-            masked, next_sentence = losses(params, batch, keys)
-            return masked + next_sentence
         predictions = jnp.maximum(jnp.sum(batch.masked_weights), 1.0)
         return objective.accumulated(sum_of, accumulate)(
             params, (batch, keys), (share, predictions)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from train.bert.config import PRESETS, PretrainConfig, check, without_second_phase
-from train.bert.data import VOCABULARY_FILE, load_phases
+from train.bert.data import VOCABULARY_FILE, load
 from train.bert.task import make_task
 from train.core.commands import (
     Command,
@@ -22,7 +22,6 @@ from train.core.commands import (
     train_from_scratch,
 )
 from train.core.flags import with_optimizer
-from train.core.mesh import check_attention, check_divisible, make_mesh
 from train.core.processes.distributed import Cluster
 from train.data.model_folder import LAST_FILE
 from train.data.vocabulary import write_vocabulary
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from train.bert.data import Data
-    from train.core.run_folder import Run
 
 MODULE = "train.pretrain"
 
@@ -63,39 +61,27 @@ def pretrain(
       LostError: Another process is gone, or takes longer than `timeout` seconds.
     """
     check(config)
-    mesh = make_mesh(config.workers, config.topology)
-    for phase in config.phases:
-        check_divisible(phase.batch, mesh, phase.accumulate, phase.prefix)
-    check_attention(config.attention, mesh)
 
-    def about(data: list[Data]) -> str:
-        pieces = f"{len(data[0].vocabulary):,} word pieces"
-        return f"BERT {config.model}, {pieces}, {data[0].about}"
+    def about(data: Data) -> str:
+        pieces = f"{len(data.vocabulary):,} word pieces"
+        return f"BERT {config.model}, {pieces}, {data.about}"
 
-    def keep_files(data: list[Data], folder: Path) -> None:
+    def keep_files(data: Data, folder: Path) -> None:
         # A run that goes on has it, unless it was lost.
         if not (config.resume and (folder / VOCABULARY_FILE).exists()):
-            write_vocabulary(folder / VOCABULARY_FILE, data[0].vocabulary)
+            write_vocabulary(folder / VOCABULARY_FILE, data.vocabulary)
 
     train_from_scratch(
         config,
         MODULE,
-        mesh,
         timeout,
-        load=_load,
+        load=load,
         about=about,
         make_task=make_task,
         keep_files=keep_files,
         # Hugging Face's BERT has no Pre-LayerNorm.
         last_file=None if config.pre_norm else LAST_FILE,
     )
-
-
-def _load(
-    config: PretrainConfig, run: Run[PretrainConfig] | None
-) -> tuple[dict[str, str], list[Data]]:
-    data = load_phases(config, config.out, run)
-    return data[0].contents, data
 
 
 def main() -> None:

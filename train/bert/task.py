@@ -12,18 +12,17 @@ from train.data.model_folder import write_model
 from train.data.vocabulary import is_cased
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from jax.sharding import Mesh
 
     from train.bert.config import LengthPlan, PretrainConfig
     from train.bert.data import Data
+    from train.bert.data import Phase as Batches
     from train.core.task import Phase
 
 
 def make_task(
     config: PretrainConfig,
-    data: Sequence[Data],
+    data: Data,
     mesh: Mesh,
     until: int,
 ) -> Task:
@@ -31,14 +30,14 @@ def make_task(
 
     Args:
       config: The flags.
-      data: What to train on in each phase.
+      data: What to train on.
       mesh: The workers.
       until: Steps to have trained at the end.
     """
     size = SIZES[config.model]
-    model = config.model_of(size, vocab_size=len(data[0].vocabulary))
+    model = config.model_of(size, vocab_size=len(data.vocabulary))
 
-    def phase_of(plan: LengthPlan, of_phase: Data) -> Phase:
+    def phase_of(plan: LengthPlan, of_phase: Batches) -> Phase:
         last = plan.last if plan.last < config.total_steps else until
         several = len(config.phases) > 1
         title = f"sequences of {plan.seq} tokens to step {last:,}" if several else ""
@@ -60,13 +59,15 @@ def make_task(
         name=config.optimizer,
         model=identity(model, config.optimizer),
         init=lambda: init_params(model, config.seed),
-        phases=[phase_of(*each) for each in zip(config.phases, data, strict=True)],
+        phases=[
+            phase_of(*each) for each in zip(config.phases, data.phases, strict=True)
+        ],
         finish=lambda params: write_model(
             config.out,
             model,
             params,
             "BertForPreTraining",
-            data[0].vocabulary,
-            cased=is_cased(data[0].vocabulary),
+            data.vocabulary,
+            cased=is_cased(data.vocabulary),
         ),
     )

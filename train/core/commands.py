@@ -23,12 +23,18 @@ from train.core.errors import InputError, writable
 from train.core.flags import (
     FromScratchFlags,
     TrainingFlags,
+    TransformerFlags,
     check_resumable,
     places,
     with_optimizer,
 )
 from train.core.loop import train
-from train.core.mesh import kept_topology
+from train.core.mesh import (
+    check_attention,
+    check_divisible,
+    kept_topology,
+    make_mesh,
+)
 from train.core.output import is_main_process, say
 from train.core.processes.distributed import Cluster
 from train.core.processes.session import join, one_sentence, watched
@@ -106,7 +112,6 @@ def parse_flags(
 def train_from_scratch(
     config: FromScratch,
     module: str,
-    mesh: Mesh,
     timeout: float,
     *,
     load: Load[FromScratch, Data],
@@ -120,7 +125,6 @@ def train_from_scratch(
     Args:
       config: The flags of this process's command line.
       module: What Python runs.
-      mesh: The workers.
       timeout: Seconds that what needs the other processes may take.
       load: From flags, and the run that goes on, to the hashes of the data by their
         kind and to the data; refuses data that are not the run's.
@@ -132,10 +136,16 @@ def train_from_scratch(
         all steps are done and it is missing, as after a kill there, the end runs anew.
 
     Raises:
-      InputError: The folder is taken, or is not this run's; or processes differ in what
-        they are asked for; or the run, or a checkpoint, cannot be gone on from.
+      InputError: The workers cannot share a batch; or the folder is taken, or is not
+        this run's; or processes differ in what they are asked for; or the run, or a
+        checkpoint, cannot be gone on from.
       LostError: Another process is gone.
     """
+    mesh = make_mesh(config.workers, config.topology)
+    for plan in config.phases:
+        check_divisible(plan.batch, mesh, plan.accumulate, plan.prefix)
+    if isinstance(config, TransformerFlags):
+        check_attention(config.attention, mesh)
     with watched(timeout) as watchdog:
         run, data = _opened(config, module, mesh, load)
         runs = [replace(run, flags=arm) for arm in _arms(run.flags)]

@@ -177,7 +177,7 @@ class FromScratchFlags(TrainingFlags):
     @property
     def phases(self) -> Sequence[Plan]:
         """The stretches of steps with an optimizer each, all defaults put in."""
-        return (self.planned(self.steps),)
+        return (replace(self.planned(self.steps), accumulate=self.accumulate),)
 
     @property
     def total_steps(self) -> int:

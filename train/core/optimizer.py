@@ -32,6 +32,7 @@ class Plan:
       earlier_steps: Steps of the run before its first.
       steps: Steps that the schedule is made for.
       batch: Examples a step, of all workers together.
+      accumulate: Parts that a worker's share of them is computed in.
       learning_rate: Peak of the learning rate.
       warmup: Steps in which it rises.
       freeze: Steps before a variance is frozen, for an optimizer that does.
@@ -48,6 +49,7 @@ class Plan:
     decay_every: int | None = None
     prefix: str = "--"
     earlier_steps: int = 0
+    accumulate: int = 1
 
     @property
     def last(self) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from train.core.commands import Command, parse_flags, run_command, train_from_scratch
-from train.core.mesh import check_divisible, make_mesh
 from train.core.processes.distributed import Cluster
 from train.core.run_folder import check_contents
 from train.images.config import ImagesConfig, check
@@ -49,12 +48,9 @@ def train_images(config: ImagesConfig, timeout: float = Cluster.timeout) -> None
       LostError: Another process is gone, or takes longer than `timeout` seconds.
     """
     check(config)
-    mesh = make_mesh(config.workers, config.topology)
-    check_divisible(config.batch, mesh, config.accumulate)
     train_from_scratch(
         config,
         MODULE,
-        mesh,
         timeout,
         load=load,
         about=lambda data: (

@@ -125,8 +125,6 @@ def training_loss(
         params: Params, batch: Labelled, step: Int[Array, ""]
     ) -> Float[Array, ""]:
         del step
-        if accumulate == 1:
-            return share_of(params, batch, 1)
         return objective.accumulated(share_of, accumulate)(params, batch, accumulate)
 
     return loss_fn

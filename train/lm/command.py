@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from train.core.commands import Command, parse_flags, run_command, train_from_scratch
-from train.core.mesh import check_attention, check_divisible, make_mesh
 from train.core.processes.distributed import Cluster
 from train.lm.config import LmConfig, check
 from train.lm.data import keep_tokenizer, load
@@ -39,13 +38,9 @@ def train_lm(
       LostError: Another process is gone, or takes longer than `timeout` seconds.
     """
     check(config)
-    mesh = make_mesh(config.workers, config.topology)
-    check_divisible(config.batch, mesh, config.accumulate)
-    check_attention(config.attention, mesh)
     train_from_scratch(
         config,
         MODULE,
-        mesh,
         timeout,
         load=load,
         about=lambda data: f"decoder {config.model}, {data.coding.vocab_size:,} tokens",

@@ -58,8 +58,6 @@ def training_loss(
     ) -> Float[Array, ""]:
         share = windows.shape[0]
         keys = objective.dropout_keys(config.dropout, seed, step, share, axes)
-        if accumulate == 1:
-            return share_of(params, (windows, keys), 1)
         return objective.accumulated(share_of, accumulate)(
             params, (windows, keys), accumulate
         )

@@ -155,12 +155,8 @@ def run(config: PlanConfig) -> None:
       InputError: The flags cannot be used.
     """
     check(config)
-    if config.json is not None:
-        with writable(config.json, "--json"):  # not only after minutes of compiling
-            is_new = not config.json.exists()
-            config.json.open("a").close()
-            if is_new:
-                config.json.unlink()
+    if config.json is not None and not config.json.parent.is_dir():
+        raise InputError(f"--json {config.json} cannot be written to: no such folder.")
     model, cluster = model_of(config), cluster_of(config)
     work = work_of(config, model)
     prediction = predict(model, work, cluster, config.warmup)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 
 import models
 from train.core.errors import InputError
 from train.core.exchange import ExchangeName
+from train.core.flags import Count, NotNegative, Positive, Range, check_ranges
 from train.core.optimizer import FREEZE
 from train.plan.targets import GPUS
 
@@ -37,6 +37,7 @@ INSTALL = (
     "nvidia-cuda-crt nvidia-cuda-runtime (700 MB)."
 )
 
+Share = Annotated[float, Range(least=0, most=1)]
 GpuName = Literal["v100", "a100", "h100", "h200", "l40s", "rtx4090"]
 
 COMPILED_ONLY = "topology", "exchange", "fsdp"
@@ -47,43 +48,43 @@ COMPILED_ONLY = "topology", "exchange", "fsdp"
 class PlanConfig:
     """Predicts what 1-bit Adam gains on a cluster."""
 
-    rate: float
+    rate: Positive
     """Gbit/s that a host sends to others, all its network cards together."""
     rate_is: Literal["measured", "nominal"] = "nominal"
     """The kind of --rate: measured (iperf between two hosts) or nominal."""
     model: str = "large"
     """A BERT by name (tiny, mini, small, medium, base, large, 7b), or a number of
     parameters, as 1.5e9."""
-    hosts: int = 8
+    hosts: Count = 8
     """Hosts."""
-    gpus: int = 8
+    gpus: Count = 8
     """GPUs a host."""
     gpu: GpuName = "h200"
     """The kind of GPU."""
-    inside_rate: float | None = None
+    inside_rate: Positive | None = None
     """Gbit/s that a GPU sends to others of its host; default: 80 % of its NVLink's, or
     PCIe's, nominal rate."""
-    latency_us: float = 20.0
+    latency_us: NotNegative = 20.0
     """Microseconds of a message between hosts, beside its bytes."""
-    batch: int = 16
+    batch: Count = 16
     """Sequences a GPU and micro-batch; the --batch of train's commands is that of all
     GPUs together."""
-    accumulate: int = 1
+    accumulate: Count = 1
     """Micro-batches a step."""
-    seq: int = 128
+    seq: Count = 128
     """Tokens a sequence."""
-    compute_ms: float | None = None
+    compute_ms: Positive | None = None
     """Measured milliseconds of a micro-batch's forward and backward pass; default: from
     the GPU's FLOP/s."""
-    optimizer_ms: float | None = None
+    optimizer_ms: Positive | None = None
     """Measured milliseconds of Adam's update; default: from the GPU's memory."""
-    overlap: float = 0.0
+    overlap: Share = 0.0
     """Share of the last backward pass behind which an exact exchange hides."""
     remat: bool = False
     """Recompute the layers in the backward pass, for less memory."""
-    warmup: float = FREEZE
+    warmup: Share = FREEZE
     """Share of the steps before the freeze; default: that of train.pretrain."""
-    steps: int | None = None
+    steps: Count | None = None
     """Steps of a run: adds a table of all optimizers, with the bytes and the hours of
     the whole run, gradients in float32; takes a minute for hundreds of leaves."""
     compile: bool = False
@@ -107,21 +108,7 @@ def check(config: PlanConfig) -> None:
     Raises:
       InputError: A flag's value is out of its range, or XLA's compiler is missing.
     """
-    for name in ("hosts", "gpus", "batch", "accumulate", "seq"):
-        if getattr(config, name) < 1:
-            raise InputError(f"--{name} must be at least 1.")
-    if config.steps is not None and config.steps < 1:
-        raise InputError(f"--steps must be at least 1, not {config.steps}.")
-    for name in ("rate", "inside_rate", "compute_ms", "optimizer_ms"):
-        value = getattr(config, name)
-        if value is not None and not 0 < value < math.inf:
-            flag = name.replace("_", "-")
-            raise InputError(f"--{flag} must be a positive number, not {value}.")
-    if not 0 <= config.latency_us < math.inf:
-        raise InputError(f"--latency-us must not be negative, got {config.latency_us}.")
-    for name in ("warmup", "overlap"):
-        if not 0 <= getattr(config, name) <= 1:
-            raise InputError(f"--{name} is a share, from 0 to 1.")
+    check_ranges(config)
     if config.compile:
         _check_compiled(config)
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +16,7 @@ from train.data.vocabulary import UNK, say_if_unknown, special_pieces, tokenizer
 from train.squad.predict import answers, predict, write_answers
 from train.squad.scores import evaluate
 from train.squad.task import logits
-from train.squad.windows import NOWHERE, windows
+from train.squad.windows import NOWHERE, Questions, windows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,30 +25,13 @@ if TYPE_CHECKING:
 
     from models import BertConfig
     from train.core.task import Params
-    from train.data.vocabulary import Pieces
     from train.squad.config import SquadConfig
     from train.squad.dataset import Squad
     from train.squad.initial_weights import InitialWeights
     from train.squad.predict import Prediction
     from train.squad.scores import Score
-    from train.squad.windows import Window
 
 SCORES = "scores.json"
-
-
-@dataclass(frozen=True)
-class Questions:
-    """Questions to be learnt from or to be answered.
-
-    Attributes:
-      squad: The questions.
-      windows: Their windows.
-      pieces: The vocabulary's special ids.
-    """
-
-    squad: Squad
-    windows: Sequence[Window]
-    pieces: Pieces
 
 
 def cut(config: SquadConfig, squad: Squad, weights: InitialWeights) -> Questions:

@@ -43,10 +43,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from jax.sharding import Mesh
+
     from train.core.task import Params
     from train.squad.dataset import Squad
     from train.squad.initial_weights import InitialWeights
     from train.squad.scores import Score
+    from train.squad.windows import Questions
 
 
 def parse(arguments: Sequence[str]) -> Command[SquadConfig]:
@@ -74,22 +77,14 @@ def fine_tune(
       InputError: The flags, or what they name, cannot be used.
       LostError: Another process is gone, or takes longer than `timeout` seconds.
     """
-    check(config)
-    mesh = make_mesh(config.workers, config.topology)
-    check_divisible(config.batch, mesh)
-    check_attention(config.attention, mesh)
+    mesh = _workers(config)
     topology = kept_topology(mesh, config.out, goes_on=config.resume)
     config = replace(config, topology=topology)
     if not config.resume:
         run_folder.check_free(config.out)  # not only when all questions are cut
     weights = _starting_weights(config)
     assert config.train, "checked"
-    training = read_squad(config.train)
-    dev = read_squad(config.dev) if config.dev else training
-    _check_threshold(config, dev, config.dev or config.train)
-    learnt = cut(config, training, weights)
-    questions = cut(config, dev, weights) if config.dev else learnt
-    check_answers(learnt)
+    learnt, questions = _questions(config, config.train, weights)
     steps = config.num_steps(len(learnt.windows))
     check_plan(config.planned(steps, FREEZE))
     pieces = (*weights.vocabulary, str(weights.cased))
@@ -126,7 +121,7 @@ def fine_tune(
         model = config.model_of(weights.config)
         say(
             f"{config.out}: BERT of {model.num_layers} layers of {model.hidden_size}, "
-            f"{len(training.questions):,} questions in {len(learnt.windows):,} "
+            f"{len(learnt.squad.questions):,} questions in {len(learnt.windows):,} "
             f"windows, {mesh.size} workers ({mesh.devices.flat[0].platform}), to step "
             f"{steps:,}"
         )
@@ -144,7 +139,7 @@ def answer_alone(config: SquadConfig, timeout: float = Cluster.timeout) -> None:
       InputError: The flags, or what they name, cannot be used.
       LostError: Another process is gone, or takes longer than `timeout` seconds.
     """
-    check(config)
+    mesh = _workers(config)
     source, vocab = (
         (config.out, None) if config.resume else (config.start, config.vocab)
     )
@@ -155,9 +150,6 @@ def answer_alone(config: SquadConfig, timeout: float = Cluster.timeout) -> None:
             f"{config.out} has a config.json that is not of a run of {MODULE}; give "
             "another --out for the answers."
         )
-    mesh = make_mesh(config.workers, config.topology)
-    check_divisible(config.batch, mesh)
-    check_attention(config.attention, mesh)
     weights = read_weights(source, vocab)
     _check_positions(config, weights)
     if "span" not in weights.params:
@@ -179,6 +171,27 @@ def answer_alone(config: SquadConfig, timeout: float = Cluster.timeout) -> None:
         predictions = answer(config, model, params, questions, mesh, watchdog.expect)
     suffix, threshold = f"_{config.predict.stem}", config.null_threshold
     write_answers(config.out, squad, predictions, threshold, suffix)
+
+
+def _workers(config: SquadConfig) -> Mesh:
+    """The workers, that can do what the flags ask for."""
+    check(config)
+    mesh = make_mesh(config.workers, config.topology)
+    check_divisible(config.batch, mesh)
+    check_attention(config.attention, mesh)
+    return mesh
+
+
+def _questions(
+    config: SquadConfig, train: Path, weights: InitialWeights
+) -> tuple[Questions, Questions]:
+    """The questions to learn from, and those to be scored on."""
+    training = read_squad(train)
+    dev = read_squad(config.dev) if config.dev else training
+    _check_threshold(config, dev, config.dev or train)
+    learnt = cut(config, training, weights)
+    check_answers(learnt)
+    return learnt, cut(config, dev, weights) if config.dev else learnt
 
 
 def _starting_weights(config: SquadConfig) -> InitialWeights:

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
     from models import BertConfig, SpanBatch
     from train.core.task import Params
-    from train.squad.answer import Questions
     from train.squad.config import SquadConfig
-    from train.squad.windows import Window
+    from train.squad.windows import Questions, Window
 
 
 def init_params(

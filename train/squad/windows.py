@@ -7,6 +7,7 @@ than one, as in Devlin et al., 2018.
 from __future__ import annotations
 
 import unicodedata
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Int
 
     from train.data.vocabulary import Pieces
-    from train.squad.dataset import Question
+    from train.squad.dataset import Question, Squad
 
 STRIDE = 128
 """Word pieces between the starts of two windows over a text."""
@@ -62,6 +63,21 @@ class Window(NamedTuple):
         """The text's characters, first and past the last, from one place to another."""
         first, last = start - self.text_place, end - self.text_place
         return int(self.spans[first, 0]), int(self.spans[last, 1])
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Questions to be learnt from or to be answered.
+
+    Attributes:
+      squad: The questions.
+      windows: Their windows.
+      pieces: The vocabulary's special ids.
+    """
+
+    squad: Squad
+    windows: Sequence[Window]
+    pieces: Pieces
 
 
 def windows(

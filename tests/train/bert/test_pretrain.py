@@ -20,7 +20,7 @@ from runs import (
     write_corpus,
 )
 
-from train.bert.data import load, load_phases
+from train.bert.data import load
 from train.bert.objective import init_params
 from train.bert.pretrain import MODULE, parse, pretrain
 from train.core import commands, metrics_log, run_folder
@@ -167,30 +167,31 @@ def test_a_text_that_is_too_small_is_refused(config, tmp_path):
 def test_a_run_keeps_its_vocabulary_and_a_new_one_takes_what_is_given(
     config, tmp_path, capsys
 ):
+    config = replace(config, out=tmp_path)
     given, kept = tmp_path / "given.txt", tmp_path / "vocab.txt"
     write_vocabulary(given, (*SPECIAL, "sun", "moon"))
     write_vocabulary(kept, (*SPECIAL, "moon", "sun"))
     with_given = replace(config, vocab=given, vocab_size=None)
-    new = load(with_given, tmp_path)
+    contents, new = load(with_given)
     assert "% of the text is unknown to this vocabulary" in capsys.readouterr().out
     assert new.vocabulary == read_vocabulary(given)
-    assert "star" in load(config, tmp_path).vocabulary
+    assert "star" in load(config)[1].vocabulary
     said = capsys.readouterr().out
     assert "[UNK]" not in said
-    pieces = len(load(config, tmp_path).vocabulary)
+    pieces = len(load(config)[1].vocabulary)
     fewer = f"the corpus makes {pieces} word pieces, fewer than --vocab-size 100"
     assert said.splitlines() == [fewer]
-    run = Run(MODULE, with_given, new.contents, until=1)
+    run = Run(MODULE, with_given, contents, until=1)
     with pytest.raises(InputError, match="the vocabulary is not the one that the run"):
-        load_phases(with_given, tmp_path, run)
+        load(with_given, run)
     write_vocabulary(kept, new.vocabulary)
     given.unlink()
-    assert load_phases(with_given, tmp_path, run)[0].vocabulary == new.vocabulary
+    assert load(with_given, run)[1].vocabulary == new.vocabulary
 
 
 def leave(config, until=STEPS):
     """A folder as training leaves it, but for what its checkpoints hold."""
-    contents = load(config, config.out).contents
+    contents, _ = load(config)
     run_folder.write(Run(MODULE, config, contents, until))
     for step in range(1, STEPS + 1):
         line = StepMetrics(step, 1.0, "warmup", 1, 1, 0, 0.1, 1.0, {})
@@ -236,19 +237,9 @@ def test_a_folder_that_is_taken_is_refused(first, adam):
     assert not (first.out / "config.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--seq", "32"], "was started with --seq 16, not 32; leave --seq out"),
-        (["--steps", "5"], "goes to step 8; leave out --steps 5"),
-        (["--workers", "3"], "--batch 8 cannot be shared equally by 3 workers"),
-        (["--out", "nowhere"], "there is no run in nowhere"),
-    ],
-)
-def test_flags_that_contradict_a_run_are_refused(first, flags, message):
-    with pytest.raises(InputError) as caught:
-        resume(first.out, *flags)
-    assert message in str(caught.value)
+def test_fewer_steps_than_a_run_has_are_refused(first):
+    with pytest.raises(InputError, match="goes to step 8; leave out --steps 5"):
+        resume(first.out, "--steps", "5")
     assert len(steps_of(first.out)) == STEPS
 
 
@@ -284,23 +275,6 @@ def test_a_text_that_has_moved_is_the_same_text(first, tmp_path):
     (moved / "0.txt").write_text("The sun was another one.")
     with pytest.raises(InputError, match="the corpus is not the one that the run"):
         resume(first.out, "--corpus", str(moved))
-
-
-def test_word_pieces_that_are_damaged_are_made_again(first):
-    (file,) = first.out.glob("tokens/*/training/pieces.npy")
-    for damage in (file.read_bytes()[:-4], b"", None):
-        if damage is None:
-            file.unlink()
-        else:
-            file.write_bytes(damage)
-        with pytest.raises(InputError, match="delete the folder") as caught:
-            resume(first.out)
-        folder = str(caught.value).split("delete the folder ")[1].split(",")[0]
-        assert folder == str(file.parent.parent)
-    shutil.rmtree(folder)
-    with goes_on:
-        resume(first.out, "--steps", str(STEPS + 2))
-    assert file.exists()
 
 
 def test_a_finished_run_is_finished_and_tells_how_to_go_on(first, adam, capsys):

@@ -43,8 +43,10 @@ pytestmark = pytest.mark.filterwarnings(
 @pytest.fixture(autouse=True)
 def _garbage_of_its_own():
     """What Orbax has not awaited is found in the test that left it."""
+    gc.freeze()  # what is older is not looked at, which would take a second
     yield
     gc.collect()
+    gc.unfreeze()
 
 
 def make_params():
@@ -149,7 +151,6 @@ def remove(files):
         file.unlink()
 
 
-@pytest.mark.parametrize("workers", [4, 2])
 @pytest.mark.parametrize(
     ("files", "damage"),
     [
@@ -161,15 +162,15 @@ def remove(files):
     ],
 )
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_good(
-    folder, tx, files, damage, workers
+    folder, tx, files, damage
 ):
     newest = folder / "checkpoints" / "3"
     damage(newest.glob(files))
     message = rf"the checkpoint {newest} is damaged.*; move that folder away to go on"
     with pytest.raises(InputError, match=message):
-        restore(folder, tx, workers)
+        restore(folder, tx)
     shutil.rmtree(newest)
-    assert restore(folder, tx, workers)[0].totals.steps == 2
+    assert restore(folder, tx)[0].totals.steps == 2
 
 
 @pytest.mark.parametrize(

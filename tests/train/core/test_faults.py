@@ -8,8 +8,7 @@ import threading
 import time
 
 import pytest
-from launching import ROOT, SMALL_PRETRAIN, Launched
-from runs import steps_of, without_speed, write_corpus
+from launching import ROOT
 
 from onebit_launch.errors import LOST_EXIT
 from train.core.processes.session import one_sentence, uninterrupted
@@ -75,50 +74,6 @@ def test_a_watchdog_ends_with_what_it_watches():
     # It would have ended this process.
     time.sleep(0.4)
     assert "watchdog" not in {thread.name for thread in threading.enumerate()}
-
-
-FLAGS = {
-    "--vocab-size": 100,
-    "--steps": 40,
-    "--batch": 8,
-    "--seq": 16,
-    "--warmup-steps": 2,
-    "--freeze-step": 4,
-    "--checkpoint-every": 10,
-    "--eval-every": 40,
-    "--eval-sequences": 8,
-    "--log-every": 1,
-}
-
-
-@pytest.mark.slow
-def test_a_killed_worker_is_named_and_a_restart_goes_on_bit_by_bit(
-    tmp_path_factory, tmp_path
-):
-    """The real application; all other faults are drilled in tests/drills."""
-    compiled = tmp_path_factory.getbasetemp().parent / "compiled"
-    corpus = tmp_path / "corpus"
-    corpus.mkdir()
-    flags = [text for flag in FLAGS.items() for text in flag]
-    command = [
-        *(SMALL_PRETRAIN, "--corpus", write_corpus(corpus), *flags),
-        *("--out", tmp_path / "run"),
-    ]
-    env = {"JAX_COMPILATION_CACHE_DIR": str(compiled)}
-    with Launched("--restarts", "1", command=command, env=env) as launched:
-        worker = launched.pids()[1]
-        launched.until(lambda: len(steps_of(tmp_path / "run")) >= 14)
-        os.kill(worker, signal.SIGKILL)
-        launched.until(lambda: any("restart 1 of 1" in x for x in launched.lines), 20)
-        before = steps_of(tmp_path / "run")
-        assert launched.end() == 0
-        launched.assert_nothing_is_left()
-    assert "[launch] process 1 failed first, killed by SIGKILL" in launched.said
-    after = steps_of(tmp_path / "run")
-    assert [line["step"] for line in after] == list(range(1, 41))
-    # What was lost, the steps since the last checkpoint, came again.
-    assert 14 <= len(before) < 40
-    assert without_speed(after[: len(before)]) == without_speed(before)
 
 
 def test_too_little_memory_is_one_sentence_and_no_reason_to_start_again(capsys):

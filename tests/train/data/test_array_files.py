@@ -49,7 +49,9 @@ def test_held_out_documents_are_not_trained_on(tmp_path):
 
 
 def test_values_are_appended_and_a_file_cut_short_is_refused(tmp_path):
-    file = tmp_path / "values.npy"
+    folder = tmp_path / "name" / "training"
+    folder.mkdir(parents=True)
+    file = folder / "values.npy"
     with growing_array(file, np.int64) as append:
         append(0)
         append(list(range(1, 30)))
@@ -57,7 +59,10 @@ def test_values_are_appended_and_a_file_cut_short_is_refused(tmp_path):
     whole = file.read_bytes()
     for damaged in (whole[:-1], whole[:40], b""):
         file.write_bytes(damaged)
-        with pytest.raises(InputError, match=r"values\.npy is damaged; delete"):
+        with pytest.raises(
+            InputError,
+            match=rf"values\.npy is damaged; delete the folder {folder.parent},",
+        ):
             mapped_array(file)
     file.unlink()
     with pytest.raises(InputError, match="is damaged"):

@@ -238,7 +238,7 @@ def test_a_vocabulary_depends_on_the_text_alone(tmp_path):
             capture_output=True,
             check=True,
         ).stdout
-        for _ in range(3)
+        for _ in range(2)
     }
     assert len(outputs) == 1
 

@@ -222,8 +222,6 @@ def by_path_name(path):
     [
         ({"seq": 4000}, "training text makes 1 sequences of 4000 tokens, and 4 at"),
         ({"seq": 2500, "batch": 2}, "the corpus's held-out text makes 0 sequences"),
-        ({"batch": 6, "workers": 4}, "--batch 6 cannot be shared equally by 4 workers"),
-        ({"dropout": 1.0}, "--dropout must be less than 1, not 1.0"),
         ({"attention": "cudnn"}, "computes in bfloat16 or float16, not float32"),
         ({"tokenizer": Path(__file__)}, "cannot be read as one of Hugging Face's"),
         ({"topology": "hierarchical"}, "there is one process; start one on each of"),

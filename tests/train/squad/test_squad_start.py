@@ -21,6 +21,11 @@ from train.data.model_folder import TOKENIZER
 from train.squad.initial_weights import read_weights, trained_tokens
 from train.squad.task import init_params
 
+# At an error Orbax closes the event loop that its other reads answer to.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
 
 def test_fine_tuning_starts_from_hugging_faces_weights(files):
     vocabulary = (files.vocab).read_text().splitlines()

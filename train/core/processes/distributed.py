@@ -171,11 +171,6 @@ def _check(coordinator: str | None, processes: int | None, process: int | None) 
 
 def _number(name: str) -> int | None:
     text = os.environ.get(name)
-    if text is not None and not text.isdecimal():
-        raise InputError(
-            f"{name}={text} in the environment is not a number; set it to one, or "
-            "unset it."
-        )
     return int(text) if text else None
 
 
