@@ -215,24 +215,26 @@ class _LocalSteps:
         step, inner = self.inner.update(
             gradients, state.inner, own_params(params, (state,)), **extra_args
         )
-        moved = optax.tree.add(this_worker(state.moved, self.exchange.axes), step)
-        state = state._replace(
-            count=count, sync=sync, inner=inner, moved=self.own(moved)
-        )
+        state = state._replace(count=count, sync=sync, inner=inner)
+
+        def moved() -> optax.Updates:
+            return optax.tree.add(this_worker(state.moved, self.exchange.axes), step)
 
         def local() -> tuple[optax.Updates, Any]:
-            return optax.tree.zeros_like(params), state
+            zeros = optax.tree.zeros_like(params)
+            return zeros, state._replace(moved=self.own(moved()))
 
         def synchronise() -> tuple[optax.Updates, Any]:
-            return self.synchronised(state, params)
+            return self.synchronised(moved(), state, params)
 
         stages = {"local": local, "sync": synchronise}
         agreed, state = run_stage(stages, due.astype(jnp.int32), stage)
         return optax.tree.cast_like(agreed, updates), state
 
-    def synchronised(self, state: Any, params: Any) -> tuple[optax.Updates, Any]:
+    def synchronised(
+        self, moved: optax.Updates, state: Any, params: optax.Params
+    ) -> tuple[optax.Updates, Any]:
         """The agreed step, and the state of workers that are where all are."""
-        moved = this_worker(state.moved, self.exchange.axes)
         mean, exchange = self.exchange.update(moved, state.exchange)
         left = jax.tree.map(jnp.negative, mean)
         agreed, outer = self.outer.update(left, state.outer, params)
