@@ -139,9 +139,11 @@ def relaxed(tx):
     return optax.GradientTransformationExtraArgs(tx.init, update)
 
 
-def local_adam(learning_rate, exchange, weight_decay=0.0, mask=None, **decays):
-    decays = {name: as_float32(x) for name, x in decays.items()}
-    inner = optax.adamw(learning_rate, **decays, weight_decay=weight_decay, mask=mask)
+def local_adam(
+    learning_rate, exchange, weight_decay=0.0, mask=None, b1=0.9, b2=0.999, eps=1e-8
+):
+    decays = [as_float32(x) for x in (b1, b2, eps)]
+    inner = optax.adamw(learning_rate, *decays, weight_decay=weight_decay, mask=mask)
     return onebit_jax.local_steps(relaxed(inner), exchange, onebit_jax.every(3))
 
 
