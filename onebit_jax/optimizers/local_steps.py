@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from onebit_jax.exchanges.exchange import Exchange
-from onebit_jax.optimizers.parts.intervals import IntervalRule
+from onebit_jax.optimizers.parts.intervals import check_interval_rule
 from onebit_jax.workers.axes import bound_workers, check_floats, check_local
 from onebit_jax.workers.per_worker import each_own, per_worker, this_worker
 from onebit_jax.workers.stages import run_stage
@@ -19,6 +19,8 @@ from onebit_jax.workers.states import optimizer_state, own_params
 if TYPE_CHECKING:
     from jax import Array
     from jaxtyping import Int32
+
+    from onebit_jax.optimizers.parts.intervals import IntervalRule
 
 
 @optimizer_state
@@ -160,10 +162,7 @@ def local_steps(
             "what is agreed on is how far workers have gone, and votes have no scale: "
             f"give local_steps an exchange such as sign_mean('data'), not {exchange!r}."
         )
-    if not isinstance(sync, IntervalRule):
-        raise TypeError(
-            f"sync must be a rule of intervals, such as every(8), got {sync!r}."
-        )
+    check_interval_rule("sync", sync)
     steps = _LocalSteps(
         inner=per_worker(inner, exchange.axes),
         exchange=exchange,

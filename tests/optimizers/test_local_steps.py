@@ -244,6 +244,17 @@ def test_small_steps_of_16_bit_parameters_add_up():
     np.testing.assert_array_equal(np.asarray(params, float), 1 - 64 * 2.0**-12)
 
 
+def test_the_last_step_of_a_run_synchronises():
+    tx = local_steps(optax.sgd(0.5), MEAN, every(8).ending_at(3))
+    run = onebit_jax.simulated(lambda p, x: jnp.mean(x) * p, tx, workers=2)
+    params, state = run.init(jnp.float32(0))
+    found = []
+    for _ in range(4):
+        params, state, _ = run.step(params, state, jnp.array([1.0, 3.0]))
+        found.append(float(params))
+    assert found == [0, 0, -3, -3]
+
+
 def test_weight_decay_is_of_a_workers_own_parameters_and_schedules_count_steps():
     rates = jnp.array([0.5, 0.25, 0.5])
     inner = optax.chain(

@@ -250,6 +250,22 @@ def intervals_by_learning_rate(
     return _intervals(lambda: interval(0), next_interval)
 
 
+def check_interval_rule(name: str, rule: Any) -> None:
+    """Refuses what is no rule of intervals.
+
+    Args:
+      name: the argument's.
+      rule: what is to be one.
+
+    Raises:
+      TypeError: if it is not.
+    """
+    if not isinstance(rule, IntervalRule):
+        raise TypeError(
+            f"{name} must be a rule of intervals, such as every(8), got {rule!r}."
+        )
+
+
 def _positive(name: str, number: int) -> int:
     number = operator.index(number)
     if number < 1:
