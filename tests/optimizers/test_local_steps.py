@@ -120,6 +120,10 @@ def test_is_its_transcription_by_one_bit(inner, workers, devices, interval):
         assert not np.any(state.moved.value)
         p, moved = np.asarray(params, float), 0
         errors = errors_of(state.exchange)
+        for found, expected in zip(errors, sent[1:3], strict=True):
+            near = np.abs(found - expected)[..., decided] < 1e-3
+            assert near.mean() > 0.97
+        assert all(np.abs(x).max() > 0.01 for x in errors)
     steps = onebit_jax.steps_by_stage(state)
     assert int(steps["sync"]) == 100 // interval
 
@@ -154,6 +158,7 @@ def test_an_outer_nesterov_takes_the_mean_distance_for_a_gradient(rate, momentum
     (mean, errors), (moved, same) = states
     np.testing.assert_allclose(moved, rate * (1 + momentum) * mean, rtol=1e-5)
     for x, y in zip(errors, same, strict=True):
+        assert np.any(x)
         np.testing.assert_array_equal(x, y)
     # Its momentum goes on: exactly, of distances that are known.
     tx = local_steps(optax.sgd(1.0), MEAN, every(1), outer)
