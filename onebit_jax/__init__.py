@@ -24,6 +24,7 @@ from onebit_jax.optimizers.distributed_lion import distributed_lion
 from onebit_jax.optimizers.distributed_lion import (
     scale_by_distributed_lion as scale_by_distributed_lion,
 )
+from onebit_jax.optimizers.local_steps import local_steps
 from onebit_jax.optimizers.onebit_adam import (
     onebit_adam,
     onebit_adamw,
@@ -38,7 +39,11 @@ from onebit_jax.optimizers.parts.growth import (
     GrowthByMeanSquares as GrowthByMeanSquares,
 )
 from onebit_jax.optimizers.parts.intervals import IntervalRule as IntervalRule
-from onebit_jax.optimizers.parts.intervals import every, growing_intervals
+from onebit_jax.optimizers.parts.intervals import (
+    every,
+    growing_intervals,
+    intervals_by_learning_rate,
+)
 from onebit_jax.optimizers.zero_one_adam import zero_one_adam
 from onebit_jax.step.data_parallel import DataParallel as DataParallel
 from onebit_jax.step.data_parallel import data_parallel
@@ -77,6 +82,8 @@ __all__ = [
     "growing_intervals",
     "hierarchical",
     "init",
+    "intervals_by_learning_rate",
+    "local_steps",
     "local_value_and_grad",
     "mean_params",
     "metrics",

@@ -10,7 +10,7 @@ import jax
 import optax
 
 import onebit_jax
-from train.core.optimizer import decays, freeze_rule, guarded
+from train.core.optimizer import decays, freeze_rule, guarded, local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -55,6 +55,7 @@ _OPTIONS = {
         "sync_every",
         "longest",
     ),
+    "local": (*_COMMON, *_SIGNS, "inner", "sync_every"),
     "binsgdm": (*_COMMON, "exchange"),
     "distributed_lion": (*_COMMON, "exchange"),
 }
@@ -85,7 +86,7 @@ def make_arm(
       A transformation for `onebit_jax.data_parallel`.
     """
     tx = _optimizer(options, schedule, freeze, b1, weight_decay, axes)
-    own_steps = options["optimizer"] == "zero_one_adam"
+    own_steps = options["optimizer"] in ("zero_one_adam", "local")
     return guarded(tx, clip, axes, own_steps=own_steps)
 
 
@@ -165,7 +166,7 @@ def _optimizer(
             "no more can be made."
         )
     exchange = make_exchange(options.get("exchange", _EXCHANGES[name]), options, axes)
-    decay = {"weight_decay": weight_decay, "mask": decays}
+    decay: dict[str, Any] = {"weight_decay": weight_decay, "mask": decays}
     if name == "adam":
         nesterov = options.get("nesterov", False)
         adam = optax.adamw(schedule, b1, nesterov=nesterov, **decay)
@@ -179,6 +180,12 @@ def _optimizer(
         return onebit_jax.distributed_lion(schedule, exchange, b1, **decay)
     if name == "onebit_lamb":
         return onebit_jax.onebit_lamb(schedule, exchange, freeze, b1, **decay)
+    if name == "local":
+        sync = onebit_jax.every(options.get("sync_every", 8))
+        inner = options.get("inner", "adamw")
+        if inner == "adamw":
+            decay["b1"] = b1
+        return local(schedule, exchange, inner, sync, **decay)
     if name == "zero_one_adam":
         parts = zero_one_parts(options, axes)
         return onebit_jax.zero_one_adam(
@@ -202,6 +209,7 @@ _EXCHANGES = {
     "onebit_adam": "sign_mean",
     "onebit_lamb": "sign_mean",
     "zero_one_adam": "sign_mean",
+    "local": "sign_mean",
     "binsgdm": "random_vote_mean",
     "distributed_lion": "vote_mean",
 }

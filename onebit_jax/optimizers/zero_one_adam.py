@@ -14,7 +14,10 @@ from jax import lax
 from onebit_jax.optimizers.parts.checks import check_parts, gradient_mean
 from onebit_jax.optimizers.parts.compressed import Compressed, check_compressed
 from onebit_jax.optimizers.parts.freeze import Freezing, stage_refusal, warn_if_rising
-from onebit_jax.optimizers.parts.intervals import IntervalRule, growing_intervals
+from onebit_jax.optimizers.parts.intervals import (
+    check_interval_rule,
+    growing_intervals,
+)
 from onebit_jax.optimizers.parts.moments import as_float32, weight
 from onebit_jax.workers.axes import bound_workers, check_floats, check_local
 from onebit_jax.workers.per_worker import each_own, this_worker
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
     from onebit_jax.exchanges.exchange import Exchange
     from onebit_jax.optimizers.parts.freeze import FreezeRule
+    from onebit_jax.optimizers.parts.intervals import IntervalRule
 
 BeforeFreeze = Literal["momentum", "gradient"]
 Decay = Literal["agreed", "accumulated"]
@@ -279,12 +283,8 @@ def zero_one_adam(
 
 
 def _check(refresh: Any, sync: Any, before_freeze: str, decay: str) -> None:
-    for name, rule in (("refresh", refresh), ("sync", sync)):
-        if not isinstance(rule, IntervalRule):
-            raise TypeError(
-                f"{name} must be a rule of intervals, such as growing_intervals(16), "
-                f"got {rule!r}."
-            )
+    check_interval_rule("refresh", refresh)
+    check_interval_rule("sync", sync)
     if before_freeze not in ("momentum", "gradient"):
         raise ValueError(
             f"before_freeze must be 'momentum' or 'gradient', got {before_freeze!r}."

@@ -292,7 +292,7 @@ def check_wrappers(state: Any) -> None:
     wrappers = tuple(_REPLACEMENTS)
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, wrappers))
     for node in nodes:
-        if isinstance(node, wrappers) and worker_local_nodes(node):
+        if isinstance(node, wrappers) and _holds_exchange(node):
             wrapper, replacement = _REPLACEMENTS[type(node)]
             raise ValueError(
                 f"{wrapper} cannot hold an exchange, because it takes what differs "
@@ -302,9 +302,17 @@ def check_wrappers(state: Any) -> None:
     if distances(list(filter(_is_schedule_free, nodes))):
         raise ValueError(
             "contrib.schedule_free rescales steps of all workers, and not those that "
-            "workers take by themselves: use zero_one_adam without it."
+            "workers take by themselves: use zero_one_adam without it, and local_steps "
+            "around it."
         )
     check_chains(state)
+
+
+def _holds_exchange(wrapper: Any) -> bool:
+    """True of worker-local state, but for that which `per_worker` made of its own."""
+    count = wrapper[0]
+    own = count.axes if is_worker_local(count) else None
+    return any(node.axes != own for node in worker_local_nodes(wrapper))
 
 
 def _is_schedule_free(node: Any) -> bool:

@@ -18,6 +18,7 @@ from optimizers.formulas import due_steps
 
 import onebit_jax
 from onebit_jax import Compressed, freeze_at, growing_intervals
+from onebit_jax.optimizers.parts.moments import as_float32
 
 # More than one leaf has rows and columns; one goes exactly.
 SHAPES = {"bias": (17,), "kernel": (30, 17), "matrix": (16, 20), "scale": ()}
@@ -51,6 +52,7 @@ class Case:
       exchange: makes the one that it is asked with.
       exact: the exchange that it equals its formula with.
       by_chance: True where what is agreed depends on the number of workers.
+      freezes: whether an optimizer with stages freezes a variance.
     """
 
     make: Callable[..., Any]
@@ -71,6 +73,7 @@ class Case:
         default_factory=lambda: onebit_jax.exact_mean("data")
     )
     by_chance: bool = False
+    freezes: bool = True
 
 
 def frozen_stage(step, freeze):
@@ -125,6 +128,25 @@ def zero_one_adam_row(*, refresh, sync, longest, before="compressed", **options)
     return Case(make, moments, leaf, FLOORED, stage=stage, refused=refused)
 
 
+def relaxed(tx):
+    """Optax's, whose own arithmetic mixes integers and floats."""
+    tx = optax.with_extra_args_support(tx)
+
+    def update(*args, **extra):
+        with jax.numpy_dtype_promotion("standard"):
+            return tx.update(*args, **extra)
+
+    return optax.GradientTransformationExtraArgs(tx.init, update)
+
+
+def local_adam(
+    learning_rate, exchange, weight_decay=0.0, mask=None, b1=0.9, b2=0.999, eps=1e-8
+):
+    decays = [as_float32(x) for x in (b1, b2, eps)]
+    inner = optax.adamw(learning_rate, *decays, weight_decay=weight_decay, mask=mask)
+    return onebit_jax.local_steps(relaxed(inner), exchange, onebit_jax.every(3))
+
+
 CASES = {
     "1-bit Adam": ADAM,
     "1-bit Adam as published": dataclasses.replace(
@@ -149,6 +171,13 @@ CASES = {
         leaf=None,
     ),
     "1-bit LAMB": LAMB,
+    "local Adam": Case(
+        local_adam,
+        {"mu": ("own_m", None), "nu": ("own_v", None)},
+        functools.partial(formulas.LocalAdam, rate=0.05, interval=3),
+        stage=lambda step, freeze: "local" if (step + 1) % 3 else "sync",
+        freezes=False,
+    ),
     "BinSGDM": Case(
         onebit_jax.binsgdm,
         {"own.inner.mu": ("m", None), "own.inner.magnitude": ("b", None)},
@@ -222,7 +251,7 @@ def maker(case, step=FREEZE, **options):
       **options: of the optimizer; the exchange that the row is asked with without one.
     """
     case = CASES[case] if isinstance(case, str) else case
-    freeze = {"freeze": freeze_at(step)} if case.stage else {}
+    freeze = {"freeze": freeze_at(step)} if case.stage and case.freezes else {}
     options = {"exchange": case.exchange(), **freeze, **options}
     return functools.partial(case.make, **options)
 
@@ -270,7 +299,8 @@ def residuals_of(state):
     """For each worker-local array of a state its mean, or what all shares hold."""
     found = []
     for node in jax.tree.leaves(state, is_leaf=is_local):
-        if is_local(node):
+        # What is given to all as the first has it counts something.
+        if is_local(node) and node.resizing != "first":
             for x in jax.tree.leaves(node):
                 whole = node.resizing == "average"
                 found.append(jnp.mean(x, axis=0) if whole else x.reshape(-1))

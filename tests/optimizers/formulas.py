@@ -277,6 +277,33 @@ class ZeroOneAdam(Leaf):
         return update
 
 
+class LocalAdam(Leaf):
+    """Each worker's own AdamW, and the mean of how far they have gone at intervals.
+
+    Args:
+      rate: the learning rate, in which parameters are measured.
+      interval: steps from one synchronisation to the next.
+    """
+
+    def __init__(self, shape, *others, rate, interval, **options):
+        super().__init__(shape, *others, **options)
+        self.rate, self.interval = rate, interval
+        self.own_m, self.own_v, self.moved = (np.zeros((1, *shape)) for _ in range(3))
+
+    def update(self, gradients, params):
+        self.step += 1
+        self.own_m = self.b1 * self.own_m + (1 - self.b1) * gradients
+        self.own_v = self.b2 * self.own_v + (1 - self.b2) * gradients**2
+        momentum = self.corrected(self.own_m, self.b1, self.step)
+        root = np.sqrt(self.corrected(self.own_v, self.b2, self.step)) + self.eps
+        own = params + self.rate * self.moved
+        self.moved = self.moved - momentum / root - self.weight_decay * own
+        if self.step % self.interval:
+            return np.zeros_like(params)
+        update, self.moved = -self.moved.mean(axis=0), np.zeros_like(self.moved)
+        return update
+
+
 def due_steps(double_after, steps, longest=2**30):
     """Numbers, from 1, of the steps that are due at growing intervals."""
     due, number, interval = [], 1, 1

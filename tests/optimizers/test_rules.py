@@ -1,5 +1,7 @@
 """Rules: when a variance is frozen, and which steps at intervals are due."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optimizers import formulas
 
+import onebit_jax
 from onebit_jax import every, freeze_at, freeze_when_stable, growing_intervals
 
 
@@ -117,3 +120,24 @@ def test_arguments_out_of_range_are_refused(make, message):
 def test_steps_that_are_no_integers_are_refused(make):
     with pytest.raises(TypeError, match="integer"):
         make()
+
+
+def test_intervals_follow_the_learning_rate():
+    """Those that begin while it rises are as the first after that."""
+
+    def rate(step):
+        step = jnp.asarray(step, jnp.float32)
+        return jnp.where(step < 4, 0.01 * step, jnp.where(step < 10, 0.1, 0.05))
+
+    make = functools.partial(onebit_jax.intervals_by_learning_rate, rate)
+    assert due_steps(make(0.2, warmup_steps=4), 30) == [4, 8, 12, 28]
+    assert due_steps(make(0.2, warmup_steps=4, longest=9), 30) == [4, 8, 12, 21, 30]
+    assert due_steps(make(0.05, shortest=3, warmup_steps=4), 9) == [3, 6, 9]
+    # At a rate of zero nothing is due before the limit.
+    assert (
+        due_steps(onebit_jax.intervals_by_learning_rate(jnp.zeros_like, 1.0), 9) == []
+    )
+    with pytest.raises(TypeError, match="learning_rate must be a schedule"):
+        onebit_jax.intervals_by_learning_rate(0.1, 0.2)
+    with pytest.raises(ValueError, match="coefficient must be more than 0"):
+        make(0.0)

@@ -23,6 +23,7 @@ from train.core.mesh import Topology
 from train.core.optimizer import (
     FREEZE,
     OPTIMIZERS,
+    InnerName,
     OptimizerName,
     Plan,
     check_plan,
@@ -110,6 +111,11 @@ class TrainingFlags:
     warmup_bits: Literal[2, 4, 8] | None = None
     """Bits a value of the gradients that 1-bit Adam exchanges before the freeze (4: an
     eighth of the bytes); default: float32."""
+    inner: InnerName = "adamw"
+    """The optimizer that each worker steps by on its own with --optimizer local; muon
+    has an eighth of its matrices' rate for --learning-rate, and Adam for the rest."""
+    sync: Count = 8
+    """Steps of --optimizer local from one exchange to the next; the last exchanges."""
     batch: Count = 32
     """Examples a step, of all workers together."""
     workers: Changeable[Count | None] = None

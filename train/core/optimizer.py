@@ -181,6 +181,50 @@ def _adam(
     return optax.chain(exact, optax.adamw(schedule, **decay))
 
 
+MATRIX_RATE = 8.0
+"""The rate of Muon's matrices beside Adam's."""
+
+
+def matrices(params: Any) -> Any:
+    """Which parameters Muon orthogonalises: the kernels of layers, not of heads."""
+
+    def numbers(path: tuple[Any, ...], p: Any) -> Any:
+        names = [key.key for key in path]
+        is_matrix = names[-1] == "kernel" and p.ndim == 2 and "head" not in names
+        return optax.contrib.MuonDimensionNumbers() if is_matrix else None
+
+    return jax.tree_util.tree_map_with_path(numbers, params)
+
+
+def muon(
+    schedule: optax.Schedule, *, weight_decay: float, mask: Any
+) -> optax.GradientTransformation:
+    """Muon for matrices inside the model, Adam for what is left."""
+    return optax.contrib.muon(
+        lambda step: MATRIX_RATE * schedule(step),
+        weight_decay=weight_decay / MATRIX_RATE,
+        weight_decay_mask=mask,
+        adam_learning_rate=schedule,
+        muon_weight_dimension_numbers=matrices,
+    )
+
+
+INNER = {"adamw": optax.adamw, "muon": muon}
+"""The optimizers of `--inner`, by name."""
+
+
+def local(
+    schedule: optax.Schedule,
+    exchange: onebit_jax.Exchange,
+    inner: str = "adamw",
+    sync: onebit_jax.IntervalRule | None = None,
+    **decay: Any,
+) -> optax.GradientTransformation:
+    """Local steps of an optimizer of `INNER`, by default of eight a round."""
+    sync = onebit_jax.every(8) if sync is None else sync
+    return onebit_jax.local_steps(INNER[inner](schedule, **decay), exchange, sync)
+
+
 class Optimizer(NamedTuple):
     """An optimizer of the command line.
 
@@ -207,6 +251,9 @@ OPTIMIZERS = {
     "zero_one_adam": Optimizer(
         onebit_jax.zero_one_adam, _TWO_STAGES, has_own_steps=True
     ),
+    "local": Optimizer(
+        local, frozenset({"exchange", "inner", "sync"}), has_own_steps=True
+    ),
     "binsgdm": Optimizer(onebit_jax.binsgdm, exchange="random_vote_mean"),
     "distributed_lion": Optimizer(onebit_jax.distributed_lion, exchange="vote_mean"),
     "adam": Optimizer(_adam),
@@ -215,8 +262,10 @@ OPTIMIZERS = {
 
 if TYPE_CHECKING:
     OptimizerName = str
+    InnerName = str
 else:
     OptimizerName = Literal[*OPTIMIZERS]
+    InnerName = Literal[*INNER]
 
 
 def make_optimizer(
@@ -228,6 +277,8 @@ def make_optimizer(
     weight_decay: float,
     clip: float,
     warmup_exchange: onebit_jax.Exchange | None = None,
+    inner: str = "adamw",
+    sync: onebit_jax.IntervalRule | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """An optimizer that takes each worker's own gradients and skips non-finite ones.
 
@@ -240,6 +291,8 @@ def make_optimizer(
       clip: Norm that gradients are clipped to; 0 for no clipping.
       warmup_exchange: What the workers do with their gradients before the freeze, for
         an optimizer that has `--warmup-bits`; None for the exact mean.
+      inner: Each worker's own optimizer, for one that has `--inner`.
+      sync: When workers synchronise, for one that has `--sync`; None for its default.
 
     Returns:
       A transformation for `onebit_jax.data_parallel`.
@@ -247,9 +300,9 @@ def make_optimizer(
     optimizer = OPTIMIZERS[name]
     rule = (freeze,) if "freeze_step" in optimizer.flags else ()
     warmup = {"warmup_exchange": warmup_exchange} if warmup_exchange else {}
-    tx = optimizer.make(
-        schedule, exchange, *rule, weight_decay=weight_decay, mask=decays, **warmup
-    )
+    steps = {"inner": inner, "sync": sync} if "sync" in optimizer.flags else {}
+    options = {"weight_decay": weight_decay, "mask": decays, **warmup, **steps}
+    tx = optimizer.make(schedule, exchange, *rule, **options)
     return guarded(tx, clip, exchange.axes, own_steps=optimizer.has_own_steps)
 
 

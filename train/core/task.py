@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import onebit_jax
 from train.core.exchange import make_exchange, make_warmup_exchange
 from train.core.optimizer import (
     OPTIMIZERS,
@@ -120,6 +121,8 @@ def planned_phase(
         weight_decay=config.weight_decay,
         clip=config.clip,
         warmup_exchange=make_warmup_exchange(mesh, config.warmup_bits),
+        inner=config.inner,
+        sync=onebit_jax.every(config.sync).ending_at(last - plan.earlier_steps),
     )
     freezes = "freeze_step" in optimizer.flags
     return Phase(

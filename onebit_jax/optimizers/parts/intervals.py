@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import jax.numpy as jnp
 
 if TYPE_CHECKING:
+    import optax
     from jax import Array
+    from jax.typing import ArrayLike
     from jaxtyping import Bool, Int32
 
 
@@ -38,15 +40,44 @@ class IntervalRule(NamedTuple):
     init: Callable[[], Any]
     update: Callable[[Any, Int32[Array, ""]], tuple[Bool[Array, ""], Any]]
 
+    def ending_at(self, steps: int) -> IntervalRule:
+        """The same rule, with the last step of a run due as well.
+
+        Args:
+          steps: number of steps of the run.
+
+        Returns:
+          A rule.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> rule = every(3).ending_at(7)
+          >>> state, due = rule.init(), []
+          >>> for step in range(1, 8):
+          ...     now, state = rule.update(state, jnp.int32(step))
+          ...     due += [step] if now else []
+          >>> due
+          [3, 6, 7]
+        """
+        last = _positive("steps", steps)
+
+        def update_fn(
+            state: Any, count: Int32[Array, ""]
+        ) -> tuple[Bool[Array, ""], Any]:
+            due, state = self.update(state, count)
+            return due | (count == last), state
+
+        return IntervalRule(self.init, update_fn)
+
 
 class IntervalState(NamedTuple):
-    """State of `growing_intervals`.
+    """State of a rule of intervals.
 
     Attributes:
       interval: steps from one due step to the next.
       waited: steps since the last that was due.
-      counted: due steps, or with counting='steps' all steps, since the interval last
-        doubled.
+      counted: of `growing_intervals` the due steps, or with counting='steps' all
+        steps, since the interval last doubled.
     """
 
     interval: Int32[Array, ""]
@@ -77,8 +108,8 @@ def every(steps: int) -> IntervalRule:
       >>> due
       [False, False, True, False, False, True, False]
     """
-    first = _positive("steps", steps)
-    return _intervals(first, None, _LIMIT, "times", aligned=False)
+    interval = _positive("steps", steps)
+    return _intervals(lambda: interval, lambda state, due, count: state)
 
 
 def growing_intervals(
@@ -126,9 +157,113 @@ def growing_intervals(
     if counting not in ("times", "steps"):
         raise ValueError(f"counting must be 'times' or 'steps', got {counting!r}.")
     limit = _LIMIT if longest is None else _positive("longest", longest)
-    return _intervals(
-        1, _positive("double_after", double_after), limit, counting, aligned=aligned
-    )
+    double_after = _positive("double_after", double_after)
+
+    def doubled(
+        state: IntervalState, due: Bool[Array, ""], count: Int32[Array, ""]
+    ) -> IntervalState:
+        del count
+        counts = due if counting == "times" else jnp.bool(True)
+        counted = state.counted + counts.astype(jnp.int32)
+        doubles = counted >= double_after
+        # Twice the limit may be no int32.
+        double = jnp.where(state.interval > limit // 2, limit, 2 * state.interval)
+        return state._replace(
+            interval=jnp.where(doubles, double, state.interval),
+            counted=jnp.where(doubles, 0, counted),
+        )
+
+    return _intervals(lambda: 1, doubled, aligned=aligned)
+
+
+def intervals_by_learning_rate(
+    learning_rate: optax.Schedule,
+    coefficient: float,
+    *,
+    shortest: int = 1,
+    longest: int | None = None,
+    warmup_steps: int = 0,
+) -> IntervalRule:
+    r"""Intervals that grow as the learning rate falls: the quadratic rule, QSR.
+
+    An interval that begins after t steps has, with :math:`w` steps of a rising rate,
+
+    .. math:: H = \min\left(\max\left(H_0, \left\lfloor \left(
+      \frac{a}{\eta_{\max(t, w)}} \right)^2 \right\rfloor\right), L\right)
+
+    Args:
+      learning_rate: :math:`\eta`, the schedule of the optimizer that workers step by.
+      coefficient: a, a learning rate: at a the quotient is one step, at a tenth of it a
+        hundred.
+      shortest: :math:`H_0` in steps, from 1 to 2³⁰.
+      longest: L in steps, from 1 to 2³⁰, which is the limit without one.
+      warmup_steps: w, in which the rate rises: intervals that begin in them are as
+        long as the first after them, as the paper's are.
+
+    Returns:
+      A rule.
+
+    Raises:
+      ValueError: if a number is out of range.
+      TypeError: if the learning rate is no schedule, or a number no integer.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> def falling(step):
+      ...     return jnp.where(step < 4, 0.1, 0.05)
+      >>> rule = intervals_by_learning_rate(falling, 0.1, shortest=2)
+      >>> state, due = rule.init(), []
+      >>> for step in range(1, 13):
+      ...     now, state = rule.update(state, jnp.int32(step))
+      ...     due += [step] if now else []
+      >>> due
+      [2, 4, 8, 12]
+
+    References:
+      Gu et al., A quadratic synchronization rule for distributed deep learning, 2023,
+      https://arxiv.org/abs/2310.14423.
+    """
+    if not callable(learning_rate):
+        raise TypeError(
+            f"learning_rate must be a schedule, got {learning_rate!r}: with a constant "
+            "rate every interval is the same, so give every(n)."
+        )
+    if not coefficient > 0:
+        raise ValueError(f"coefficient must be more than 0, got {coefficient}.")
+    least = _positive("shortest", shortest)
+    limit = _LIMIT if longest is None else _positive("longest", longest)
+    risen = operator.index(warmup_steps)
+
+    def interval(count: ArrayLike) -> Int32[Array, ""]:
+        rate: Any = learning_rate(jnp.maximum(jnp.asarray(count, jnp.int32), risen))
+        quotient = jnp.float32(coefficient) / jnp.asarray(rate, jnp.float32)
+        # A rate of zero makes it infinite, and the limit is an exact float32.
+        longer = jnp.minimum(jnp.floor(quotient**2), jnp.float32(_LIMIT))
+        return jnp.clip(longer.astype(jnp.int32), least, limit)
+
+    def next_interval(
+        state: IntervalState, due: Bool[Array, ""], count: Int32[Array, ""]
+    ) -> IntervalState:
+        longer = jnp.where(due, interval(count), state.interval)
+        return state._replace(interval=longer)
+
+    return _intervals(lambda: interval(0), next_interval)
+
+
+def check_interval_rule(name: str, rule: Any) -> None:
+    """Refuses what is no rule of intervals.
+
+    Args:
+      name: the argument's.
+      rule: what is to be one.
+
+    Raises:
+      TypeError: if it is not.
+    """
+    if not isinstance(rule, IntervalRule):
+        raise TypeError(
+            f"{name} must be a rule of intervals, such as every(8), got {rule!r}."
+        )
 
 
 def _positive(name: str, number: int) -> int:
@@ -141,15 +276,16 @@ def _positive(name: str, number: int) -> int:
 
 
 def _intervals(
-    first: int,
-    double_after: int | None,
-    limit: int,
-    counting: str,
+    first: Callable[[], ArrayLike],
+    after: Callable[[IntervalState, Bool[Array, ""], Int32[Array, ""]], IntervalState],
     *,
-    aligned: bool,
+    aligned: bool = False,
 ) -> IntervalRule:
+    """A rule of a first interval, and of what becomes of the interval in each step."""
+
     def init_fn() -> IntervalState:
-        return IntervalState(*(jnp.full([], n, jnp.int32) for n in (first, 0, 0)))
+        start = first(), 0, 0
+        return IntervalState(*(jnp.full([], n, jnp.int32) for n in start))
 
     def update_fn(
         state: IntervalState, count: Int32[Array, ""]
@@ -157,18 +293,7 @@ def _intervals(
         waited = state.waited + 1
         interval = state.interval
         due = (count % interval == 0) if aligned else (waited >= interval)
-        waited = jnp.where(due, 0, waited)
-        if double_after is None:
-            return due, IntervalState(interval, waited, state.counted)
-        counts = due if counting == "times" else jnp.bool(True)
-        counted = state.counted + counts.astype(jnp.int32)
-        doubles = counted >= double_after
-        # Twice the limit may be no int32.
-        doubled = jnp.where(interval > limit // 2, limit, 2 * interval)
-        return due, IntervalState(
-            jnp.where(doubles, doubled, interval),
-            waited,
-            jnp.where(doubles, 0, counted),
-        )
+        state = state._replace(waited=jnp.where(due, 0, waited))
+        return due, after(state, due, count)
 
     return IntervalRule(init_fn, update_fn)

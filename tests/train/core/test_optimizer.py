@@ -23,6 +23,7 @@ from train.core.optimizer import (
     guarded,
     learning_rate_schedule,
     make_optimizer,
+    matrices,
     warmup_and_freeze,
 )
 from train.core.task import planned_phase
@@ -182,3 +183,19 @@ def test_biases_and_norms_do_not_decay():
     assert {name.rpartition(".")[2] for name in decaying} == {"kernel", "embedding"}
     assert "bert.layers.1.attention.qkv.kernel" in decaying
     assert "bert.embeddings.word.embedding" in decaying
+
+
+def test_muon_is_for_matrices_inside_the_model():
+    def leaf(*shape):
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    layer = {"kernel": leaf(4, 8), "bias": leaf(8)}
+    params = {
+        "embedding": {"embedding": leaf(16, 4)},
+        "layers": {"0": {"attention": layer, "norm": {"scale": leaf(4)}}},
+        "images": {"kernel": leaf(3, 3, 4, 8)},
+        "head": {"kernel": leaf(4, 16)},
+    }
+    found = matrices(params)
+    assert found["layers"]["0"]["attention"]["kernel"] is not None
+    assert len(jax.tree.leaves(found, is_leaf=lambda x: hasattr(x, "_fields"))) == 1

@@ -1,0 +1,286 @@
+"""Local steps: any optimizer inside, any exchange and any optimizer outside."""
+
+import functools
+
+import dense
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+from optimizers.cases import relaxed
+from virtual_workers import mesh_of, mesh_over
+
+import onebit_jax
+from onebit_jax import every, exact_mean, local_steps, sign_mean
+
+SHAPE, BLOCK, RATE = (16, 20), 32, 0.05
+MEAN = exact_mean("data")
+
+
+def loss_fn(p, target):
+    return 0.5 * jnp.sum((p - jnp.mean(target, axis=0)) ** 2)
+
+
+def targets(step, workers):
+    rng = np.random.default_rng(step)
+    means = np.random.default_rng(99).normal(size=(workers, *SHAPE))
+    return jnp.asarray(means + rng.normal(size=means.shape), jnp.float32)
+
+
+class Adam:
+    def __init__(self, b1=0.9, b2=0.999, eps=1e-8):
+        self.b1, self.b2, self.eps, self.m, self.v, self.t = b1, b2, eps, 0, 0, 0
+
+    def __call__(self, g):
+        self.t += 1
+        self.m = self.b1 * self.m + (1 - self.b1) * g
+        self.v = self.b2 * self.v + (1 - self.b2) * g**2
+        root = np.sqrt(self.v / (1 - self.b2**self.t))
+        return self.m / (1 - self.b1**self.t) / (root + self.eps)
+
+
+class Muon:
+    """Five Newton-Schulz steps of a Nesterov momentum, with Optax's bias correction."""
+
+    def __init__(self, beta=0.95):
+        self.beta, self.m, self.t = beta, 0, 0
+
+    def __call__(self, g):
+        self.t += 1
+        beta = self.beta
+        self.m = beta * self.m + (1 - beta) * g
+        ahead = beta * self.m / (1 - beta ** (self.t + 1))
+        ahead = ahead + (1 - beta) * g / (1 - beta**self.t)
+        return np.stack([orthogonal(x) for x in ahead]) * max(1, 20 / 16) ** 0.5
+
+
+def orthogonal(x):
+    x = x / (np.linalg.norm(x) + 1e-8)
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return x
+
+
+INNER = {
+    "adam": (optax.adam(RATE), Adam),
+    "muon": (optax.contrib.muon(RATE), Muon),
+}
+
+
+def errors_of(state):
+    """Of workers and of all servers, one after another."""
+    size = np.prod(SHAPE)
+    worker = np.asarray(state.small_error.value, float)
+    worker = worker.reshape(worker.shape[0], -1)[:, :size]
+    return worker, np.asarray(state.server_error.value, float).reshape(-1)[:size]
+
+
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize(
+    ("workers", "devices", "interval"), [(2, 1, 8), (4, 1, 5), (2, 2, 3)]
+)
+def test_is_its_transcription_by_one_bit(inner, workers, devices, interval):
+    """100 steps in float64, the agreed parameters and errors begun anew in each round.
+
+    Rounding decides signs next to zero, so that no trajectory of signs is another's.
+    """
+    optimizer, transcribed = INNER[inner]
+    axes = ("host", "device") if devices > 1 else ("host",)
+    mesh = mesh_over(dict(zip(axes, (workers, devices), strict=False)))
+    optimizer = relaxed(optimizer)
+    if devices > 1:
+        optimizer = optax.chain(exact_mean("device"), optimizer)
+    exchange = sign_mean("host", block_size=BLOCK, exact_below=0, scale="mean_abs")
+    tx = local_steps(optimizer, exchange, every(interval))
+    run = onebit_jax.data_parallel(loss_fn, tx, mesh)
+    params, state = run.init(jnp.zeros(SHAPE))
+    own, p, moved = transcribed(), np.zeros(SHAPE), 0
+    errors, blocks = errors_of(state.exchange), np.arange(p.size) // BLOCK
+    codec = functools.partial(dense.signs, kind="mean_abs")
+    for step in range(1, 101):
+        each = targets(step, workers * devices)
+        params, state, _ = run.step(params, state, each)
+        team = np.asarray(each, float).reshape(workers, devices, *SHAPE).mean(axis=1)
+        moved = moved - RATE * own(p + moved - team)
+        if step % interval:
+            np.testing.assert_allclose(params, p, atol=1e-6)
+            np.testing.assert_allclose(state.moved.value, moved, atol=2e-4)
+            continue
+        flat = moved.reshape(workers, -1)
+        sent = dense.two_phases(flat, *errors, codec, blocks)
+        decided = ~sent.undecided & (np.abs(flat + errors[0]).min(axis=0) > 5e-4)
+        assert decided.mean() > 0.8
+        change = (np.asarray(params, float) - p).reshape(-1)
+        near = np.abs(change - sent.agreed) < 5e-4
+        # Of what workers send alike the server may still be undecided.
+        assert near[decided].mean() > 0.97
+        assert not np.any(state.moved.value)
+        p, moved = np.asarray(params, float), 0
+        errors = errors_of(state.exchange)
+        for found, expected in zip(errors, sent[1:3], strict=True):
+            near = np.abs(found - expected)[..., decided] < 1e-3
+            assert near.mean() > 0.97
+        assert all(np.abs(x).max() > 0.01 for x in errors)
+    steps = onebit_jax.steps_by_stage(state)
+    assert int(steps["sync"]) == 100 // interval
+
+
+def test_with_plain_sgd_in_every_step_it_is_data_parallel_sgd():
+    mesh = mesh_of(4)
+    plain = optax.chain(MEAN, optax.sgd(0.1))
+    results = []
+    for tx in (plain, local_steps(optax.sgd(0.1), MEAN, every(1))):
+        run = onebit_jax.data_parallel(loss_fn, tx, mesh)
+        params, state = run.init(jnp.ones(SHAPE))
+        for step in range(5):
+            params, state, loss = run.step(params, state, targets(step, 4))
+        results.append((params, loss))
+    np.testing.assert_allclose(*(x for x, _ in results), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(*(x for _, x in results), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("rate", "momentum"), [(0.7, 0.9), (0.9, 0.8)])
+def test_an_outer_nesterov_takes_the_mean_distance_for_a_gradient(rate, momentum):
+    """As DiLoCo's, MaxText's and MuLoCo's; its rate is not in the errors."""
+    outer = optax.sgd(rate, momentum, nesterov=True)
+    exchange = sign_mean("data", block_size=BLOCK, exact_below=0)
+    states = []
+    for each in (None, outer):
+        tx = local_steps(optax.sgd(RATE), exchange, every(2), each)
+        run = onebit_jax.data_parallel(loss_fn, tx, mesh_of(2))
+        params, state = run.init(jnp.zeros(SHAPE))
+        for step in range(2):
+            params, state, _ = run.step(params, state, targets(step, 2))
+        states.append((np.asarray(params), errors_of(state.exchange)))
+    (mean, errors), (moved, same) = states
+    np.testing.assert_allclose(moved, rate * (1 + momentum) * mean, rtol=1e-5)
+    for x, y in zip(errors, same, strict=True):
+        assert np.any(x)
+        np.testing.assert_array_equal(x, y)
+    # Its momentum goes on: exactly, of distances that are known.
+    tx = local_steps(optax.sgd(1.0), MEAN, every(1), outer)
+    run = onebit_jax.simulated(lambda p, x: jnp.mean(x) * p, tx, workers=2)
+    p, state = run.init(jnp.float32(0))
+    expected = trace = 0.0
+    for _ in range(4):
+        p, state, _ = run.step(p, state, jnp.array([1.0, 3.0]))
+        trace = momentum * trace + 2
+        expected -= rate * (momentum * trace + 2)
+        np.testing.assert_allclose(p, expected, rtol=1e-5)
+
+
+def test_a_local_step_has_no_collective_between_workers():
+    inner = optax.chain(exact_mean("device"), optax.sgd(0.1))
+    mesh = mesh_over({"host": 2, "device": 2})
+    tx = local_steps(inner, sign_mean("host"), every(4))
+    run = onebit_jax.data_parallel(loss_fn, tx, mesh)
+    params, state = run.init(jnp.zeros(SHAPE))
+    step = run.step.lower(params, state, targets(0, 4), stage="local").compile()
+    collectives = onebit_jax.traffic(step, mesh).collectives
+    assert {c.axes for c in collectives} == {("device",)}
+
+
+def trained(tx, workers, steps, params, state, first=0):
+    run = onebit_jax.data_parallel(loss_fn, tx, mesh_of(workers))
+    if state is None:
+        params, state = run.init(params)
+    for step in range(first, first + steps):
+        params, state, _ = run.step(params, state, targets(step, workers))
+    return params, state
+
+
+def test_another_number_of_workers_begins_at_the_mean_of_these():
+    tx = local_steps(optax.trace(0.5), MEAN, every(4))
+    params, state = trained(tx, 4, 2, jnp.zeros(SHAPE), None)
+    before = np.asarray(onebit_jax.mean_params(params, state))
+    momenta = np.asarray(state.inner.inner.trace.value).mean(axis=0)
+    new = onebit_jax.resize(state, tx, params, mesh_of(4), mesh_of(2))
+    for own in new.moved.value:
+        np.testing.assert_allclose(own, before, rtol=1e-6, atol=1e-6)
+    for own in new.inner.inner.trace.value:
+        np.testing.assert_allclose(own, momenta, rtol=1e-6, atol=1e-6)
+    assert int(new.sync.waited) == 2, "the interval goes on"
+    mesh = mesh_of(2)
+    params = jax.device_put(params, jax.NamedSharding(mesh, P()))
+    params, new = trained(tx, 2, 2, params, new, first=2)
+    assert int(new.synchronised) == 1
+    assert not np.any(new.moved.value)
+
+
+def test_a_worker_whose_gradients_are_not_finite_stays_where_it_is():
+    inner = optax.apply_if_finite(relaxed(optax.adam(0.1)), 5)
+    tx = local_steps(inner, MEAN, every(4))
+    run = onebit_jax.data_parallel(loss_fn, tx, mesh_of(2))
+    params, state = run.init(jnp.zeros(SHAPE))
+    for step in range(4):
+        each = targets(step, 2)
+        before = np.asarray(state.moved.value)
+        if step == 2:
+            each = each.at[1, 3, 4].set(np.nan)
+        params, state, _ = run.step(params, state, each)
+        if step == 2:
+            np.testing.assert_array_equal(state.moved.value[1], before[1])
+            assert np.any(state.moved.value[0] != before[0])
+    assert np.isfinite(params).all()
+    assert np.asarray(state.inner.inner.total_notfinite.value).tolist() == [0, 1]
+
+
+def test_an_exchange_inside_a_wrapper_that_cannot_hold_it_is_refused():
+    inner = optax.apply_if_finite(optax.chain(exact_mean("device"), optax.sgd(0.1)), 5)
+    tx = local_steps(inner, exact_mean("host"), every(4))
+    with pytest.raises(ValueError, match="apply_if_finite cannot hold an exchange"):
+        onebit_jax.init(tx, jnp.zeros(3), mesh_over({"host": 2, "device": 2}))
+
+
+def test_small_steps_of_16_bit_parameters_add_up():
+    """In float32, where none of them alone would change a parameter of 1."""
+    tx = local_steps(optax.sgd(2.0**-12), MEAN, every(64))
+    run = onebit_jax.simulated(lambda p, x: jnp.mean(x) * jnp.sum(p), tx, workers=2)
+    params, state = run.init(jnp.ones(3, jnp.bfloat16))
+    for step in range(64):
+        assert bool(jnp.all(params == 1))
+        batch = jnp.ones(2, jnp.bfloat16)
+        params, state, _ = run.step(params, state, batch)
+        assert state.moved.value.dtype == jnp.float32, step
+    assert params.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(np.asarray(params, float), 1 - 64 * 2.0**-12)
+
+
+def test_the_last_step_of_a_run_synchronises():
+    tx = local_steps(optax.sgd(0.5), MEAN, every(8).ending_at(3))
+    run = onebit_jax.simulated(lambda p, x: jnp.mean(x) * p, tx, workers=2)
+    params, state = run.init(jnp.float32(0))
+    found = []
+    for _ in range(4):
+        params, state, _ = run.step(params, state, jnp.array([1.0, 3.0]))
+        found.append(float(params))
+    assert found == [0, 0, -3, -3]
+
+
+def test_weight_decay_is_of_a_workers_own_parameters_and_schedules_count_steps():
+    rates = jnp.array([0.5, 0.25, 0.5])
+    inner = optax.chain(
+        optax.add_decayed_weights(0.5), optax.scale_by_learning_rate(lambda t: rates[t])
+    )
+    tx = local_steps(inner, MEAN, every(3))
+    run = onebit_jax.simulated(lambda p, x: jnp.mean(x) * p, tx, workers=1)
+    params, state = run.init(jnp.float32(1))
+    for _ in range(3):
+        params, state, _ = run.step(params, state, jnp.zeros(1))
+    np.testing.assert_allclose(params, (1 - 0.25) * (1 - 0.125) * (1 - 0.25))
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ((optax.identity(), every(2)), "needs an exchange, such as"),
+        ((onebit_jax.vote_mean("data"), every(2)), "votes have no scale"),
+        ((MEAN, 8), "sync must be a rule of intervals"),
+    ],
+)
+def test_parts_of_another_type_are_refused(parts, message):
+    with pytest.raises(TypeError, match=message):
+        local_steps(optax.sgd(0.1), *parts)
