@@ -50,8 +50,9 @@ def ordered_after(x: Array, tree: Any) -> Array:
 
     Args:
       x: the value.
-      tree: what collectives give, the same on all workers. Beside automatic mesh axes
-        or explicit ones it is not looked at, as single values of divided arrays need more collectives.
+      tree: what collectives give, the same on all workers. Beside automatic or explicit
+        mesh axes it is not looked at, as single values of divided arrays need more
+        collectives.
 
     Returns:
       x, plus a zero that depends on the tree.
