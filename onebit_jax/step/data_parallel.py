@@ -243,7 +243,8 @@ class _Run:
         state_specs_inside = jax.tree.map(lambda x: over(inside, x.sharding.spec), made)
 
         def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
-            return jax.sharding.auto_axes(
+            automatic: Any = jax.sharding.auto_axes
+            return automatic(
                 lambda *given: self.tx.update(*given, **extra),
                 axes=tuple(inside),
                 out_sharding=(specs, state_specs_inside),

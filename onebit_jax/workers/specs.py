@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 
@@ -40,7 +41,7 @@ def spec_of(x: Any) -> PartitionSpec:
 
 def typed_spec(x: Any) -> PartitionSpec:
     """The partition over explicit axes, which a traced value's type tells."""
-    return spec_of(jax.typeof(x)) if isinstance(x, jax.core.Tracer) else PartitionSpec()
+    return spec_of(jax.typeof(x)) if isinstance(x, Tracer) else PartitionSpec()
 
 
 def explicit(mesh: Mesh | AbstractMesh) -> AbstractMesh:
