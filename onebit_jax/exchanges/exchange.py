@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax.numpy as jnp
@@ -14,6 +15,8 @@ from onebit_jax.workers.axes import AxisNames, as_tuple, bound_workers, check_lo
 from onebit_jax.workers.worker_local import WorkerLocal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jax.typing import ArrayLike
 
 
@@ -66,6 +69,16 @@ class Exchange(_Transformation):
 
     axes: tuple[str, ...]
     keeps_scale: ClassVar[bool] = True
+    # Set by `per_shard`, which is an exchange itself.
+    _sharded: ClassVar[Callable[..., Any]] = staticmethod(lambda *given: None)
+
+    def __init_subclass__(cls, of_shards: bool = True) -> None:
+        super().__init_subclass__()
+        # What is sharded inside a worker is exchanged as by `per_shard`, whatever
+        # stands around the exchange.
+        for name in ("init", "update", "exchange_momentum"):
+            if of_shards and name in vars(cls):
+                setattr(cls, name, _of_shards(name, vars(cls)[name]))
 
     def init(  # pyright: ignore[reportIncompatibleVariableOverride]
         self, params: optax.Params
@@ -134,6 +147,23 @@ class Exchange(_Transformation):
           ValueError: if an axis is not bound.
         """
         return bound_workers(self.axes) == 1
+
+
+def _of_shards(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of an exchange, or of the `per_shard` around it."""
+
+    @functools.wraps(method)
+    def of_shards(self: Exchange, first: Any, *args: Any, **options: Any) -> Any:
+        state = args[2] if name == "exchange_momentum" else (args or (None,))[0]
+        around = Exchange._sharded(self, first, state)
+        if around is None:
+            return method(self, first, *args, **options)
+        return getattr(around, name)(first, *args, **options)
+
+    return of_shards
+
+
+Exchange.init = _of_shards("init", Exchange.init)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,13 @@ from onebit_jax.workers.axes import (
     check_local,
     is_recorded,
 )
-from onebit_jax.workers.specs import entry_names, is_spec, names_of
+from onebit_jax.workers.specs import (
+    LeafSpecs,
+    entry_names,
+    is_spec,
+    names_of,
+    typed_spec,
+)
 from onebit_jax.workers.worker_local import is_worker_local
 
 if TYPE_CHECKING:
@@ -91,13 +97,39 @@ class PerShardState(NamedTuple):
       groups: for each set of axes that leaves are sharded over, in the order of the
         leaves, the exchange's state of a shard of these leaves, with an axis of
         shards after that of the workers.
+      specs: the partitions of the leaves, without arrays.
     """
 
     groups: tuple[Any, ...]
+    specs: LeafSpecs
+
+
+def sharded(exchange: Exchange, tree: Any, state: Any) -> Exchange | None:
+    """The `per_shard` around an exchange that its state, or its leaves, ask for.
+
+    Args:
+      exchange: an exchange.
+      tree: what it is given; of parameters the types tell how they are sharded over
+        explicit axes.
+      state: of an earlier call; None if it is to be made.
+
+    Returns:
+      The exchange by shards; None if no leaf is sharded inside a worker.
+    """
+    if state is not None:
+        specs = state.specs.specs if isinstance(state, PerShardState) else ()
+    else:
+        specs = tuple(map(typed_spec, jax.tree.leaves(tree)))
+    if not any(map(names_of, specs)):
+        return None
+    treedef = jax.tree.structure(tree)
+    if treedef.num_leaves != len(specs):
+        return per_shard(exchange, list(specs))
+    return per_shard(exchange, treedef.unflatten(specs))
 
 
 @dataclasses.dataclass(frozen=True)
-class PerShard(Exchange):
+class PerShard(Exchange, of_shards=False):
     """The exchange of `per_shard`.
 
     Attributes:
@@ -129,7 +161,7 @@ class PerShard(Exchange):
             shards = _size(group.names, axis_sizes)
             state = self.exchange.init(shapes)
             states.append(add_shard_axis(state, shards, group.names, inside=False))
-        return PerShardState(tuple(states))
+        return PerShardState(tuple(states), self._places_and_specs())
 
     def update(
         self,
@@ -175,7 +207,10 @@ class PerShard(Exchange):
                 check_vma=is_recorded(self.axes),
             )
         means, states = run(values, state.groups)
-        return treedef.unflatten(means), PerShardState(states)
+        return treedef.unflatten(means), PerShardState(states, state.specs)
+
+    def _places_and_specs(self) -> LeafSpecs:
+        return LeafSpecs(tuple(_places(self.specs)), tuple(self._leaf_specs))
 
     @property
     def _leaf_specs(self) -> list[PartitionSpec]:
@@ -285,3 +320,6 @@ def _local_shape(
         )
     rest = len(shape) - len(parts)
     return tuple(s // n for s, n in zip(shape, [*parts, *[1] * rest], strict=True))
+
+
+Exchange._sharded = staticmethod(sharded)

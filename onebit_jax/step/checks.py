@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 def check_batch(batch: Any, workers: int, axes: tuple[str, ...]) -> None:
     """Refuses a batch that cannot be shared equally."""
+    lengths: dict[int, str] = {}
     for path, leaf in jax.tree.leaves_with_path(batch):
         if not leaf.shape or leaf.shape[0] % workers:
             name = jax.tree_util.keystr(path)
@@ -30,6 +31,15 @@ def check_batch(batch: Any, workers: int, axes: tuple[str, ...]) -> None:
                 f"the batch's leaf {name or 'itself'} has shape {leaf.shape}: its "
                 f"first axis must be a multiple of the {workers} workers of {axes}."
             )
+        if not leaf.shape[0]:
+            raise ValueError("the batch has no examples: leave out the step.")
+        lengths.setdefault(leaf.shape[0], jax.tree_util.keystr(path))
+    if len(lengths) > 1:
+        told = " and ".join(f"{name} has {n}" for n, name in lengths.items())
+        raise ValueError(
+            f"the batch's leaves have different numbers of examples ({told}): pass "
+            "what is no list of examples to run.step after the batch."
+        )
 
 
 def check_workers_of(state: Any, axis_sizes: Mapping[str, int]) -> None:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from onebit_jax.step.checked import Step
 from onebit_jax.step.checks import (
@@ -26,7 +26,14 @@ from onebit_jax.workers.arithmetic import mean, ordered_after
 from onebit_jax.workers.axes import AxisNames, as_tuple
 from onebit_jax.workers.placement import abstract_state, check_params, state_specs
 from onebit_jax.workers.placement import init as init_state
-from onebit_jax.workers.specs import is_spec, names_of
+from onebit_jax.workers.specs import (
+    LeafSpecs,
+    entry_names,
+    is_spec,
+    names_of,
+    over,
+    spec_of,
+)
 from onebit_jax.workers.states import is_local_stage, own_params
 from onebit_jax.workers.worker_local import check_agreed, worker_local_nodes
 
@@ -70,9 +77,9 @@ def data_parallel(
       tx: an optimizer that exchanges gradients or momentum by itself.
       mesh: the mesh.
       axis: names of the mesh axes whose members are the workers; None for all.
-      specs: where parameters are sharded inside each worker: a tree of their
-        structure with a `PartitionSpec` over the mesh's other axes for each, the one
-        that `per_shard` is given; None for parameters that are sharded over none.
+      specs: how to shard parameters inside each worker: a tree of their structure
+        with a `PartitionSpec` over the mesh's other axes for each; None to keep them
+        as they are sharded.
       has_aux: whether `loss_fn` returns auxiliary values.
 
     Returns:
@@ -90,8 +97,9 @@ def data_parallel(
       of `optax.contrib.reduce_on_plateau`.
 
     Raises:
-      ValueError: if the mesh lacks an axis, or `specs` is given and an axis of the
-        mesh is explicit; from `init`, if the exchange works over other axes; from
+      ValueError: if the mesh lacks an axis; from `init`, if the exchange works over
+        other axes, or parameters are sharded over those of the workers or of another
+        mesh, or so that an exchange does not see it; from
         `step`, if the batch cannot be shared equally or is one of several processes'
         own, the state is one of other parameters or of another number of workers,
         parameters or state were donated before, the stage cannot be the next, the
@@ -117,13 +125,6 @@ def data_parallel(
         raise ValueError(
             f"the mesh has no axis {missing[0]!r}: its axes are {mesh.axis_names}."
         )
-    types = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    explicit = tuple(name for name, kind in types if kind == AxisType.Explicit)
-    if specs is not None and explicit:
-        raise ValueError(
-            f"specs need a mesh of automatic axes, and this one's {explicit} are "
-            "explicit: make the mesh with AxisType.Auto."
-        )
     run = _Run(loss_fn, optax.with_extra_args_support(tx), mesh, axes, specs, has_aux)
     processes = len({device.process_index for device in mesh.devices.flat})
     return DataParallel(run.init, Step(run.step, processes))
@@ -141,11 +142,37 @@ class _Run:
     def init(self, params: Any) -> tuple[Any, Any]:
         """Copies of parameters, and the optimizer's state, on the mesh."""
         check_params(params)
-        params = jax.tree.map(_copy, params, self.placed(params))
+        specs = self.specs
+        if specs is None:
+            specs = jax.tree.map_with_path(self.spec_inside, params)
+        params = jax.tree.map(_copy, params, self.placed(params, specs))
         state = init_state(self.tx, params, self.mesh)
         _check_axes(state, self.axes)
-        _check_sharded(state, self.specs)
+        _check_sharded(params, specs, state)
         return params, state
+
+    def spec_inside(self, path: Any, p: Any) -> PartitionSpec:
+        """How a parameter is sharded inside a worker."""
+        spec, name = spec_of(p), jax.tree_util.keystr(path) or "itself"
+        # An array of one device may be of any mesh.
+        if getattr(p, "is_fully_replicated", True):
+            return PartitionSpec()
+        if not isinstance(p.sharding, NamedSharding) or not names_of(spec) <= set(
+            self.mesh.axis_names
+        ):
+            raise ValueError(
+                f"the parameters' leaf {name} is sharded by {p.sharding}, which is not "
+                "over axes of this mesh: put it there, by jax.device_put(params, "
+                "NamedSharding(mesh, spec))."
+            )
+        if shared := sorted(names_of(spec) & set(self.axes)):
+            raise ValueError(
+                f"the parameters' leaf {name} is sharded over {tuple(shared)}, whose "
+                "members are the workers, each of which needs all parameters: shard "
+                "them over another axis of the mesh, as that of ('replica', 'data') "
+                "and data_parallel(axis='replica'), or replicate them."
+            )
+        return spec
 
     def step(
         self,
@@ -160,20 +187,21 @@ class _Run:
         workers = math.prod(self.mesh.shape[name] for name in self.axes)
         check_batch(batch, workers, self.axes)
         check_workers_of(state, self.mesh.shape)
-        shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
-        check_made_for(state, abstract_state(self.tx, shapes, self.mesh))
+        specs = specs_inside(params, state)
+        shapes = jax.tree.map(_shape_of, params, self.placed(params, specs))
+        made = abstract_state(self.tx, shapes, self.mesh)
+        check_made_for(state, made)
         check_stage(state, stage)
         split, everywhere = PartitionSpec(self.axes), PartitionSpec()
         of_values = split if is_local_stage(state, stage) else everywhere
-        types = dict(zip(self.mesh.axis_names, self.mesh.axis_types, strict=True))
-        if any(types[name] == AxisType.Explicit for name in self.axes):
-            batch = jax.reshard(batch, NamedSharding(self.mesh, split))
+        if set(self.axes) & set(self.mesh.abstract_mesh.explicit_axes):
+            batch = jax.tree.map(self.divided, batch)
         specs_of_state = state_specs(state)
         params, state, *rest = jax.shard_map(
             functools.partial(
                 local_step,
                 self.loss_fn,
-                self.tx,
+                self.automatic(specs, made),
                 self.axes,
                 self.has_aux,
                 stage,
@@ -190,33 +218,56 @@ class _Run:
             out_specs=(everywhere, specs_of_state, *[of_values] * (1 + self.has_aux)),
             axis_names=set(self.axes),
         )(params, state, extra, batch, *args)
-        return *self.keep_placed(params, state), *rest
+        if any(map(names_of, jax.tree.leaves(specs, is_leaf=is_spec))):
+            params, state = self.keep_placed(params, state, shapes, made)
+        return params, state, *rest
 
-    def placed(self, params: Any) -> Any:
+    def placed(self, params: Any, specs: Any) -> Any:
         """The shardings of parameters."""
-        if self.specs is None:
-            everywhere = NamedSharding(self.mesh, PartitionSpec())
-            return jax.tree.map(lambda _: everywhere, params)
         return jax.tree.map(
-            lambda _, spec: NamedSharding(self.mesh, spec), params, self.specs
+            lambda _, spec: NamedSharding(self.mesh, spec), params, specs
         )
 
-    def keep_placed(self, params: Any, state: Any) -> tuple[Any, Any]:
-        """Keeps parameters and state where they are, if specs were given."""
-        if self.specs is None:
+    def divided(self, x: Any) -> Any:
+        """Examples divided over the workers, and as they are inside each."""
+        first, *rest = (*spec_of(jax.typeof(x)), None)
+        inside = tuple(name for name in entry_names(first) if name not in self.axes)
+        spec = PartitionSpec((*self.axes, *inside), *rest[: x.ndim - 1])
+        return jax.reshard(x, NamedSharding(self.mesh, spec))
+
+    def automatic(self, specs: Any, made: Any) -> optax.GradientTransformationExtraArgs:
+        """The optimizer, whose arithmetic the compiler divides over explicit axes."""
+        inside = set(self.mesh.abstract_mesh.explicit_axes) - set(self.axes)
+        if not inside:
+            return self.tx
+        state_specs_inside = jax.tree.map(lambda x: over(inside, x.sharding.spec), made)
+
+        def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+            automatic: Any = jax.sharding.auto_axes
+            return automatic(
+                lambda *given: self.tx.update(*given, **extra),
+                axes=tuple(inside),
+                out_sharding=(specs, state_specs_inside),
+            )(updates, state, params)
+
+        return optax.GradientTransformationExtraArgs(self.tx.init, update)
+
+    def keep_placed(
+        self, params: Any, state: Any, shapes: Any, made: Any
+    ) -> tuple[Any, Any]:
+        """Keeps sharded parameters, and the state with them, where they are."""
+        if self.mesh.abstract_mesh.explicit_axes:
             return params, state
+
         # The compiler would choose shardings of its own for what a step returns.
-        shardings = self.placed(params)
-        shapes = jax.tree.map(
-            lambda p, s: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=s),
-            params,
-            shardings,
-        )
-        made = abstract_state(self.tx, shapes, self.mesh)
-        constrain = jax.lax.with_sharding_constraint
-        return constrain(params, shardings), jax.tree.map(
-            lambda x, shape: constrain(x, shape.sharding), state, made
-        )
+        def keep(x: Any, shape: Any) -> Any:
+            return jax.lax.with_sharding_constraint(x, shape.sharding)
+
+        return jax.tree.map(keep, (params, state), (shapes, made))
+
+
+def _shape_of(p: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=sharding)
 
 
 def local_step(
@@ -269,20 +320,44 @@ def _check_axes(state: Any, axes: tuple[str, ...]) -> None:
         )
 
 
-def _check_sharded(state: Any, specs: Any) -> None:
-    """Refuses specs that were given to the step or to the exchange alone."""
-    has_shards = has_whole = False
-    for node in worker_local_nodes(state):
-        named = {name for spec in node.specs or () for name in names_of(spec)}
-        has_shards |= bool(named - set(node.axes))
-        per_shard = node.shard_axes and node.leading_axes() == node.axes
-        has_whole |= node.resizing == "concatenate" and not per_shard
-    sharded = any(names_of(spec) for spec in jax.tree.leaves(specs, is_leaf=is_spec))
-    if (sharded and has_whole) or (has_shards and specs is None):
+def specs_inside(params: Any, state: Any) -> Any:
+    """How parameters are sharded inside each worker, told by the exchanges' states."""
+    told = {
+        place: spec
+        for node in jax.tree.leaves(state, is_leaf=_is_told)
+        if _is_told(node)
+        for place, spec in zip(node.places, node.specs, strict=True)
+    }
+    return jax.tree.map_with_path(
+        lambda path, _: told.get(jax.tree_util.keystr(path), PartitionSpec()), params
+    )
+
+
+def _is_told(node: Any) -> bool:
+    return isinstance(node, LeafSpecs)
+
+
+def _check_sharded(params: Any, specs: Any, state: Any) -> None:
+    """Refuses exchanges that do not see how the parameters are sharded."""
+    has_whole = any(
+        node.resizing == "concatenate"
+        and not (node.shard_axes and node.leading_axes() == node.axes)
+        for node in worker_local_nodes(state)
+    )
+    given = jax.tree.leaves(specs, is_leaf=is_spec)
+    told = jax.tree.leaves(specs_inside(params, state), is_leaf=is_spec)
+    sharded = any(map(names_of, given))
+    same = all(
+        [*map(entry_names, a)][: len(b)] == [*map(entry_names, b)][: len(a)]
+        and names_of(a) == names_of(b)
+        for a, b in zip(given, told, strict=True)
+    )
+    if not same or (sharded and has_whole):
         raise ValueError(
-            "where parameters are sharded inside each worker, every exchange must be "
-            "per_shard(exchange, specs), that of whole parameters too, with the specs "
-            "that data_parallel(specs=specs) is given."
+            "parameters are sharded inside each worker, and an exchange does not see "
+            "how: every exchange must be given the parameters' own tree, not inside "
+            "optax.flatten or hierarchical, and a per_shard(exchange, specs) the specs "
+            "by which the parameters are sharded."
         )
 
 

@@ -25,7 +25,9 @@ def mean(x: Any, axes: tuple[str, ...]) -> Any:
     are automatic: XLA's CPU backend (jax 0.10 to 0.12) ends the process otherwise.
     """
     types = jax.sharding.get_abstract_mesh().axis_types
-    if x.dtype == jnp.float16 or (x.dtype.itemsize == 2 and AxisType.Auto in types):
+    if x.dtype == jnp.float16 or (
+        x.dtype.itemsize == 2 and set(types) - {AxisType.Manual}
+    ):
         return lax.pmean(x.astype(jnp.float32), axes).astype(x.dtype)
     return lax.pmean(x, axes)
 
@@ -48,13 +50,14 @@ def ordered_after(x: Array, tree: Any) -> Array:
 
     Args:
       x: the value.
-      tree: what collectives give, the same on all workers. Beside automatic mesh axes
-        it is not looked at, as single values of divided arrays need more collectives.
+      tree: what collectives give, the same on all workers. Beside automatic or explicit
+        mesh axes it is not looked at, as single values of divided arrays need more
+        collectives.
 
     Returns:
       x, plus a zero that depends on the tree.
     """
-    if AxisType.Auto in jax.sharding.get_abstract_mesh().axis_types:
+    if set(jax.sharding.get_abstract_mesh().axis_types) - {AxisType.Manual}:
         return x
     firsts = [
         lax.bitcast_convert_type(y.reshape(-1)[0].astype(jnp.float32), jnp.int32)

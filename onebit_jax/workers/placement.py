@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from optax import contrib
 
 from onebit_jax.workers.axes import not_bound
-from onebit_jax.workers.specs import is_spec, names_of
+from onebit_jax.workers.specs import explicit, is_spec, names_of, over, spec_of
 from onebit_jax.workers.states import check_chains, distances
 from onebit_jax.workers.worker_local import (
     WorkerLocal,
@@ -60,7 +60,7 @@ def state_specs(state: Any) -> Any:
 
     axes = {name for node in worker_local_nodes(state) for name in node.axes}
     return jax.tree.map(
-        lambda spec: _over(axes, spec), partitions(state), is_leaf=is_spec
+        lambda spec: over(axes, spec), partitions(state), is_leaf=is_spec
     )
 
 
@@ -108,8 +108,10 @@ def abstract_state(
         here = abstract_state(tx, params, mesh)
         there = abstract_state(tx, params, saved_on)
         return jax.tree.map(functools.partial(_saved, mesh), there, here)
-    shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+    # Over explicit axes the types tell the exchange how parameters are sharded.
+    typed = explicit(mesh) if _is_sharded(params, mesh) else mesh.abstract_mesh
+    shapes = jax.tree.map(lambda p: _shape_on(typed, p), params)
+    with jax.sharding.use_abstract_mesh(typed):
         state = jax.eval_shape(tx.init, shapes)
         for node in worker_local_nodes(state):
             if not set(node.axes) <= set(mesh.axis_names):
@@ -147,6 +149,19 @@ def abstract_state(
     return jax.tree.map_with_path(
         place_node, state, partitions(state), is_leaf=is_worker_local
     )
+
+
+def _is_sharded(params: Any, mesh: Mesh | AbstractMesh) -> bool:
+    return any(
+        names_of(spec_of(p)) & set(mesh.axis_names) for p in jax.tree.leaves(params)
+    )
+
+
+def _shape_on(mesh: AbstractMesh, p: Any) -> jax.ShapeDtypeStruct:
+    if not names_of(spec_of(p)) <= set(mesh.axis_names) or not mesh.explicit_axes:
+        return jax.ShapeDtypeStruct(p.shape, p.dtype)
+    sharding = NamedSharding(mesh, spec_of(p))
+    return jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=sharding)
 
 
 def _saved(
@@ -215,8 +230,15 @@ def init(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
     abstract = abstract_state(tx, params, mesh)
     _warn_of_separate_processes()
     axes = {axis for node in worker_local_nodes(abstract) for axis in node.axes}
+    make = tx.init
+    automatic = set(mesh.abstract_mesh.auto_axes) - axes
+    if _is_sharded(params, mesh) and automatic:
+        specs = jax.tree.map(spec_of, params)
+        make = jax.sharding.explicit_axes(
+            lambda p: tx.init(p), axes=tuple(automatic), in_sharding=(specs,)
+        )
     local_init = jax.shard_map(
-        tx.init,
+        make,
         mesh=mesh,
         in_specs=PartitionSpec(),
         out_specs=state_specs(abstract),
@@ -240,14 +262,6 @@ def _warn_of_separate_processes() -> None:
                 stacklevel=3,
             )
             return
-
-
-def _over(axes: set[str], spec: PartitionSpec) -> PartitionSpec:
-    """The part of a partition over the workers; `shard_map` leaves the rest alone."""
-    kept = [entry if names_of(PartitionSpec(entry)) <= axes else None for entry in spec]
-    while kept and kept[-1] is None:
-        kept.pop()
-    return PartitionSpec(*kept)
 
 
 def check_params(params: Any) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-from jax.sharding import PartitionSpec
+import jax
+from jax.core import Tracer
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 
 def is_spec(node: object) -> bool:
@@ -20,3 +23,43 @@ def entry_names(entry: Any) -> tuple[str, ...]:
 def names_of(spec: PartitionSpec) -> set[str]:
     """The axes that any dimension is divided over."""
     return {name for entry in spec for name in entry_names(entry)}
+
+
+def over(axes: set[str], spec: PartitionSpec) -> PartitionSpec:
+    """The part of a partition over the workers; `shard_map` leaves the rest alone."""
+    kept = [entry if names_of(PartitionSpec(entry)) <= axes else None for entry in spec]
+    while kept and kept[-1] is None:
+        kept.pop()
+    return PartitionSpec(*kept)
+
+
+def spec_of(x: Any) -> PartitionSpec:
+    """The partition of an array or a shape, of no axes where it has none."""
+    sharding = getattr(x, "sharding", None)
+    return sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
+
+
+def typed_spec(x: Any) -> PartitionSpec:
+    """The partition over explicit axes, which a traced value's type tells."""
+    return spec_of(jax.typeof(x)) if isinstance(x, Tracer) else PartitionSpec()
+
+
+def explicit(mesh: Mesh | AbstractMesh) -> AbstractMesh:
+    """The mesh with explicit axes, over which types tell how a value is sharded."""
+    mesh = mesh.abstract_mesh
+    types = (AxisType.Explicit,) * len(mesh.axis_names)
+    return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=types)
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class LeafSpecs:
+    """The partitions of a tree's leaves, in their order; a tree without leaves.
+
+    Attributes:
+      places: the leaves' paths.
+      specs: their partitions over axes that are not the workers'.
+    """
+
+    places: tuple[str, ...]
+    specs: tuple[PartitionSpec, ...]

@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 from deepspeed_exchange import DeepSpeedSignMean
-from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from virtual_workers import Workers, mesh_of, mesh_over
 
@@ -198,31 +197,26 @@ def test_hyperparameters_in_the_state_reach_each_shard():
         np.testing.assert_allclose(a, b, rtol=3e-6, atol=1e-7)
 
 
-def test_specs_of_one_half_alone_are_refused():
+def test_an_exchange_by_shards_of_whole_parameters_is_refused():
     mesh = mesh_over(MESH)
-    votes = onebit_jax.random_vote_mean("data")
-    fewer = onebit_jax.quantized_mean("data", 4)
-    for tx, specs in (
-        (onebit(onebit_jax.sign_mean("data")), SPECS),
-        (onebit(exchange_of(), warmup_exchange=fewer), SPECS),
-        (onebit(exchange_of()), None),
-        (onebit_jax.binsgdm(0.1, votes), SPECS),
-        (onebit_jax.binsgdm(0.1, onebit_jax.per_shard(votes, SPECS)), None),
-    ):
-        run = onebit_jax.data_parallel(loss_fn, tx, mesh, axis="data", specs=specs)
+    votes = onebit_jax.per_shard(onebit_jax.random_vote_mean("data"), SPECS)
+    for tx in (onebit(exchange_of()), onebit_jax.binsgdm(0.1, votes)):
+        run = onebit_jax.data_parallel(loss_fn, tx, mesh, axis="data")
         with pytest.raises(ValueError, match="every exchange must be"):
             run.init(params_of())
 
 
-@pytest.mark.parametrize("explicit", [0, 1])
-def test_explicit_axes_are_refused(explicit):
-    types = [AxisType.Auto, AxisType.Auto]
-    types[explicit] = AxisType.Explicit
-    mesh = jax.make_mesh((2, 2), tuple(MESH), tuple(types))
-    with pytest.raises(ValueError, match=r"AxisType\.Auto"):
+def test_specs_are_enough():
+    """An exchange of its own accord works as one that is given them."""
+    mesh = mesh_over(MESH)
+    states = [
         onebit_jax.data_parallel(
-            loss_fn, onebit(exchange_of()), mesh, axis="data", specs=SPECS
-        )
+            loss_fn, onebit(exchange), mesh, axis="data", specs=SPECS
+        ).init(params_of())[1]
+        for exchange in (onebit_jax.sign_mean("data", block_size=BLOCK), exchange_of())
+    ]
+    shapes = [[(x.shape, x.sharding) for x in jax.tree.leaves(s)] for s in states]
+    assert shapes[0] == shapes[1]
 
 
 def test_resizing_to_other_shards_is_refused():

@@ -285,3 +285,14 @@ def test_collectives_beside_each_other_are_not_mistaken_for_one_another():
         params, state, _ = jax.block_until_ready(run.step(params, state, batch))
     assert int(onebit_jax.steps_by_stage(state)["compressed/measuring"]) == 3
     onebit_jax.assert_replicas_identical(params, mesh)
+
+
+@each
+def test_a_batch_whose_leaves_are_not_of_the_same_examples(how):
+    run = runs_of(SGD, lambda p, batch: loss(p, batch["x"]))[how]
+    given = run.init({"w": jnp.ones(3)})
+    said = r"\['weights'\] has 2 and \['x'\] has 4\): pass .* after the batch"
+    with pytest.raises(ValueError, match=said):
+        run.step(*given, {"x": BATCH, "weights": jnp.ones(2)})
+    with pytest.raises(ValueError, match="no examples"):
+        run.step(*given, {"x": BATCH[:0]})

@@ -1,0 +1,119 @@
+"""Parameters that come sharded stay so, with moments and errors, on any mesh."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from virtual_workers import mesh_over
+
+import onebit_jax
+
+SIZES = {"replica": 2, "data": 2}
+SPECS = {"up": P("data", None), "down": P(None, "data"), "bias": P()}
+FREEZE, STEPS = 2, 4
+
+
+def loss_fn(params, x):
+    gathered = params
+    if "data" in jax.sharding.get_abstract_mesh().explicit_axes:
+        gathered = jax.tree.map(lambda p: jax.reshard(p, P()), params)
+    hidden = jnp.tanh(x @ gathered["up"])
+    return jnp.mean((hidden @ gathered["down"] - x + gathered["bias"][None]) ** 2)
+
+
+def params_on(mesh, specs):
+    rng = np.random.default_rng(0)
+    shapes = {"up": (32, 64), "down": (64, 32), "bias": (32,)}
+    return {
+        k: jax.device_put(
+            rng.normal(0, 0.1, s).astype(np.float32), NamedSharding(mesh, specs[k])
+        )
+        for k, s in shapes.items()
+    }
+
+
+def optimizer(axis="replica"):
+    exchange = onebit_jax.sign_mean(axis, block_size=32, exact_below=0)
+    return onebit_jax.onebit_adam(1e-2, exchange, onebit_jax.freeze_at(FREEZE))
+
+
+@functools.cache
+def trained(kind):
+    """Losses, and the last step's parameters, state and traffic."""
+    mesh = mesh_over(SIZES, AxisType.Auto if kind is None else kind)
+    specs = dict.fromkeys(SPECS, P()) if kind is None else SPECS
+    run = onebit_jax.data_parallel(loss_fn, optimizer(), mesh, axis="replica")
+    params, state = run.init(params_on(mesh, specs))
+    batch = np.random.default_rng(1).normal(size=(STEPS, 8, 32)).astype(np.float32)
+    rows = NamedSharding(mesh, P(("replica", "data"), None))
+    losses = []
+    for step in range(STEPS):
+        x = jax.device_put(batch[step], rows)
+        stage = "warmup" if step < FREEZE else "compressed"
+        lowered = run.step.lower(params, state, x, stage=stage)
+        params, state, loss = run.step(params, state, x, stage=stage)
+        losses.append(float(loss))
+    return losses, params, state, onebit_jax.traffic(lowered.compile(), mesh)
+
+
+kinds = pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+
+
+@kinds
+def test_it_trains_as_unsharded(kind):
+    np.testing.assert_allclose(trained(kind)[0], trained(None)[0], rtol=1e-3)
+
+
+@kinds
+def test_parameters_moments_and_errors_stay_sharded(kind):
+    _, params, state, _ = trained(kind)
+    for tree in (params, state[0].mu, state[0].nu):
+        for name, spec in SPECS.items():
+            placed = NamedSharding(tree[name].sharding.mesh, spec)
+            assert tree[name].sharding.is_equivalent_to(placed, tree[name].ndim), name
+    errors = [x for x in jax.tree.leaves(state[0].exchange) if x.size > 64]
+    assert errors
+    assert {x.addressable_shards[0].data.size for x in errors} <= {
+        x.size // n for x in errors for n in (2, 4)
+    }
+
+
+@kinds
+def test_nothing_in_full_precision_moves_for_the_update(kind):
+    _, _, _, traffic = trained(kind)
+    inside = [c for c in traffic.collectives if c.axes == ("data",)]
+    update = sum(c.bytes for c in inside if c.stage != "every")
+    # Sums of rows and columns for the growth, and no matrix of 4 * 32 * 64.
+    assert update < 4 * 32 * 64 / 2
+    between = [c for c in traffic.collectives if c.axes == ("replica",)]
+    assert sum(c.bytes for c in between if c.dtype != "u32") < 4 * 32 * 64 / 2
+
+
+def test_what_cannot_be_kept_is_refused():
+    mesh = mesh_over(SIZES)
+    params = params_on(mesh, SPECS)
+
+    def init(tx, axis="replica", params=params):
+        onebit_jax.data_parallel(loss_fn, tx, mesh, axis=axis).init(params)
+
+    with pytest.raises(ValueError, match=r"\['down'\] is sharded over \('data',\)"):
+        init(optimizer(("replica", "data")), None)
+    other = {k: params_on(mesh_over({"fsdp": 2}), dict.fromkeys(SPECS, P("fsdp")))[k]
+             for k in SPECS}  # fmt: skip
+    with pytest.raises(ValueError, match="not over axes of this mesh"):
+        init(optimizer(), params=other)
+
+
+def test_a_per_shard_of_other_specs_is_refused():
+    mesh = mesh_over(SIZES)
+    specs = {**SPECS, "up": P(None, "data")}
+    exchange = onebit_jax.per_shard(onebit_jax.sign_mean("replica"), specs)
+    tx = optax.chain(exchange, optax.sgd(0.1))
+    run = onebit_jax.data_parallel(loss_fn, tx, mesh, axis="replica")
+    with pytest.raises(ValueError, match="by which the parameters are sharded"):
+        run.init(params_on(mesh, SPECS))
