@@ -117,3 +117,26 @@ def test_a_per_shard_of_other_specs_is_refused():
     run = onebit_jax.data_parallel(loss_fn, tx, mesh, axis="replica")
     with pytest.raises(ValueError, match="by which the parameters are sharded"):
         run.init(params_on(mesh, SPECS))
+
+
+@kinds
+def test_local_steps_of_sharded_parameters_keep_them_sharded(kind):
+    mesh, losses = mesh_over(SIZES, kind), []
+    tx = onebit_jax.local_steps(
+        optax.sgd(0.1, 0.9), onebit_jax.exact_mean("replica"), onebit_jax.every(2)
+    )
+    for specs in (SPECS, dict.fromkeys(SPECS, P())):
+        run = onebit_jax.data_parallel(loss_fn, tx, mesh, axis="replica")
+        params, state = run.init(params_on(mesh, specs))
+        for step in range(3):
+            x = np.random.default_rng(step).normal(size=(8, 32)).astype(np.float32)
+            params, state, loss = run.step(params, state, x)
+        losses.append(np.asarray(loss))
+        placed = NamedSharding(params["up"].sharding.mesh, specs["up"])
+        assert params["up"].sharding.is_equivalent_to(placed, 2)
+        # Moments and distances, each worker's own.
+        moved = [x for x in jax.tree.leaves(state) if x.shape == (2, 32, 64)]
+        assert moved
+        rows = 32 // (2 if specs is SPECS else 1)
+        assert {x.addressable_shards[0].data.shape for x in moved} == {(1, rows, 64)}
+    np.testing.assert_allclose(*losses, rtol=1e-5)
