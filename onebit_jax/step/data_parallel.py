@@ -31,7 +31,6 @@ from onebit_jax.workers.specs import (
     entry_names,
     is_spec,
     names_of,
-    over,
     spec_of,
 )
 from onebit_jax.workers.states import is_local_stage, own_params
@@ -197,17 +196,28 @@ class _Run:
         if set(self.axes) & set(self.mesh.abstract_mesh.explicit_axes):
             batch = jax.tree.map(self.divided, batch)
         specs_of_state = state_specs(state)
-        params, state, *rest = jax.shard_map(
+        values = [of_values] * (1 + self.has_aux)
+        inside = tuple(set(self.mesh.abstract_mesh.explicit_axes) - set(self.axes))
+        loss_fn = self.loss_fn
+        if inside:
+            # A loss sees its explicit axes. What is around it must not: shard_map
+            # gathers what is divided over explicit axes (jax 0.10 to 0.12).
+            divided = functools.partial(_spec_inside, inside)
+            given = jax.tree.map(divided, (batch, *args))
+            loss_fn = jax.sharding.explicit_axes(
+                loss_fn, axes=inside, in_sharding=(specs, *given)
+            )
+        step: Any = jax.shard_map(
             functools.partial(
                 local_step,
-                self.loss_fn,
-                self.automatic(specs, made),
+                loss_fn,
+                self.tx,
                 self.axes,
                 self.has_aux,
                 stage,
                 is_local_stage(state, stage),
             ),
-            mesh=self.mesh,
+            mesh=None if inside else self.mesh,
             in_specs=(
                 everywhere,
                 specs_of_state,
@@ -215,9 +225,16 @@ class _Run:
                 split,
                 *(everywhere for _ in args),
             ),
-            out_specs=(everywhere, specs_of_state, *[of_values] * (1 + self.has_aux)),
+            out_specs=(everywhere, specs_of_state, *values),
             axis_names=set(self.axes),
-        )(params, state, extra, batch, *args)
+        )
+        if inside:
+            placed = jax.tree.map(lambda x: x.sharding.spec, made)
+            step = jax.sharding.auto_axes(
+                step, axes=inside, out_sharding=(specs, placed, *values)
+            )
+        with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
+            params, state, *rest = step(params, state, extra, batch, *args)
         if any(map(names_of, jax.tree.leaves(specs, is_leaf=is_spec))):
             params, state = self.keep_placed(params, state, shapes, made)
         return params, state, *rest
@@ -235,23 +252,6 @@ class _Run:
         spec = PartitionSpec((*self.axes, *inside), *rest[: x.ndim - 1])
         return jax.reshard(x, NamedSharding(self.mesh, spec))
 
-    def automatic(self, specs: Any, made: Any) -> optax.GradientTransformationExtraArgs:
-        """The optimizer, whose arithmetic the compiler divides over explicit axes."""
-        inside = set(self.mesh.abstract_mesh.explicit_axes) - set(self.axes)
-        if not inside:
-            return self.tx
-        state_specs_inside = jax.tree.map(lambda x: over(inside, x.sharding.spec), made)
-
-        def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
-            automatic: Any = jax.sharding.auto_axes
-            return automatic(
-                lambda *given: self.tx.update(*given, **extra),
-                axes=tuple(inside),
-                out_sharding=(specs, state_specs_inside),
-            )(updates, state, params)
-
-        return optax.GradientTransformationExtraArgs(self.tx.init, update)
-
     def keep_placed(
         self, params: Any, state: Any, shapes: Any, made: Any
     ) -> tuple[Any, Any]:
@@ -264,6 +264,12 @@ class _Run:
             return jax.lax.with_sharding_constraint(x, shape.sharding)
 
         return jax.tree.map(keep, (params, state), (shapes, made))
+
+
+def _spec_inside(axes: tuple[str, ...], x: Any) -> PartitionSpec:
+    """How a value is divided over the axes inside a worker."""
+    names = [entry_names(entry) for entry in spec_of(jax.typeof(x))]
+    return PartitionSpec(*(tuple(n for n in each if n in axes) for each in names))
 
 
 def _shape_of(p: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
