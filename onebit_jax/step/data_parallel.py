@@ -151,7 +151,7 @@ class _Run:
         return params, state
 
     def spec_inside(self, path: Any, p: Any) -> PartitionSpec:
-        """How a parameter is sharded inside a worker."""
+        """The partition of a parameter inside a worker."""
         spec, name = spec_of(p), jax.tree_util.keystr(path) or "itself"
         # An array of one device may be of any mesh.
         if getattr(p, "is_fully_replicated", True):
@@ -198,19 +198,10 @@ class _Run:
         specs_of_state = state_specs(state)
         values = [of_values] * (1 + self.has_aux)
         inside = tuple(set(self.mesh.abstract_mesh.explicit_axes) - set(self.axes))
-        loss_fn = self.loss_fn
-        if inside:
-            # A loss sees its explicit axes. What is around it must not: shard_map
-            # gathers what is divided over explicit axes (jax 0.10 to 0.12).
-            divided = functools.partial(_spec_inside, inside)
-            given = jax.tree.map(divided, (batch, *args))
-            loss_fn = jax.sharding.explicit_axes(
-                loss_fn, axes=inside, in_sharding=(specs, *given)
-            )
         step: Any = jax.shard_map(
             functools.partial(
                 local_step,
-                loss_fn,
+                self.explicit_loss(inside, specs, (batch, *args)),
                 self.tx,
                 self.axes,
                 self.has_aux,
@@ -238,6 +229,19 @@ class _Run:
         if any(map(names_of, jax.tree.leaves(specs, is_leaf=is_spec))):
             params, state = self.keep_placed(params, state, shapes, made)
         return params, state, *rest
+
+    def explicit_loss(
+        self, inside: tuple[str, ...], specs: Any, given: tuple[Any, ...]
+    ) -> Callable[..., Any]:
+        """The loss, which sees the explicit axes inside a worker."""
+        if not inside:
+            return self.loss_fn
+        # What is around it must not: shard_map gathers what is divided over explicit
+        # axes (jax 0.10 to 0.12).
+        divided = jax.tree.map(functools.partial(_spec_inside, inside), given)
+        return jax.sharding.explicit_axes(
+            self.loss_fn, axes=inside, in_sharding=(specs, *divided)
+        )
 
     def placed(self, params: Any, specs: Any) -> Any:
         """The shardings of parameters."""
@@ -267,7 +271,7 @@ class _Run:
 
 
 def _spec_inside(axes: tuple[str, ...], x: Any) -> PartitionSpec:
-    """How a value is divided over the axes inside a worker."""
+    """The partition of a value over the axes inside a worker."""
     names = [entry_names(entry) for entry in spec_of(jax.typeof(x))]
     return PartitionSpec(*(tuple(n for n in each if n in axes) for each in names))
 
@@ -327,7 +331,7 @@ def _check_axes(state: Any, axes: tuple[str, ...]) -> None:
 
 
 def specs_inside(params: Any, state: Any) -> Any:
-    """How parameters are sharded inside each worker, told by the exchanges' states."""
+    """The partitions of parameters inside a worker, told by the exchanges' states."""
     told = {
         place: spec
         for node in jax.tree.leaves(state, is_leaf=_is_told)
