@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from jax import lax
 
 from onebit_jax.exchanges.codec import stored
 from onebit_jax.exchanges.count_mean import MAX_WORKERS
-from onebit_jax.workers.arithmetic import gather
+from onebit_jax.workers.arithmetic import gather, parted
 from onebit_jax.workers.axes import bound_workers, check_local
 from onebit_jax.workers.worker_local import WorkerLocal
 from pallas_kernels import (
@@ -87,11 +88,10 @@ def exchange_votes(
         else:
             flat = lax.pmean(flat, axes)
         # Made once: each leaf would count the votes of all.
-        flat, first = lax.optimization_barrier(flat), 0
-        for x in bucket:
-            leaf = flat[first : first + x.size].reshape(x.shape)
-            results.append(leaf.astype(x.dtype))
-            first += x.size
+        flat, sizes = lax.optimization_barrier(flat), [x.size for x in bucket]
+        starts = list(itertools.accumulate(sizes, initial=0))[:-1]
+        for x, leaf in zip(bucket, parted(flat, starts, sizes), strict=True):
+            results.append(leaf.reshape(x.shape).astype(x.dtype))
     return treedef.unflatten(results)
 
 

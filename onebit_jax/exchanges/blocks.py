@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from onebit_jax.workers.arithmetic import parted
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -87,10 +89,8 @@ class BlockLayout(NamedTuple):
         self, blocks: Float[Array, "total_blocks block_size"]
     ) -> list[Float[Array, " size"]]:
         """The inverse of `joined`: each leaf's values, flat."""
-        return [
-            blocks[rows].reshape(-1)[:size]
-            for rows, size in zip(self.slices, self.sizes, strict=True)
-        ]
+        starts = [rows.start * self.block_size for rows in self.slices]
+        return parted(blocks.reshape(-1), starts, self.sizes)
 
 
 class Division(NamedTuple):

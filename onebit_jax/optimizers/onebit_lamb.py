@@ -20,7 +20,7 @@ from onebit_jax.optimizers.parts.freeze import (
     warn_if_rising,
 )
 from onebit_jax.optimizers.parts.moments import as_float32, divide_by_weight
-from onebit_jax.workers.arithmetic import made_once, replicated
+from onebit_jax.workers.arithmetic import parted, replicated
 from onebit_jax.workers.states import optimizer_state
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ _NEGLIGIBLE = 1e-6
 class ScaleByOnebitLambState(NamedTuple):
     """State of `scale_by_onebit_lamb`, the same on all workers but for the exchange.
 
-    A number of each layer is a tree of scalars like the parameters.
+    A number of each layer stands in one row of all, in the order of the leaves: trees
+    of scalars would take longer to compile than all else.
 
     Attributes:
       count: number of steps taken.
@@ -54,12 +55,11 @@ class ScaleByOnebitLambState(NamedTuple):
         restored from momenta; zero before.
       frozen_at: number of warm-up steps taken when the variance was frozen; 0 as
         long as it is not.
-      ratio: running mean, from zero, of each layer's ratio of norms in the
+      ratio: (layers,) running mean, from zero, of each layer's ratio of norms in the
         warm-up.
-      ratio_weight: weight of all ratios so far in that mean.
-      factor: of each layer, on the frozen ratio in the last step; 1 before the freeze.
-      magnitude: of each layer, a factor of momenta that are exchanged; 1 before the
-        freeze.
+      ratio_weight: (layers,) weight of all ratios so far in that mean.
+      factor: (layers,) on the frozen ratio in the last step; 1 before the freeze.
+      magnitude: (layers,) a factor of momenta that are exchanged; 1 before the freeze.
       floored: share of the frozen variances that the floor raised.
       freeze: state of the freeze rule.
       decay: state of the weight decay.
@@ -71,10 +71,10 @@ class ScaleByOnebitLambState(NamedTuple):
     nu: optax.Params
     nu_fresh: optax.Params
     frozen_at: Int32[Array, ""]
-    ratio: optax.Params
-    ratio_weight: optax.Params
-    factor: optax.Params
-    magnitude: optax.Params
+    ratio: Float32[Array, " layers"]
+    ratio_weight: Float32[Array, " layers"]
+    factor: Float32[Array, " layers"]
+    magnitude: Float32[Array, " layers"]
     floored: Float32[Array, ""]
     freeze: Any
     decay: Any
@@ -99,7 +99,7 @@ class ScaleByOnebitLambState(NamedTuple):
             "compressed": (self.frozen_at > 0).astype(jnp.int32),
             "frozen_at": self.frozen_at,
             "floored_share": self.floored,
-            "largest_factor": jnp.max(jnp.stack(jax.tree.leaves(self.factor))),
+            "largest_factor": jnp.max(self.factor),
             **error_norms(self.exchange, _times(self.magnitude, self.mu)),
         }
 
@@ -278,9 +278,7 @@ class _OnebitLamb:
     parts: Compressed
 
     def init(self, params: optax.Params) -> ScaleByOnebitLambState:
-        def of_layers(number: float) -> Any:
-            return jax.tree.map(lambda _: jnp.float32(number), params)
-
+        layers = len(jax.tree.leaves(params))
         # Each anew: a buffer that is in a state twice cannot be donated.
         mu, nu, nu_fresh = (
             optax.tree.zeros_like(params, dtype=jnp.float32) for _ in range(3)
@@ -291,10 +289,10 @@ class _OnebitLamb:
             nu=nu,
             nu_fresh=nu_fresh,
             frozen_at=jnp.zeros([], jnp.int32),
-            ratio=of_layers(0.0),
-            ratio_weight=of_layers(0.0),
-            factor=of_layers(1.0),
-            magnitude=of_layers(1.0),
+            ratio=jnp.zeros(layers, jnp.float32),
+            ratio_weight=jnp.zeros(layers, jnp.float32),
+            factor=jnp.ones(layers, jnp.float32),
+            magnitude=jnp.ones(layers, jnp.float32),
             floored=jnp.zeros([], jnp.float32),
             freeze=self.freeze.init(),
             decay=self.weight_decay.init(params),
@@ -318,23 +316,15 @@ class _OnebitLamb:
         update, decay = self.weight_decay.update(direction, state.decay, params)
         ratio = _trust_ratio(params, update, self.ratio_limits)
 
-        def mean_with(new: Any, before: Any) -> Any:
-            return jax.tree.map(
-                lambda c, x, last: jnp.where(
-                    c == 1, last, self.ratio_decay * last + (1 - self.ratio_decay) * x
-                ),
-                ratio,
-                new,
-                before,
-            )
+        def mean_with(new: ArrayLike, before: Array) -> Array:
+            mean = self.ratio_decay * before + (1 - self.ratio_decay) * new
+            return jnp.where(ratio == 1, before, mean)
 
         return _times(ratio, update), state._replace(
             mu=mu,
             nu=nu,
             ratio=mean_with(ratio, state.ratio),
-            ratio_weight=mean_with(
-                jax.tree.map(jnp.ones_like, ratio), state.ratio_weight
-            ),
+            ratio_weight=mean_with(jnp.float32(1), state.ratio_weight),
             decay=decay,
         )
 
@@ -365,7 +355,7 @@ class _OnebitLamb:
             self.b1,
             state.exchange,
         )
-        mu = _times(jax.tree.map(lambda x: 1 / x, state.magnitude), scaled)
+        mu = _times(1 / state.magnitude, scaled)
         gradient = jax.tree.map(
             lambda m, last: (m - self.b1 * last) / (1 - self.b1), mu, state.mu
         )
@@ -386,7 +376,7 @@ class _OnebitLamb:
             limits=self.factor_limits,
             change=self.factor_change,
         )
-        ratio = jax.tree.map(jnp.multiply, self.frozen_ratio(state), factor)
+        ratio = self.frozen_ratio(state) * factor
         return _times(ratio, update), state._replace(
             mu=mu, nu_fresh=nu_fresh, factor=factor, decay=decay, exchange=exchanged
         )
@@ -404,29 +394,36 @@ class _OnebitLamb:
         nu = self.corrected(nu, self.b2, steps)
         return jax.tree.map(lambda v: jnp.sqrt(v) + self.eps, nu)
 
-    def frozen_ratio(self, state: ScaleByOnebitLambState) -> Any:
+    def frozen_ratio(self, state: ScaleByOnebitLambState) -> Float32[Array, " layers"]:
         """The mean ratio of each layer in the warm-up."""
         if not self.bias_correction:
             return state.ratio
-
-        def of_layer(ratio: Array, weight: Array) -> Array:
-            counted = weight > 0
-            return jnp.where(counted, ratio / jnp.where(counted, weight, 1), 1)
-
-        return jax.tree.map(of_layer, state.ratio, state.ratio_weight)
+        counted = state.ratio_weight > 0
+        mean = state.ratio / jnp.where(counted, state.ratio_weight, 1)
+        return jnp.where(counted, mean, 1)
 
 
-def _times(factors: Any, tree: Any) -> Any:
+def _times(factors: Float32[Array, " layers"], tree: Any) -> Any:
     """Each layer of a tree times its factor, in float32."""
-    return jax.tree.map(lambda f, x: f * x.astype(jnp.float32), factors, tree)
+    leaves, treedef = jax.tree.flatten(tree)
+    each = parted(factors, range(len(leaves)), [1] * len(leaves))
+    return treedef.unflatten(
+        [f[0] * x.astype(jnp.float32) for f, x in zip(each, leaves, strict=True)]
+    )
 
 
-def _norms(tree: Any) -> Any:
+def _row(of_layer: Callable[..., Array], *trees: Any) -> Float32[Array, " layers"]:
+    """A number of each layer."""
+    numbers = jax.tree.leaves(jax.tree.map(of_layer, *trees))
+    return jnp.stack([*map(replicated, numbers), jnp.float32(0)])[:-1]
+
+
+def _norms(tree: Any) -> Float32[Array, " layers"]:
     """The 2-norm of each layer."""
-    return jax.tree.map(lambda x: replicated(jnp.sqrt(jnp.sum(jnp.square(x)))), tree)
+    return jnp.sqrt(_row(lambda x: jnp.sum(jnp.square(x)), tree))
 
 
-def _equal_magnitudes(momentum: optax.Params) -> Any:
+def _equal_magnitudes(momentum: optax.Params) -> Float32[Array, " layers"]:
     r"""Factors that bring the momenta of all layers to one magnitude.
 
     .. math::
@@ -435,37 +432,26 @@ def _equal_magnitudes(momentum: optax.Params) -> Any:
     over the L layers that have a momentum; 1 for a layer with less than a millionth of
     the mean.
     """
-    magnitudes = jax.tree.map(
-        lambda norm, m: norm / jnp.sqrt(jnp.float32(max(m.size, 1))),
-        _norms(momentum),
-        momentum,
-    )
-    each = jnp.stack([*jax.tree.leaves(magnitudes), jnp.float32(0)])
-    number = jnp.sum(each > 0, dtype=jnp.float32)
-    mean = made_once(jnp.sum(each) / jnp.maximum(number, 1))
-
-    def factor(magnitude: Array) -> Array:
-        known = magnitude > _NEGLIGIBLE * mean
-        return jnp.where(known, mean / jnp.where(known, magnitude, 1), 1)
-
-    return jax.tree.map(factor, magnitudes)
+    sizes = [jnp.float32(max(m.size, 1)) for m in jax.tree.leaves(momentum)]
+    magnitudes = _norms(momentum) / jnp.sqrt(jnp.array(sizes, jnp.float32))
+    number = jnp.sum(magnitudes > 0, dtype=jnp.float32)
+    mean = jnp.sum(magnitudes) / jnp.maximum(number, 1)
+    known = magnitudes > _NEGLIGIBLE * mean
+    return jnp.where(known, mean / jnp.where(known, magnitudes, 1), 1)
 
 
 def _trust_ratio(
     params: optax.Params, update: optax.Updates, limits: tuple[float, float]
-) -> Any:
+) -> Float32[Array, " layers"]:
     """LAMB's ratio of each layer; 1, whatever the limits, where a norm is zero."""
-
-    def ratio(of_params: Array, of_update: Array) -> Array:
-        both = (of_params > 0) & (of_update > 0)
-        ratio = of_params / jnp.where(both, of_update, 1)
-        return jnp.where(both, jnp.clip(ratio, *limits), 1)
-
-    return jax.tree.map(ratio, _norms(params), _norms(update))
+    of_params, of_update = _norms(params), _norms(update)
+    both = (of_params > 0) & (of_update > 0)
+    ratio = of_params / jnp.where(both, of_update, 1)
+    return jnp.where(both, jnp.clip(ratio, *limits), 1)
 
 
 def _next_factor(
-    last: Any,
+    last: Float32[Array, " layers"],
     frozen: optax.Params,
     fresh: optax.Params,
     *,
@@ -473,7 +459,7 @@ def _next_factor(
     update: optax.Updates,
     limits: tuple[float, float],
     change: ArrayLike,
-) -> Any:
+) -> Float32[Array, " layers"]:
     """The factor r on each layer's frozen ratio, from what its variance has become.
 
     Args:
@@ -485,20 +471,13 @@ def _next_factor(
       limits: the smallest and the largest factor.
       change: the largest relative change in a step.
     """
-
-    def of_layer(
-        last: Array, v: Array, w: Array, of_direction: Array, of_update: Array
-    ) -> Array:
-        some = of_update > 0
-        share = of_direction / jnp.where(some, of_update, 1)
-        share = jnp.where(some, jnp.minimum(share, 1), 1)
-        largest = replicated(jnp.max(v / w, initial=0.0))
-        factor = jnp.clip(1 - share + share * largest, *limits)
-        return jnp.clip(factor, last * (1 - change), last * (1 + change))
-
-    return jax.tree.map(
-        of_layer, last, frozen, fresh, _norms(direction), _norms(update)
-    )
+    of_update = _norms(update)
+    some = of_update > 0
+    share = _norms(direction) / jnp.where(some, of_update, 1)
+    share = jnp.where(some, jnp.minimum(share, 1), 1)
+    largest = _row(lambda v, w: jnp.max(v / w, initial=0.0), frozen, fresh)
+    factor = jnp.clip(1 - share + share * largest, *limits)
+    return jnp.clip(factor, last * (1 - change), last * (1 + change))
 
 
 def onebit_lamb(

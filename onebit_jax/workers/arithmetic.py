@@ -13,8 +13,10 @@ from jax.sharding import PartitionSpec as P
 from onebit_jax.workers.axes import is_recorded
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from jax import Array
-    from jaxtyping import Float32
+    from jaxtyping import Float, Float32, Int32
 
 
 def mean(x: Any, axes: tuple[str, ...]) -> Any:
@@ -89,6 +91,25 @@ def made_once(tree: Any) -> Any:
         return lax.fori_loop(0, once, same, tree)
 
     return lax.platform_dependent(tree, cpu=through_a_loop, default=lambda x: x)
+
+
+def hidden(numbers: Sequence[int]) -> list[Int32[Array, ""]]:
+    """Integers that the compiler does not see.
+
+    Kernels that differ in such a number alone, as those of equal leaves in one buffer
+    do, are one kernel to compile.
+    """
+    return made_once([jnp.int32(number) for number in numbers])
+
+
+def parted(
+    flat: Float[Array, " size"], starts: Sequence[int], sizes: Sequence[int]
+) -> list[Float[Array, " part"]]:
+    """Parts of a row of values, by their first places and their sizes."""
+    return [
+        lax.dynamic_slice(flat, (start,), (size,))
+        for start, size in zip(hidden(starts), sizes, strict=True)
+    ]
 
 
 def gather(x: Array, axes: tuple[str, ...], **options: Any) -> Array:

@@ -305,9 +305,9 @@ class OnebitLamb(Replay):
         names = {"lamb_coeff_freeze": "ratio", "last_factor": "factor"}
         for its, ours in (names | {"scaling_coeff": "magnitude"}).items():
             if f"{its}_{t}_0" in self.golden:
-                numbers[ours] = [
-                    np.float32(self.golden[f"{its}_{t}_{i}"]) for i in self.leaves
-                ]
+                numbers[ours] = single(
+                    np.array([self.golden[f"{its}_{t}_{i}"] for i in self.leaves])
+                )
         self.put(nu_fresh=single(self.fresh), **numbers)
         like = state.exchange.padding.value[0]
         self.put_exchange("padding", 0, np.broadcast_to(self.padded, like.shape))
