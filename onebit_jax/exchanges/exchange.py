@@ -69,8 +69,6 @@ class Exchange(_Transformation):
 
     axes: tuple[str, ...]
     keeps_scale: ClassVar[bool] = True
-    # Set by `per_shard`, which is an exchange itself.
-    _sharded: ClassVar[Callable[..., Any]] = staticmethod(lambda *given: None)
 
     def __init_subclass__(cls, of_shards: bool = True) -> None:
         super().__init_subclass__()
@@ -154,8 +152,11 @@ def _of_shards(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def of_shards(self: Exchange, first: Any, *args: Any, **options: Any) -> Any:
+        # Not above: `per_shard` is an exchange itself.
+        from onebit_jax.exchanges.per_shard import sharded
+
         state = args[2] if name == "exchange_momentum" else (args or (None,))[0]
-        around = Exchange._sharded(self, first, state)
+        around = sharded(self, first, state)
         if around is None:
             return method(self, first, *args, **options)
         return getattr(around, name)(first, *args, **options)

@@ -320,6 +320,3 @@ def _local_shape(
         )
     rest = len(shape) - len(parts)
     return tuple(s // n for s, n in zip(shape, [*parts, *[1] * rest], strict=True))
-
-
-Exchange._sharded = staticmethod(sharded)
