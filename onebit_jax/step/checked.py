@@ -12,6 +12,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.experimental import multihost_utils
 
+from onebit_jax.workers.processes import check_same
 from onebit_jax.workers.states import check_stage
 
 
@@ -54,8 +55,9 @@ class Step:
 
         Raises:
           ValueError: if parameters or state were donated to an earlier step, the batch
-            is one process's own and there are several, these would not run the same
-            program, or `stage` cannot be the state's next.
+            is one process's own and there are several, these hold other parameters,
+            another state or other arguments, or would not run the same program, or
+            `stage` cannot be the state's next.
         """
         # A look at one array of each, as there may be thousands; JAX can end in a
         # segmentation fault where all were donated.
@@ -77,8 +79,12 @@ class Step:
             comparable = self._processes == jax.process_count() and not any(
                 isinstance(x, Tracer) for x in jax.tree.leaves((params, state))
             )
+            if comparable and not self._compared:
+                named = {k: x for k, x in options.items() if k != "stage"}
+                given = {"params": params, "state": state, "args": args, **named}
+                check_same(given, self._processes)
             if comparable and stage not in self._compared:
-                _check_same(self.lower(params, state, batch, *args, **options))
+                _check_same_program(self.lower(params, state, batch, *args, **options))
                 self._compared.add(stage)
         if stage is None:
             return self.jitted(params, state, batch, *args, **options)
@@ -137,7 +143,7 @@ def _check_global(batch: Any, processes: int) -> None:
             )
 
 
-def _check_same(lowered: jax.stages.Lowered) -> None:
+def _check_same_program(lowered: jax.stages.Lowered) -> None:
     # Learning rates, decays and the steps of a freeze are constants of the program.
     digest = hashlib.sha256(lowered.as_text().encode()).digest()
     own = np.frombuffer(digest, np.uint32)

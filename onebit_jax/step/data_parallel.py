@@ -26,6 +26,7 @@ from onebit_jax.workers.arithmetic import mean, ordered_after
 from onebit_jax.workers.axes import AxisNames, as_tuple
 from onebit_jax.workers.placement import abstract_state, check_params, state_specs
 from onebit_jax.workers.placement import init as init_state
+from onebit_jax.workers.processes import check_same, processes_of
 from onebit_jax.workers.specs import (
     LeafSpecs,
     entry_names,
@@ -97,10 +98,11 @@ def data_parallel(
 
     Raises:
       ValueError: if the mesh lacks an axis; from `init`, if the exchange works over
-        other axes, or parameters are sharded over those of the workers or of another
-        mesh, or so that an exchange does not see it; from
+        other axes, processes hold other parameters, or these are sharded over those of
+        the workers or of another mesh, or so that an exchange does not see it; from
         `step`, if the batch cannot be shared equally or is one of several processes'
-        own, the state is one of other parameters or of another number of workers,
+        own, parameters, state or further arguments are not the same in all processes,
+        the state is one of other parameters or of another number of workers,
         parameters or state were donated before, the stage cannot be the next, the
         loss is averaged over the workers already, or an update passes
         through no exchange.
@@ -125,8 +127,7 @@ def data_parallel(
             f"the mesh has no axis {missing[0]!r}: its axes are {mesh.axis_names}."
         )
     run = _Run(loss_fn, optax.with_extra_args_support(tx), mesh, axes, specs, has_aux)
-    processes = len({device.process_index for device in mesh.devices.flat})
-    return DataParallel(run.init, Step(run.step, processes))
+    return DataParallel(run.init, Step(run.step, processes_of(mesh)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +142,7 @@ class _Run:
     def init(self, params: Any) -> tuple[Any, Any]:
         """Copies of parameters, and the optimizer's state, on the mesh."""
         check_params(params)
+        check_same({"params": params}, processes_of(self.mesh))
         specs = self.specs
         if specs is None:
             specs = jax.tree.map_with_path(self.spec_inside, params)

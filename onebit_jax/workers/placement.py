@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from optax import contrib
 
 from onebit_jax.workers.axes import not_bound
+from onebit_jax.workers.processes import check_same, processes_of
 from onebit_jax.workers.specs import explicit, is_spec, names_of, over, spec_of
 from onebit_jax.workers.states import check_chains, distances
 from onebit_jax.workers.worker_local import (
@@ -211,7 +212,7 @@ def init(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
 
     Raises:
       ValueError: if the mesh lacks a worker axis, a variable of Flax NNX is at two
-        places of the parameters, or as `state_specs`.
+        places of the parameters, processes hold other parameters, or as `state_specs`.
       TypeError: if a random key or running statistics of Flax NNX are among the
         parameters.
 
@@ -227,6 +228,7 @@ def init(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
       (1, 1, 1024)
     """
     check_params(params)
+    check_same({"params": params}, processes_of(mesh))
     abstract = abstract_state(tx, params, mesh)
     _warn_of_separate_processes()
     axes = {axis for node in worker_local_nodes(abstract) for axis in node.axes}
