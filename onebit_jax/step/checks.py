@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from onebit_jax.workers.states import steps_by_stage
+from onebit_jax.workers.states import stages_by_part
 from onebit_jax.workers.worker_local import types_by_path, worker_local_nodes
 
 if TYPE_CHECKING:
@@ -92,8 +92,10 @@ def _kinds(tree: Any, above: Any = ()) -> dict[str, str]:
 
 def check_stage(state: Any, stage: str | None) -> None:
     """Refuses a stage that the optimizer does not have."""
+    parts = [stages for _, stages in stages_by_part(state).values()]
     # A nested stage ('compressed/measuring') cannot be compiled alone.
-    stages = [s for s in jax.eval_shape(steps_by_stage, state) if "/" not in s]
+    stages = [s for s in parts[0] if "/" not in s] if parts else []
+    stages = [s for s in stages if all(s in others for others in parts)]
     if stage is not None and stage not in stages:
         known = ", ".join(map(repr, stages)) or "it has none"
         raise ValueError(
