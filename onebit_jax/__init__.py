@@ -49,6 +49,7 @@ from onebit_jax.step.data_parallel import DataParallel as DataParallel
 from onebit_jax.step.data_parallel import data_parallel
 from onebit_jax.step.local_gradients import local_value_and_grad
 from onebit_jax.step.simulated import simulated
+from onebit_jax.step.worker_step import worker_step
 from onebit_jax.transforms.accumulate import accumulate
 from onebit_jax.transforms.clip_by_worker_norm import clip_by_worker_norm
 from onebit_jax.transforms.skip_nonfinite import skip_nonfinite
@@ -109,5 +110,6 @@ __all__ = [
     "traffic",
     "two_phase",
     "vote_mean",
+    "worker_step",
     "zero_one_adam",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 from jax.extend.core import Literal
@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from onebit_jax.workers.placement import abstract_state, state_specs
 from onebit_jax.workers.stages import stage_of
-from onebit_jax.workers.states import steps_by_stage
+from onebit_jax.workers.states import name_in, stages_by_part
 from onebit_jax.workers.transfers import Transfer, sent_bytes
 from onebit_jax.workers.worker_local import check_agreed, worker_local_nodes
 
@@ -60,12 +60,15 @@ def stage_costs(
         is given it.
 
     Returns:
-      For each stage, in the optimizer's order, its collectives, which `sent_bytes` adds
-      up; for an optimizer without stages those of every step, as 'every'.
+      For each stage of `steps_by_stage`, in the optimizer's order, its collectives,
+      which `sent_bytes` adds up; for an optimizer without stages those of every step,
+      as 'every'. Of several parts, as in `optax.partition`, the stages of each; what is
+      in no stage is among those of the first.
 
     Raises:
       ValueError: if the update has a collective of a kind that is not known, or in a
-        loop whose length is not, or if what it returns differs between workers.
+        loop whose length is not, or in a stage that several parts have and none chooses
+        by its state; or if what it returns differs between workers.
 
     Example:
       >>> import jax.numpy as jnp, onebit_jax
@@ -82,29 +85,53 @@ def stage_costs(
     automatic = (AxisType.Auto,) * len(axis_sizes)
     mesh = AbstractMesh(tuple(axis_sizes.values()), tuple(axis_sizes), automatic)
     state = abstract_state(tx, params, mesh)
-    stages: list[str] = []
-    # A dictionary that a traced function returns has lost its order.
-    jax.eval_shape(lambda state: stages.extend(steps_by_stage(state)), state)
-    if not stages:
-        return {
-            "every": _merged(t for _, t in _traced(tx, params, state, mesh, **extra))
-        }
-    outer = [name for name in stages if "/" not in name]
+    parts = stages_by_part(state)
+    found = list(_traced(tx, params, state, mesh, parts, **extra))
+    if not parts:
+        return {"every": _merged(each.transfer for each in found)}
+    everywhere = [f for f in found if f.stage is None]
     costs = {}
-    for name in outer:
-        found = list(_traced(tx, params, state, mesh, **extra, stage=name))
-        # A collective without a scope runs in every step; one of a nested stage, in
-        # some steps of the outer stage.
-        inside = {s for s, _ in found if s is not None and s.startswith(f"{name}/")}
-        for stage in (*inside, name):
-            costs[stage] = _merged(t for s, t in found if s in (None, name, stage))
-    # A nested stage without a collective of its own sends what the outer one does.
-    return {s: costs.get(s, costs.get(s.partition("/")[0], ())) for s in stages}
+    for part, (_, stages) in parts.items():
+        own = [f for f in found if f.stage and _part_of(f, parts) == part]
+        # What is in no stage runs in every step, and is told of one part.
+        told = own if costs else [*own, *everywhere]
+        for name in stages:
+            around = name.partition("/")[0]
+            inside = (f.transfer for f in told if f.stage in (None, around, name))
+            costs[name_in(part, name)] = _merged(inside)
+    return costs
+
+
+class _Found(NamedTuple):
+    """A collective, the stage that it is in, and the parts that choose this stage."""
+
+    stage: str | None
+    transfer: Transfer
+    chosen_by: frozenset[str] = frozenset()
+
+
+def _part_of(found: _Found, parts: Mapping[str, Any]) -> str:
+    """The part of the state whose stage a collective is in."""
+    names = {part: stages for part, (_, stages) in parts.items()}
+    having = [part for part in names if found.stage in names[part]]
+    if len(having) > 1:
+        having = [part for part in having if {part} == found.chosen_by]
+    if len(having) != 1:
+        raise ValueError(
+            f"stage_costs cannot tell whose stage {found.stage!r} is: compile a step "
+            "and count its bytes with onebit_jax.traffic."
+        )
+    return having[0]
 
 
 def _traced(
-    tx: Any, params: Any, state: Any, mesh: AbstractMesh, **extra: Any
-) -> Iterator[tuple[str | None, Transfer]]:
+    tx: Any,
+    params: Any,
+    state: Any,
+    mesh: AbstractMesh,
+    parts: Mapping[str, Any],
+    **extra: Any,
+) -> Iterator[_Found]:
     named = {name for node in worker_local_nodes(state) for name in node.axes}
     axes = tuple(name for name in mesh.axis_names if name in named or not named)
     workers, specs = PartitionSpec(axes), state_specs(state)
@@ -128,14 +155,40 @@ def _traced(
     )
     shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
     jaxpr = jax.make_jaxpr(mapped)(own, state, shapes).jaxpr
-    return _collectives(jaxpr, [True] * len(jaxpr.outvars), "", mesh.shape)
+    nothing = [frozenset[str]()] * len(jax.tree.leaves(params))
+    of_state = [_holders(path, parts) for path, _ in jax.tree.leaves_with_path(state)]
+    read = [True] * len(jaxpr.outvars)
+    return _collectives(jaxpr, read, [*nothing, *of_state, *nothing], "", mesh.shape)
+
+
+def _holders(path: Any, parts: Mapping[str, Any]) -> frozenset[str]:
+    """The part of the state that an array is in, the innermost."""
+    holders = {
+        len(place): part
+        for part, (place, _) in parts.items()
+        if path[: len(place)] == place
+    }
+    return frozenset([holders[max(holders)]] if holders else [])
 
 
 def _collectives(
-    jaxpr: Any, read: list[bool], around: str, axis_sizes: Mapping[str, int]
-) -> Iterator[tuple[str | None, Transfer]]:
-    """The collectives of a traced function, of whose results some are read."""
+    jaxpr: Any,
+    read: list[bool],
+    made_of: list[frozenset[str]],
+    around: str,
+    axis_sizes: Mapping[str, int],
+) -> Iterator[_Found]:
+    """The collectives of a traced function, of whose results some are read.
+
+    Its arguments are made of some parts of the state.
+    """
+    parts_in = dict(zip(jaxpr.invars, made_of, strict=True))
     for eqn, read_of_eqn in _needed(jaxpr, read):
+        given = [
+            frozenset() if isinstance(v, Literal) else parts_in.get(v, frozenset())
+            for v in eqn.invars
+        ]
+        parts_in |= dict.fromkeys(eqn.outvars, frozenset().union(*given))
         scopes = f"{around}/{eqn.source_info.name_stack}"
         name = eqn.primitive.name
         axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
@@ -145,21 +198,27 @@ def _collectives(
         if name in _OPS:
             held = eqn.outvars if _OPS[name] == "all-gather" else eqn.invars
             size = sum(v.aval.size * v.aval.dtype.itemsize for v in held)
-            yield stage_of(scopes), Transfer(_OPS[name], size, names)
+            yield _Found(stage_of(scopes), Transfer(_OPS[name], size, names))
         elif names and name not in _SEND_NOTHING:
             raise ValueError(
                 f"stage_costs does not know the collective {name!r}: compile a step "
                 "and count its bytes with onebit_jax.traffic."
             )
         inner = [
-            list(_collectives(x, _read_inside(x, eqn, read_of_eqn), scopes, axis_sizes))
+            list(
+                _collectives(
+                    x,
+                    _read_inside(x, eqn, read_of_eqn),
+                    # The condition comes first.
+                    given[len(given) - len(x.invars) :],
+                    scopes,
+                    axis_sizes,
+                )
+            )
             for x in _jaxprs(eqn)
         ]
         if name == "cond":
-            yield from max(
-                inner,
-                key=lambda found: sent_bytes((t for _, t in found), axis_sizes),
-            )
+            yield from _of_branches(inner, given[0], stage_of(scopes), axis_sizes)
             continue
         if name == "while" and any(inner):
             raise ValueError(
@@ -167,8 +226,26 @@ def _collectives(
                 "compile a step and count its bytes with onebit_jax.traffic."
             )
         times = eqn.params["length"] if name == "scan" else 1
-        for stage, transfer in itertools.chain.from_iterable(inner):
-            yield stage, transfer._replace(bytes=times * transfer.bytes)
+        for each in itertools.chain.from_iterable(inner):
+            sent = each.transfer._replace(bytes=times * each.transfer.bytes)
+            yield each._replace(transfer=sent)
+
+
+def _of_branches(
+    branches: list[list[_Found]],
+    chosen_by: frozenset[str],
+    stage: str | None,
+    axis_sizes: Mapping[str, int],
+) -> Iterator[_Found]:
+    """Those of all stages that begin here, and of the branch that sends most."""
+    for each in itertools.chain.from_iterable(branches):
+        if each.stage != stage:
+            yield each._replace(chosen_by=each.chosen_by or chosen_by)
+    beside = [[each for each in found if each.stage == stage] for found in branches]
+    yield from max(
+        beside,
+        key=lambda found: sent_bytes((each.transfer for each in found), axis_sizes),
+    )
 
 
 def _needed(jaxpr: Any, read: list[bool]) -> list[tuple[Any, list[bool]]]:

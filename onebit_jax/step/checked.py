@@ -12,6 +12,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.experimental import multihost_utils
 
+from onebit_jax.workers.processes import check_same
 from onebit_jax.workers.states import check_stage
 
 
@@ -19,76 +20,94 @@ class Step:
     """A jitted training step that checks its arguments before it runs.
 
     Args:
-      step: from parameters, state, batch, further arguments and, by name, a static
-        `stage`, to new parameters, new state, and more. Parameters and state are
+      step: from what it carries (parameters and state), batches, further arguments and,
+        by name, a static `stage`, to what it carries, and more. What it carries is
         donated.
       processes: the number of processes whose devices it runs on.
+      carried: names of the first arguments, which it returns anew.
+      batches: how many arguments after them are examples of all workers; None for all.
+      static: names of the arguments that are compiled in.
 
     Attributes:
       jitted: the step as `jax.jit` makes it, without the checks.
     """
 
-    def __init__(self, step: Callable[..., Any], processes: int = 1):
-        self.jitted: Any = jax.jit(step, donate_argnums=(0, 1), static_argnames="stage")
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        processes: int = 1,
+        carried: tuple[str, ...] = ("params", "state"),
+        batches: int | None = 1,
+        static: tuple[str, ...] = ("stage",),
+    ):
+        self.jitted: Any = jax.jit(
+            step,
+            donate_argnums=tuple(range(len(carried))),
+            static_argnames=static,
+        )
         self._processes = processes
+        self._carried = carried
+        self._static = static
+        self._batches = None if batches is None else len(carried) + batches
         # The first array of the last state returned, and the stages that it has begun.
         self._last: Callable[[], Any] = lambda: None
         self._begun: frozenset[str] = frozenset()
         # The stages whose programs all processes have compared.
         self._compared: set[str | None] = set()
 
-    def __call__(
-        self, params: Any, state: Any, batch: Any, *args: Any, **options: Any
-    ) -> Any:
+    def __call__(self, *args: Any, **options: Any) -> Any:
         """Runs the step.
 
         Args:
-          params: the parameters, which are donated.
-          state: the optimizer's state, which is donated.
-          batch: the examples of all workers.
-          *args: further arguments of the loss.
+          *args: what it carries, which is donated; the examples of all workers; further
+            arguments of the loss.
           **options: `stage`, and what else is given to the optimizer's update.
 
         Returns:
-          New parameters, new state, and what the step returns besides.
+          What it carries anew, and what the step returns besides.
 
         Raises:
-          ValueError: if parameters or state were donated to an earlier step, the batch
-            is one process's own and there are several, these would not run the same
-            program, or `stage` cannot be the state's next.
+          ValueError: if what it carries was donated to an earlier step, a batch is one
+            process's own and there are several, these hold other parameters, another
+            state or other arguments, or would not run the same program, or `stage`
+            cannot be the state's next.
         """
+        given = dict(zip(self._carried, args, strict=False))
         # A look at one array of each, as there may be thousands; JAX can end in a
         # segmentation fault where all were donated.
-        first = {"params": _first_array(params), "state": _first_array(state)}
-        _check_not_donated(first, {"params": params, "state": state})
+        first = {name: _first_array(tree) for name, tree in given.items()}
+        _check_not_donated(first, given)
         try:
-            return self._run(params, state, batch, *args, **options)
+            return self._run(given, *args, **options)
         except (RuntimeError, ValueError):
-            given = {"params": params, "state": state}
             _check_not_donated(given, given)
             raise
 
-    def _run(
-        self, params: Any, state: Any, batch: Any, *args: Any, **options: Any
-    ) -> Any:
+    def _run(self, given: dict[str, Any], *args: Any, **options: Any) -> Any:
         stage = options.get("stage")
         if self._processes > 1:
-            _check_global(batch, self._processes)
+            for batch in args[len(given) : self._batches]:
+                _check_global(batch, self._processes)
             comparable = self._processes == jax.process_count() and not any(
-                isinstance(x, Tracer) for x in jax.tree.leaves((params, state))
+                isinstance(x, Tracer) for x in jax.tree.leaves(given)
             )
+            if comparable and not self._compared:
+                others = () if self._batches is None else args[self._batches :]
+                named = {k: x for k, x in options.items() if k not in self._static}
+                check_same({**given, "args": others, **named}, self._processes)
             if comparable and stage not in self._compared:
-                _check_same(self.lower(params, state, batch, *args, **options))
+                _check_same_program(self.lower(*args, **options))
                 self._compared.add(stage)
         if stage is None:
-            return self.jitted(params, state, batch, *args, **options)
+            return self.jitted(*args, **options)
         # To read a state's counters is to wait for the step that returns it: a state
         # that went through a stage already is not read for it again.
-        is_last = any(x is self._last() for x in _first_array(state))
+        last = len(given) - 1
+        is_last = any(x is self._last() for x in _first_array(args[last]))
         begun = self._begun if is_last else frozenset()
-        check_stage(state, stage, begun=stage in begun)
-        result = self.jitted(params, state, batch, *args, **options)
-        for x in _first_array(result[1]):
+        check_stage(args[last], stage, begun=stage in begun)
+        result = self.jitted(*args, **options)
+        for x in _first_array(result[last]):
             self._last, self._begun = weakref.ref(x), begun | {stage}
         return result
 
@@ -137,7 +156,7 @@ def _check_global(batch: Any, processes: int) -> None:
             )
 
 
-def _check_same(lowered: jax.stages.Lowered) -> None:
+def _check_same_program(lowered: jax.stages.Lowered) -> None:
     # Learning rates, decays and the steps of a freeze are constants of the program.
     digest = hashlib.sha256(lowered.as_text().encode()).digest()
     own = np.frombuffer(digest, np.uint32)

@@ -8,15 +8,24 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from onebit_jax.workers.states import steps_by_stage
+from onebit_jax.workers.states import stages_by_part
 from onebit_jax.workers.worker_local import types_by_path, worker_local_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def check_batch(batch: Any, workers: int, axes: tuple[str, ...]) -> None:
-    """Refuses a batch that cannot be shared equally."""
+def check_batch(
+    batch: Any, workers: int, axes: tuple[str, ...], otherwise: str
+) -> None:
+    """Refuses a batch that cannot be shared equally.
+
+    Args:
+      batch: the examples of all workers.
+      workers: how many they are divided among.
+      axes: the axes of these.
+      otherwise: how what is no list of examples is passed.
+    """
     lengths: dict[int, str] = {}
     for path, leaf in jax.tree.leaves_with_path(batch):
         if not leaf.shape or leaf.shape[0] % workers:
@@ -24,8 +33,7 @@ def check_batch(batch: Any, workers: int, axes: tuple[str, ...]) -> None:
             if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
                 raise ValueError(
                     f"the batch's leaf {name or 'itself'} is a random key, and the "
-                    "batch is divided among the workers: pass the key to run.step "
-                    "after the batch."
+                    f"batch is divided among the workers: pass the key {otherwise}."
                 )
             raise ValueError(
                 f"the batch's leaf {name or 'itself'} has shape {leaf.shape}: its "
@@ -38,7 +46,7 @@ def check_batch(batch: Any, workers: int, axes: tuple[str, ...]) -> None:
         told = " and ".join(f"{name} has {n}" for n, name in lengths.items())
         raise ValueError(
             f"the batch's leaves have different numbers of examples ({told}): pass "
-            "what is no list of examples to run.step after the batch."
+            f"what is no list of examples {otherwise}."
         )
 
 
@@ -92,8 +100,10 @@ def _kinds(tree: Any, above: Any = ()) -> dict[str, str]:
 
 def check_stage(state: Any, stage: str | None) -> None:
     """Refuses a stage that the optimizer does not have."""
+    parts = [stages for _, stages in stages_by_part(state).values()]
     # A nested stage ('compressed/measuring') cannot be compiled alone.
-    stages = [s for s in jax.eval_shape(steps_by_stage, state) if "/" not in s]
+    stages = [s for s in parts[0] if "/" not in s] if parts else []
+    stages = [s for s in stages if all(s in others for others in parts)]
     if stage is not None and stage not in stages:
         known = ", ".join(map(repr, stages)) or "it has none"
         raise ValueError(

@@ -26,11 +26,13 @@ from onebit_jax.workers.arithmetic import mean, ordered_after
 from onebit_jax.workers.axes import AxisNames, as_tuple
 from onebit_jax.workers.placement import abstract_state, check_params, state_specs
 from onebit_jax.workers.placement import init as init_state
+from onebit_jax.workers.processes import check_same, processes_of
 from onebit_jax.workers.specs import (
     LeafSpecs,
     entry_names,
     is_spec,
     names_of,
+    sharding_of,
     spec_of,
 )
 from onebit_jax.workers.states import is_local_stage, own_params
@@ -97,10 +99,11 @@ def data_parallel(
 
     Raises:
       ValueError: if the mesh lacks an axis; from `init`, if the exchange works over
-        other axes, or parameters are sharded over those of the workers or of another
-        mesh, or so that an exchange does not see it; from
+        other axes, processes hold other parameters, or these are sharded over those of
+        the workers or of another mesh, or so that an exchange does not see it; from
         `step`, if the batch cannot be shared equally or is one of several processes'
-        own, the state is one of other parameters or of another number of workers,
+        own, parameters, state or further arguments are not the same in all processes,
+        the state is one of other parameters or of another number of workers,
         parameters or state were donated before, the stage cannot be the next, the
         loss is averaged over the workers already, or an update passes
         through no exchange.
@@ -118,15 +121,20 @@ def data_parallel(
       >>> print(params, loss)
       0.5 0.5
     """
+    axes = workers_of(mesh, axis)
+    run = _Run(loss_fn, optax.with_extra_args_support(tx), mesh, axes, specs, has_aux)
+    return DataParallel(run.init, Step(run.step, processes_of(mesh)))
+
+
+def workers_of(mesh: Mesh, axis: AxisNames | None) -> tuple[str, ...]:
+    """The axes whose members are the workers: those named, or all."""
     axes = as_tuple(mesh.axis_names if axis is None else axis)
     missing = [name for name in axes if name not in mesh.shape]
     if missing:
         raise ValueError(
             f"the mesh has no axis {missing[0]!r}: its axes are {mesh.axis_names}."
         )
-    run = _Run(loss_fn, optax.with_extra_args_support(tx), mesh, axes, specs, has_aux)
-    processes = len({device.process_index for device in mesh.devices.flat})
-    return DataParallel(run.init, Step(run.step, processes))
+    return axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +149,7 @@ class _Run:
     def init(self, params: Any) -> tuple[Any, Any]:
         """Copies of parameters, and the optimizer's state, on the mesh."""
         check_params(params)
+        check_same({"params": params}, processes_of(self.mesh))
         specs = self.specs
         if specs is None:
             specs = jax.tree.map_with_path(self.spec_inside, params)
@@ -184,7 +193,7 @@ class _Run:
     ) -> tuple[Any, ...]:
         """New parameters, new state, and the means of what the loss returns."""
         workers = math.prod(self.mesh.shape[name] for name in self.axes)
-        check_batch(batch, workers, self.axes)
+        check_batch(batch, workers, self.axes, "to run.step after the batch")
         check_workers_of(state, self.mesh.shape)
         specs = specs_inside(params, state)
         shapes = jax.tree.map(_shape_of, params, self.placed(params, specs))
@@ -194,7 +203,8 @@ class _Run:
         split, everywhere = PartitionSpec(self.axes), PartitionSpec()
         of_values = split if is_local_stage(state, stage) else everywhere
         if set(self.axes) & set(self.mesh.abstract_mesh.explicit_axes):
-            batch = jax.tree.map(self.divided, batch)
+            divide = functools.partial(divided, self.mesh, self.axes)
+            batch = jax.tree.map(divide, batch)
         specs_of_state = state_specs(state)
         values = [of_values] * (1 + self.has_aux)
         inside = tuple(set(self.mesh.abstract_mesh.explicit_axes) - set(self.axes))
@@ -246,15 +256,8 @@ class _Run:
     def placed(self, params: Any, specs: Any) -> Any:
         """The shardings of parameters."""
         return jax.tree.map(
-            lambda _, spec: NamedSharding(self.mesh, spec), params, specs
+            lambda p, spec: sharding_of(self.mesh, spec, p.ndim), params, specs
         )
-
-    def divided(self, x: Any) -> Any:
-        """Examples divided over the workers, and as they are inside each."""
-        first, *rest = (*spec_of(jax.typeof(x)), None)
-        inside = tuple(name for name in entry_names(first) if name not in self.axes)
-        spec = PartitionSpec((*self.axes, *inside), *rest[: x.ndim - 1])
-        return jax.reshard(x, NamedSharding(self.mesh, spec))
 
     def keep_placed(
         self, params: Any, state: Any, shapes: Any, made: Any
@@ -268,6 +271,14 @@ class _Run:
             return jax.lax.with_sharding_constraint(x, shape.sharding)
 
         return jax.tree.map(keep, (params, state), (shapes, made))
+
+
+def divided(mesh: Mesh, axes: tuple[str, ...], x: Any) -> Any:
+    """Examples divided over the workers, and as they are inside each."""
+    first, *rest = (*spec_of(jax.typeof(x)), None)
+    inside = tuple(name for name in entry_names(first) if name not in axes)
+    spec = PartitionSpec((*axes, *inside), *rest[: x.ndim - 1])
+    return jax.reshard(x, NamedSharding(mesh, spec))
 
 
 def _spec_inside(axes: tuple[str, ...], x: Any) -> PartitionSpec:
@@ -301,7 +312,7 @@ def local_step(
     updates, state = tx.update(gradients, state, params, **extra)
     check_agreed(updates, state, axes)
     params = optax.apply_updates(params, updates)
-    values = jax.tree.map_with_path(_as_float, value)
+    values = jax.tree.map_with_path(as_float, value)
     if is_local:
         values = jax.tree.map(lambda x: x[None], values)
     else:
@@ -371,7 +382,8 @@ def _check_sharded(params: Any, specs: Any, state: Any) -> None:
         )
 
 
-def _as_float(path: Any, x: Any) -> jax.Array:
+def as_float(path: Any, x: Any) -> jax.Array:
+    """An auxiliary value of which a mean can be taken."""
     # The mean of integers is not an integer, and their sum may overflow.
     x = jnp.asarray(x)
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):

@@ -88,7 +88,7 @@ def simulated(
         stage: str | None = None,
         **extra: Any,
     ) -> tuple[Any, ...]:
-        check_batch(batch, workers, (axis,))
+        check_batch(batch, workers, (axis,), "to run.step after the batch")
         check_workers_of(state, {axis: workers})
         check_made_for(state, jax.eval_shape(state_of, params))
         check_stage(state, stage)

@@ -15,7 +15,15 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from optax import contrib
 
 from onebit_jax.workers.axes import not_bound
-from onebit_jax.workers.specs import explicit, is_spec, names_of, over, spec_of
+from onebit_jax.workers.processes import check_same, processes_of
+from onebit_jax.workers.specs import (
+    explicit,
+    is_spec,
+    names_of,
+    over,
+    sharding_of,
+    spec_of,
+)
 from onebit_jax.workers.states import check_chains, distances
 from onebit_jax.workers.worker_local import (
     WorkerLocal,
@@ -126,7 +134,7 @@ def abstract_state(
 
     def place(x: jax.ShapeDtypeStruct, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
         # jax.jit returns empty arrays replicated, whatever sharding is asked for.
-        sharding = NamedSharding(mesh, spec if x.size else PartitionSpec())
+        sharding = sharding_of(mesh, spec if x.size else PartitionSpec(), len(x.shape))
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     workers = {axis for node in worker_local_nodes(state) for axis in node.axes}
@@ -211,7 +219,7 @@ def init(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
 
     Raises:
       ValueError: if the mesh lacks a worker axis, a variable of Flax NNX is at two
-        places of the parameters, or as `state_specs`.
+        places of the parameters, processes hold other parameters, or as `state_specs`.
       TypeError: if a random key or running statistics of Flax NNX are among the
         parameters.
 
@@ -227,6 +235,7 @@ def init(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
       (1, 1, 1024)
     """
     check_params(params)
+    check_same({"params": params}, processes_of(mesh))
     abstract = abstract_state(tx, params, mesh)
     _warn_of_separate_processes()
     axes = {axis for node in worker_local_nodes(abstract) for axis in node.axes}

@@ -44,6 +44,17 @@ def typed_spec(x: Any) -> PartitionSpec:
     return spec_of(jax.typeof(x)) if isinstance(x, Tracer) else PartitionSpec()
 
 
+def sharding_of(mesh: Mesh | AbstractMesh, spec: PartitionSpec, ndim: int) -> Any:
+    """The sharding of an array as a step returns it, which is compiled once so.
+
+    Over explicit axes types, and what a program returns, have an entry for each
+    dimension.
+    """
+    if mesh.abstract_mesh.explicit_axes:
+        spec = PartitionSpec(*spec, *[None] * (ndim - len(spec)))
+    return NamedSharding(mesh, spec)
+
+
 def explicit(mesh: Mesh | AbstractMesh) -> AbstractMesh:
     """The mesh with explicit axes, over which types tell how a value is sharded."""
     mesh = mesh.abstract_mesh

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import jax
 import jax.numpy as jnp
 import optax
+from jax.tree_util import DictKey, keystr
 
 from onebit_jax.workers.worker_local import is_worker_local
 
@@ -115,13 +116,37 @@ def is_declared(node: Any) -> bool:
 
 def declared(state: Any) -> list[Any]:
     """The nodes of a state that tell of themselves, outer ones before inner ones."""
-    found = []
-    for node in jax.tree.leaves(state, is_leaf=is_declared):
+    return [node for _, node in _declared(state, ())]
+
+
+def _declared(state: Any, above: Any) -> Iterator[tuple[Any, Any]]:
+    """For each node that tells of itself its path, and the node."""
+    for below, node in jax.tree.leaves_with_path(state, is_leaf=is_declared):
         if is_declared(node):
-            found.append(node)
+            path = (*above, *below)
+            yield path, node
             if not node.is_opaque:
-                found += declared(tuple(node))
-    return found
+                fields = zip(node._fields, node, strict=True)
+                for name, inside in fields:
+                    key = jax.tree_util.GetAttrKey(name)
+                    yield from _declared(inside, (*path, key))
+
+
+def _telling_parts(state: Any) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """The nodes that tell stages: for each a name, its path, and steps by stage.
+
+    The name of the only one is empty; others have their labels of `optax.partition`, or
+    their paths where these do not tell them apart.
+    """
+    told = [(path, node.steps_by_stage()) for path, node in _declared(state, ())]
+    told = [(path, steps) for path, steps in told if steps]
+    if len(told) < 2:
+        return {"": told[0]} if told else {}
+    labels = [tuple(k for k in path if isinstance(k, DictKey)) for path, _ in told]
+    if len(set(map(keystr, labels))) < len(told):
+        labels = [path for path, _ in told]
+    names = (keystr(label, simple=True, separator=".") for label in labels)
+    return dict(zip(names, told, strict=True))
 
 
 def steps_by_stage(state: Any) -> dict[str, Int32[Array, ""]]:
@@ -132,9 +157,10 @@ def steps_by_stage(state: Any) -> dict[str, Int32[Array, ""]]:
 
     Returns:
       Steps by the stage's name, each counted once: those of a nested stage, such as
-      'compressed/measuring', are not counted in the outer one too. Of several states
-      that have a stage of the same name, as in `optax.partition`, the most. Empty
-      where no state tells. Steps that `skip_nonfinite` has skipped are in no stage.
+      'compressed/measuring', are not counted in the outer one too. Where several states
+      tell, as in `optax.partition`, each counts its own, by its label or its place:
+      'embeddings:warmup'. Empty where no state tells. Steps that `skip_nonfinite` has
+      skipped are in no stage.
 
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax
@@ -144,11 +170,29 @@ def steps_by_stage(state: Any) -> dict[str, Int32[Array, ""]]:
       >>> list(steps_by_stage(onebit_jax.init(tx, jnp.zeros(3), mesh)))
       ['warmup', 'compressed/measuring', 'compressed']
     """
-    steps: dict[str, Any] = {}
-    for node in declared(state):
-        for stage, taken in node.steps_by_stage().items():
-            steps[stage] = jnp.maximum(steps.get(stage, taken), taken)
-    return steps
+    return {
+        name_in(part, stage): taken
+        for part, (_, steps) in _telling_parts(state).items()
+        for stage, taken in steps.items()
+    }
+
+
+def stages_by_part(state: Any) -> dict[str, tuple[Any, list[str]]]:
+    """For each part of a state that tells stages its path, and their names in order."""
+    parts: dict[str, tuple[Any, list[str]]] = {}
+
+    # A dictionary that a traced function returns has lost its order.
+    def look(state: Any) -> None:
+        found = _telling_parts(state).items()
+        parts.update({part: (path, [*steps]) for part, (path, steps) in found})
+
+    jax.eval_shape(look, state)
+    return parts
+
+
+def name_in(part: str, stage: str) -> str:
+    """The name of a stage of one of several parts that tell, or of the only one."""
+    return f"{part}:{stage}" if part else stage
 
 
 def is_local_stage(state: Any, stage: str | None) -> bool:

@@ -135,3 +135,59 @@ def test_frozen_layers_cost_what_the_compiled_step_sends():
     for stage, transfers in onebit_jax.stage_costs(tx, params, mesh.shape).items():
         sent = onebit_jax.sent_bytes(transfers, mesh.shape)
         assert traffic.sent_bytes(stage) == sent + loss, stage
+
+
+def test_parts_of_a_partition_are_each_in_a_stage_of_their_own():
+    """The order of the labels is not that of the updates, nor of the state."""
+    params = {"u": jnp.zeros((32, 48)), "v": jnp.zeros((32, 40)), "w": jnp.zeros(9)}
+    sign_mean, freeze_at = onebit_jax.sign_mean, onebit_jax.freeze_at
+    parts = {
+        "v": onebit_jax.onebit_adam(1e-2, sign_mean("data"), freeze_at(6)),
+        "u": onebit_jax.onebit_lamb(1e-2, onebit_jax.count_mean("data"), freeze_at(2)),
+        "w": optax.chain(onebit_jax.exact_mean("data"), optax.sgd(0.1)),
+    }
+
+    def costs_of(tx, params):
+        costs = onebit_jax.stage_costs(tx, params, {"data": 4})
+        return {s: onebit_jax.sent_bytes(c, {"data": 4}) for s, c in costs.items()}
+
+    alone = {name: costs_of(parts[name], {name: params[name]}) for name in parts}
+    costs = costs_of(optax.partition(parts, {name: name for name in parts}), params)
+    assert list(costs) == [f"{part}:{stage}" for part in "uv" for stage in alone[part]]
+    for stage, sent in alone["v"].items():
+        assert costs[f"v:{stage}"] == sent
+    for stage, sent in alone["u"].items():
+        # Every step sends the exact mean, which is counted once.
+        assert costs[f"u:{stage}"] == sent + alone["w"]["every"]
+
+
+def test_steps_of_several_parts_are_counted_apart():
+    parts = {"first": NestedState(1), "second": NestedState(2)}
+    steps = onebit_jax.steps_by_stage({"first": NestedState(1), "other": ({},)})
+    assert steps == {"sends/quiet": 1, "sends": 1}
+    steps = onebit_jax.steps_by_stage(parts)
+    assert list(steps.items()) == [
+        ("first:sends/quiet", 1),
+        ("first:sends", 1),
+        ("second:sends/quiet", 2),
+        ("second:sends", 2),
+    ]
+    steps = onebit_jax.steps_by_stage([*parts.values()])
+    assert steps["0:sends"] == 1
+    assert steps["1:sends"] == 2
+
+
+def test_whose_stage_it_is_must_be_seen():
+    """One stage alone is run without a choice by the state."""
+
+    def update(updates, state, params=None, **extra_args):
+        del params, extra_args
+        stages = {"sends": lambda: jax.tree.map(mean, updates)}
+        return onebit_jax.run_stage(stages, state.steps), state
+
+    part = optax.GradientTransformationExtraArgs(
+        lambda params: NestedState(jnp.int32(0)), update
+    )
+    tx = optax.partition({"a": part, "b": part}, {"u": "a", "v": "b"})
+    with pytest.raises(ValueError, match="cannot tell whose stage 'sends' is: compile"):
+        onebit_jax.stage_costs(tx, {"u": jnp.zeros(3), "v": jnp.zeros(3)}, {"data": 4})

@@ -91,7 +91,7 @@ def test_a_batch_or_a_stage_that_makes_no_sense_is_refused():
     shapes = {n: jax.ShapeDtypeStruct((n, 7), jnp.float32) for n in (6, 8)}
     with pytest.raises(ValueError, match="multiple of the 4 workers"):
         run.step.lower(*states, shapes[6], jnp.float32(0))
-    with pytest.raises(ValueError, match=r"no stage 'later': .* \('comp"):
+    with pytest.raises(ValueError, match=r"no stage 'later': .* \('warm"):
         run.step.lower(*states, shapes[8], jnp.float32(0), stage="later")
 
 

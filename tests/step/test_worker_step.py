@@ -1,0 +1,176 @@
+"""A step of one's own is run by every worker, and is data_parallel's to the bit."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from virtual_workers import mesh_of, mesh_over
+
+import onebit_jax
+from onebit_jax.workers.specs import sharding_of
+
+SPECS = {"up": P("model"), "down": P(None, "model")}
+STEPS, FREEZE = 4, 2
+
+
+def loss_fn(params, x):
+    return jnp.mean((jnp.tanh(x @ params["up"]) @ params["down"] - x) ** 2)
+
+
+def params_of():
+    rng = np.random.default_rng(0)
+    shapes = {"up": (32, 64), "down": (64, 32)}
+    return {k: rng.normal(0, 0.1, s).astype(np.float32) for k, s in shapes.items()}
+
+
+def batches():
+    return np.random.default_rng(1).normal(size=(STEPS, 8, 32)).astype(np.float32)
+
+
+def optimizer(axis):
+    exchange = onebit_jax.sign_mean(axis, block_size=32, exact_below=0)
+    return onebit_jax.onebit_adam(1e-2, exchange, onebit_jax.freeze_at(FREEZE))
+
+
+def own_step(tx, axis):
+    value_and_grad = onebit_jax.local_value_and_grad(loss_fn, axis)
+
+    def step(params, state, x, *, stage=None):
+        loss, gradients = value_and_grad(params, x)
+        updates, state = tx.update(gradients, state, params, stage=stage)
+        return optax.apply_updates(params, updates), state, {"loss": loss}
+
+    return step
+
+
+def placed(mesh):
+    return {
+        k: jax.device_put(p, sharding_of(mesh, SPECS[k], p.ndim))
+        for k, p in params_of().items()
+    }
+
+
+@functools.cache
+def by_data_parallel(sharded):
+    mesh = mesh_over({"data": 2, **({"model": 2} if sharded else {})})
+    run = onebit_jax.data_parallel(loss_fn, optimizer("data"), mesh, axis="data")
+    params, state = run.init(placed(mesh) if sharded else params_of())
+    losses = []
+    for x in batches():
+        params, state, loss = run.step(params, state, x)
+        losses.append(float(loss))
+    return jax.device_get(params), losses
+
+
+def assert_same(params, losses, *, sharded=False, rtol=1e-5):
+    expected, its_losses = by_data_parallel(sharded)
+    np.testing.assert_allclose(losses, its_losses, rtol=rtol)
+    for name, p in expected.items():
+        np.testing.assert_allclose(params[name], p, rtol=rtol, atol=rtol)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_it_is_the_step_of_data_parallel(check_vma):
+    mesh, tx = mesh_of(2), optimizer("data")
+    step = onebit_jax.worker_step(mesh, check_vma=check_vma)(own_step(tx, "data"))
+    params = jax.device_put(params_of(), NamedSharding(mesh, P()))
+    state, losses = onebit_jax.init(tx, params, mesh), []
+    for t, x in enumerate(batches()):
+        given = params
+        params, state, told = step(
+            params, state, x, stage="warmup" if t < FREEZE else "compressed"
+        )
+        losses.append(float(told["loss"]))
+    assert_same(params, losses)
+    with pytest.raises(ValueError, match="was donated to an earlier step"):
+        step(given, state, x)
+    with pytest.raises(ValueError, match="'warmup'"):
+        step(params, state, x, stage="warmup")
+
+
+class TrainState(NamedTuple):
+    params: dict
+    opt_state: tuple
+
+
+def test_one_tree_is_carried_and_micro_batches_are_scanned():
+    mesh, tx = mesh_of(2), optimizer("data")
+
+    @onebit_jax.worker_step(mesh, "data", carried=1)
+    def step(train, x):
+        def micro(total, part):
+            value_and_grad = onebit_jax.local_value_and_grad(loss_fn, "data")
+            loss, gradients = value_and_grad(train.params, part)
+            return optax.tree.add(total, gradients), loss
+
+        zeros = jax.lax.pcast(optax.tree.zeros_like(train.params), "data", to="varying")
+        total, losses = jax.lax.scan(micro, zeros, x.reshape(2, -1, x.shape[-1]))
+        gradients = optax.tree.scale(0.5, total)
+        updates, state = tx.update(gradients, train.opt_state, train.params)
+        new = TrainState(optax.apply_updates(train.params, updates), state)
+        return new, jnp.mean(losses)
+
+    params = jax.device_put(params_of(), NamedSharding(mesh, P()))
+    train, losses = TrainState(params, onebit_jax.init(tx, params, mesh)), []
+    for x in batches():
+        train, loss = step(train, x)
+        losses.append(float(loss))
+    assert_same(train.params, losses, rtol=2e-3)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_what_is_sharded_inside_a_worker_stays_so(kind):
+    mesh, tx = mesh_over({"data": 2, "model": 2}, kind), optimizer("data")
+    step = onebit_jax.worker_step(mesh, "data")(own_step(tx, "data"))
+    params = placed(mesh)
+    state, losses = onebit_jax.init(tx, params, mesh), []
+    shardings = jax.tree.map(lambda x: x.sharding, (params, state))
+    for x in batches():
+        x = jax.device_put(x, NamedSharding(mesh, P(("data", "model"))))
+        params, state, told = step(params, state, x)
+        losses.append(float(told["loss"]))
+    assert jax.tree.map(lambda x: x.sharding, (params, state)) == shardings
+    assert step.checked.jitted._cache_size() == 1
+    assert_same(params, losses, sharded=True, rtol=1e-4)
+
+
+def test_what_cannot_be_is_refused():
+    mesh, tx = mesh_of(2), optimizer("data")
+    params = jax.device_put(params_of(), NamedSharding(mesh, P()))
+    state, x = onebit_jax.init(tx, params, mesh), batches()[0]
+    own = onebit_jax.worker_step(mesh, "data")
+
+    @own
+    def averaged(params, state, x):
+        gradients = jax.grad(loss_fn)(params, x)
+        updates, state = tx.update(jax.lax.pmean(gradients, "data"), state, params)
+        return optax.apply_updates(params, updates), state
+
+    @own
+    def nothing_exchanged(params, state, x):
+        gradients = onebit_jax.local_value_and_grad(loss_fn, "data")(params, x)[1]
+        return optax.tree.add(params, gradients), state
+
+    @own
+    def state_left_out(params, state, x):
+        return params, jnp.mean(x)
+
+    for step, error, said in (
+        (averaged, ValueError, "is already the same on every worker"),
+        (nothing_exchanged, ValueError, "pass through no exchange"),
+        (state_left_out, TypeError, "must return its first 2 arguments anew"),
+    ):
+        with pytest.raises(error, match=said):
+            step(params, state, x)
+    with pytest.raises(ValueError, match="multiple of the 2 workers"):
+        averaged(params, state, x[:3])
+    with pytest.raises(ValueError, match="pass the key to the step by name"):
+        averaged(params, state, jax.random.key(0))
+    with pytest.raises(ValueError, match="the mesh has no axis 'dta'"):
+        onebit_jax.worker_step(mesh, "dta")
