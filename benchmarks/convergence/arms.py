@@ -39,6 +39,7 @@ _OPTIONS = {
         *_COMMON,
         *_SIGNS,
         "warmup_bits",
+        "warmup_block",
         "lead",
         "growth",
         "bounded",
@@ -191,14 +192,14 @@ def _optimizer(
         return onebit_jax.zero_one_adam(
             schedule, exchange, freeze, b1, **decay, **parts
         )
-    bits = options.get("warmup_bits")
+    bits, block = options.get("warmup_bits"), options.get("warmup_block", 1024)
     return onebit_jax.onebit_adamw(
         schedule,
         exchange,
         freeze,
         b1,
         **decay,
-        warmup_exchange=_quantized(bits, axes) if bits else None,
+        warmup_exchange=_quantized(bits, axes, block) if bits else None,
         compressed=compressed_parts(options),
     )
 
@@ -255,8 +256,8 @@ def _no_feedback(axes: AxisNames, **scale: Any) -> onebit_jax.Exchange:
     return WithoutFeedback(exchange, exchange.axes)
 
 
-def _quantized(bits: Any, axes: AxisNames) -> onebit_jax.Exchange:
-    return onebit_jax.quantized_mean(axes, bits)
+def _quantized(bits: Any, axes: AxisNames, block: int = 1024) -> onebit_jax.Exchange:
+    return onebit_jax.quantized_mean(axes, bits, block_size=block)
 
 
 def zero_one_parts(options: Mapping[str, Any], axes: AxisNames) -> dict[str, Any]:

@@ -87,11 +87,12 @@ def train_case(training: Training) -> Run:
 
 def _train(training: Training, folder: Path) -> Run:
     case, options = training.case, training.options
-    own = {
-        flag: options[option]
-        for option, flag in (("freeze", "freeze_step"), ("clip", "clip"))
-        if option in options
-    }
+    own = {"clip": options["clip"]} if "clip" in options else {}
+    if "freeze" in options:
+        own["freeze_step"] = options["freeze"]
+        if options["freeze"] < 1:  # a share of the steps
+            steps = read_flags(training.task).phases[0].steps
+            own["freeze_step"] = round(options["freeze"] * steps)
     flags = read_flags(
         training.task,
         learning_rate=case.learning_rate,

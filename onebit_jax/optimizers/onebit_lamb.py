@@ -20,7 +20,7 @@ from onebit_jax.optimizers.parts.freeze import (
     warn_if_rising,
 )
 from onebit_jax.optimizers.parts.moments import as_float32, divide_by_weight
-from onebit_jax.workers.arithmetic import parted, replicated
+from onebit_jax.workers.arithmetic import numbers_of, row
 from onebit_jax.workers.states import optimizer_state
 
 if TYPE_CHECKING:
@@ -94,13 +94,14 @@ class ScaleByOnebitLambState(NamedTuple):
           Those of 1-bit Adam, its errors beside momenta brought to one magnitude; and
           `largest_factor`, the largest factor on a layer's frozen ratio.
         """
+        (magnitude,) = numbers_of(self.mu, self.magnitude)
         return {
             "count": self.count,
             "compressed": (self.frozen_at > 0).astype(jnp.int32),
             "frozen_at": self.frozen_at,
             "floored_share": self.floored,
             "largest_factor": jnp.max(self.factor),
-            **error_norms(self.exchange, _times(self.magnitude, self.mu)),
+            **error_norms(self.exchange, _times(magnitude, self.mu)),
         }
 
     def refusal(self, stage: str) -> str | None:
@@ -320,7 +321,8 @@ class _OnebitLamb:
             mean = self.ratio_decay * before + (1 - self.ratio_decay) * new
             return jnp.where(ratio == 1, before, mean)
 
-        return _times(ratio, update), state._replace(
+        (of_layer,) = numbers_of(update, ratio)
+        return _times(of_layer, update), state._replace(
             mu=mu,
             nu=nu,
             ratio=mean_with(ratio, state.ratio),
@@ -349,13 +351,14 @@ class _OnebitLamb:
         """A step by the exchanged momentum, with frozen variance and ratios."""
         # Of all layers in one magnitude: an exchange that has one scale for values of
         # several layers would lose those of the smaller ones.
+        magnitude, back = numbers_of(gradients, state.magnitude, 1 / state.magnitude)
         scaled, exchanged = self.exchange.exchange_momentum(
-            _times(state.magnitude, gradients),
-            _times(state.magnitude, state.mu),
+            _times(magnitude, gradients),
+            _times(magnitude, state.mu),
             self.b1,
             state.exchange,
         )
-        mu = _times(1 / state.magnitude, scaled)
+        mu = _times(back, scaled)
         gradient = jax.tree.map(
             lambda m, last: (m - self.b1 * last) / (1 - self.b1), mu, state.mu
         )
@@ -376,7 +379,7 @@ class _OnebitLamb:
             limits=self.factor_limits,
             change=self.factor_change,
         )
-        ratio = self.frozen_ratio(state) * factor
+        (ratio,) = numbers_of(update, self.frozen_ratio(state) * factor)
         return _times(ratio, update), state._replace(
             mu=mu, nu_fresh=nu_fresh, factor=factor, decay=decay, exchange=exchanged
         )
@@ -403,24 +406,14 @@ class _OnebitLamb:
         return jnp.where(counted, mean, 1)
 
 
-def _times(factors: Float32[Array, " layers"], tree: Any) -> Any:
+def _times(factors: Any, tree: Any) -> Any:
     """Each layer of a tree times its factor, in float32."""
-    leaves, treedef = jax.tree.flatten(tree)
-    each = parted(factors, range(len(leaves)), [1] * len(leaves))
-    return treedef.unflatten(
-        [f[0] * x.astype(jnp.float32) for f, x in zip(each, leaves, strict=True)]
-    )
-
-
-def _row(of_layer: Callable[..., Array], *trees: Any) -> Float32[Array, " layers"]:
-    """A number of each layer."""
-    numbers = jax.tree.leaves(jax.tree.map(of_layer, *trees))
-    return jnp.stack([*map(replicated, numbers), jnp.float32(0)])[:-1]
+    return jax.tree.map(lambda f, x: f * x.astype(jnp.float32), factors, tree)
 
 
 def _norms(tree: Any) -> Float32[Array, " layers"]:
     """The 2-norm of each layer."""
-    return jnp.sqrt(_row(lambda x: jnp.sum(jnp.square(x)), tree))
+    return jnp.sqrt(row(lambda x: jnp.sum(jnp.square(x)), tree))
 
 
 def _equal_magnitudes(momentum: optax.Params) -> Float32[Array, " layers"]:
@@ -475,7 +468,7 @@ def _next_factor(
     some = of_update > 0
     share = _norms(direction) / jnp.where(some, of_update, 1)
     share = jnp.where(some, jnp.minimum(share, 1), 1)
-    largest = _row(lambda v, w: jnp.max(v / w, initial=0.0), frozen, fresh)
+    largest = row(lambda v, w: jnp.max(v / w, initial=0.0), frozen, fresh)
     factor = jnp.clip(1 - share + share * largest, *limits)
     return jnp.clip(factor, last * (1 - change), last * (1 + change))
 

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from onebit_jax.workers.axes import is_recorded
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from jax import Array
     from jaxtyping import Float, Float32, Int32
@@ -86,7 +86,8 @@ def made_once(tree: Any) -> Any:
         once = lax.optimization_barrier(jnp.int32(1))
 
         def same(i: Array, tree: Any) -> Any:
-            return jax.tree.map(lambda x: jnp.where(i < 0, jnp.zeros_like(x), x), tree)
+            never = i < 0
+            return jax.tree.map(lambda x: lax.select(never, jnp.zeros_like(x), x), tree)
 
         return lax.fori_loop(0, once, same, tree)
 
@@ -110,6 +111,24 @@ def parted(
         lax.dynamic_slice(flat, (start,), (size,))
         for start, size in zip(hidden(starts), sizes, strict=True)
     ]
+
+
+def row(of_leaf: Callable[..., Array], *trees: Any) -> Float32[Array, " leaves"]:
+    """A number of each leaf, in the order of the leaves."""
+    numbers = jax.tree.leaves(jax.tree.map(of_leaf, *trees))
+    return jnp.stack([*map(replicated, numbers), jnp.float32(0)])[:-1]
+
+
+def numbers_of(tree: Any, *rows: Float32[Array, " leaves"]) -> tuple[Any, ...]:
+    """For each row, a tree of its numbers, each in the place of its leaf in a tree."""
+    treedef = jax.tree.structure(tree)
+    places = hidden(range(treedef.num_leaves))
+    return tuple(
+        treedef.unflatten(
+            [lax.dynamic_index_in_dim(row, i, keepdims=False) for i in places]
+        )
+        for row in rows
+    )
 
 
 def gather(x: Array, axes: tuple[str, ...], **options: Any) -> Array:

@@ -59,9 +59,15 @@ def test_random_sums_say_the_mean_squares_of_the_mean_in_the_mean():
     said = jax.jit(jax.vmap(workers, in_axes=(0, None)))(
         jnp.arange(1, 1 + COUNTS), jax.tree.map(jnp.float32, own)
     )
-    for name, estimates in jax.device_get(said).items():
+    said = jax.device_get(said)
+    matrices, wholes = map(iter, (said.matrices, said.wholes.T))
+    for name in sorted(own):
         expected = mean_squares(np.mean(own[name], axis=0))
-        found = {k: x for k, x in estimates._asdict().items() if x is not None}
+        found = {"whole": None}
+        if "rows" in expected:
+            found = next(matrices)._asdict()
+        else:
+            found["whole"] = next(wholes)
         assert found.keys() == expected.keys()
         for part, x in found.items():
             # A scalar's is exact but for rounding.

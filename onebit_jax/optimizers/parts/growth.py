@@ -11,11 +11,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from onebit_jax.workers.arithmetic import means, replicated
+from onebit_jax.workers.arithmetic import (
+    means,
+    numbers_of,
+    parted,
+    replicated,
+    row,
+)
 from onebit_jax.workers.stages import run_nested_stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     from jax import Array
@@ -32,45 +38,43 @@ _LEAST_GROWTH = 0.25
 _SUMS = 8
 
 
+class MatrixMeans(NamedTuple):
+    """Mean squares of the mean gradient in a leaf of matrices, or what stands for them.
+
+    Attributes:
+      whole: (..., 1, 1), that of each matrix.
+      rows: (..., rows, 1), those of its rows.
+      columns: (..., 1, columns), those of its columns.
+    """
+
+    whole: Float32[Array, "*n 1 1"]
+    rows: Float32[Array, "*n rows 1"]
+    columns: Float32[Array, "*n 1 columns"]
+
+
 class MeanSquares(NamedTuple):
-    """Mean squares of the mean gradient in a leaf, running means over steps.
+    """Mean squares of the mean gradient, running means over steps.
 
     Attributes:
-      whole: that of all values, a scalar; of each matrix (..., 1, 1).
-      rows: (..., rows, 1), those of a matrix; None for what is no matrix.
-      columns: (..., 1, columns), likewise.
+      wholes: (leaves,) those of the leaves that are no matrices, in their order.
+      matrices: those of the others.
     """
 
-    whole: Any
-    rows: Any = None
-    columns: Any = None
-
-
-class RandomSums(NamedTuple):
-    """Sums of a leaf's values with random signs.
-
-    Attributes:
-      some: (8,) of a leaf that is no matrix; None of a matrix.
-      rows: (..., rows, 1) of a matrix; None otherwise.
-      columns: (..., 1, columns), likewise.
-    """
-
-    some: Any
-    rows: Any = None
-    columns: Any = None
+    wholes: Float32[Array, " leaves"]
+    matrices: tuple[MatrixMeans, ...]
 
 
 class GrowthState(NamedTuple):
     """State of `GrowthByMeanSquares`.
 
     Attributes:
-      now: `MeanSquares` in the place of each leaf, zeros until the variance is frozen.
+      now: the mean squares, zeros until the variance is frozen.
       frozen: the same when it was frozen.
       measured: number of steps after the freeze that have measured.
     """
 
-    now: optax.Params
-    frozen: optax.Params
+    now: MeanSquares
+    frozen: MeanSquares
     measured: Int32[Array, ""]
 
 
@@ -208,14 +212,21 @@ class GrowthByMeanSquares:
         count: Int32[Array, ""],
         axes: tuple[str, ...],
     ) -> GrowthState:
-        leaves, treedef = jax.tree.flatten(gradients)
-        sizes = [self._signs(x) for x in leaves]
-        # One draw: a draw for each leaf took a third of the compiling.
-        key = jax.random.fold_in(jax.random.key(0), count)
-        signs = jax.random.rademacher(key, (sum(sizes),), jnp.float32)
-        sums = tuple(map(self._sums, leaves, _cut(signs, sizes)))
-        agreed = means(jax.tree.map(replicated, sums), axes)
-        squares = treedef.unflatten(map(_of_sums, agreed, leaves))
+        leaves = jax.tree.leaves(gradients)
+        signs = self._signs(leaves, count)
+        (matrices, others), (of_lines, of_others) = (
+            self._by_kind(leaves, x) for x in (leaves, signs)
+        )
+        sums = (
+            list(map(_sums_of_lines, matrices, of_lines)),
+            jnp.stack([*map(_some_sums, others, of_others), jnp.zeros(_SUMS)])[:-1],
+        )
+        lines, some = means(jax.tree.map(replicated, sums), axes)
+        sizes = jnp.array([max(x.size, 1) for x in others], jnp.float32)
+        squares = MeanSquares(
+            jnp.sum(jnp.square(some), axis=1) / sizes,
+            tuple(map(_of_sums, lines, matrices)),
+        )
         now = optax.tree.update_moment(squares, state.now, decay**self.period, 1)
         return state._replace(now=now, measured=state.measured + 1)
 
@@ -239,62 +250,72 @@ class GrowthByMeanSquares:
           The variances, without bias correction.
         """
         leaves, treedef = jax.tree.flatten(nu)
-        grown = []
-        for v, now, frozen in zip(
-            leaves, *map(_nodes, (state.now, state.frozen)), strict=True
-        ):
-            mean = jax.tree.map(lambda x: x / weight_now * weight_frozen, now)
-            growth = _growth(mean, frozen)
-            grown.append(jnp.where(frozen.whole > 0, v * growth, mean.whole))
+        mean = jax.tree.map(lambda x: x / weight_now * weight_frozen, state.now)
+        matrices, others = self._by_kind(leaves, leaves)
+        # Without gradients before the freeze all variances of a leaf are zero.
+        silent = state.frozen.wholes <= 0
+        growth, added = numbers_of(
+            others,
+            jnp.where(silent, 0, _ratio(mean.wholes, state.frozen.wholes)),
+            jnp.where(silent, mean.wholes, 0),
+        )
+        lines = map(_grown, matrices, mean.matrices, state.frozen.matrices)
+        wholes = map(lambda v, times, plus: v * times + plus, others, growth, added)
+        grown = [next(lines if self._by_lines(v) else wholes) for v in leaves]
         return treedef.unflatten(grown)
 
     def _by_lines(self, x: Array) -> bool:
         return x.ndim > 1 and min(x.shape[-2:]) >= self.least and x.size > 0
 
-    def _means(self, squares: optax.Params) -> optax.Params:
-        return jax.tree.map(lambda x: _mean_squares(x, self._by_lines(x)), squares)
+    def _by_kind(
+        self, leaves: list[Array], of_leaves: Sequence[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """What is of leaves that are matrices, and of the others."""
+        kinds = [self._by_lines(x) for x in leaves]
+        return (
+            [y for is_one, y in zip(kinds, of_leaves, strict=True) if is_one],
+            [y for is_one, y in zip(kinds, of_leaves, strict=True) if not is_one],
+        )
 
-    def _signs(self, x: Array) -> int:
-        """The number of random signs in the sums of a leaf."""
-        return sum(x.shape[-2:] if self._by_lines(x) else _signs_by_axis(x))
+    def _signs(
+        self, leaves: list[Array], count: Int32[Array, ""]
+    ) -> list[list[Float32[Array, " size"]]]:
+        """Random signs for the sums of each leaf, along each axis that is summed."""
+        sizes = [
+            x.shape[-2:] if self._by_lines(x) else _signs_by_axis(x) for x in leaves
+        ]
+        each = list(itertools.chain.from_iterable(sizes))
+        starts = list(itertools.accumulate(each, initial=0))[:-1]
+        # One draw: a draw for each leaf took a third of the compiling.
+        key = jax.random.fold_in(jax.random.key(0), count)
+        drawn = jax.random.rademacher(key, (sum(each),), jnp.float32)
+        # Left to automatic axes, devices would draw shares, and send parts around.
+        parts = map(replicated, parted(replicated(drawn), starts, each))
+        return [list(itertools.islice(parts, len(of_leaf))) for of_leaf in sizes]
 
-    def _sums(self, x: Array, signs: Float32[Array, " signs"]) -> RandomSums:
-        return _random_sums(x, signs, self._by_lines(x))
+    def _means(self, squares: optax.Params) -> MeanSquares:
+        leaves = jax.tree.leaves(squares)
+        matrices, others = self._by_kind(leaves, leaves)
+        return MeanSquares(
+            row(lambda x: jnp.sum(x) / float(max(x.size, 1)), others),
+            tuple(map(_means_of_lines, matrices)),
+        )
 
 
-def _nodes(tree: optax.Params) -> list[MeanSquares]:
-    return jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, MeanSquares))
-
-
-def _mean_squares(squares: Float32[Array, ...], by_lines: bool) -> MeanSquares:
-    if not by_lines:
-        return MeanSquares(jnp.sum(squares) / float(max(squares.size, 1)))
+def _means_of_lines(squares: Float32[Array, "*n m k"]) -> MatrixMeans:
     rows = replicated(jnp.mean(squares, axis=-1, keepdims=True))
     columns = replicated(jnp.mean(squares, axis=-2, keepdims=True))
-    return MeanSquares(jnp.mean(rows, axis=-2, keepdims=True), rows, columns)
+    return MatrixMeans(jnp.mean(rows, axis=-2, keepdims=True), rows, columns)
 
 
-def _cut(
-    signs: Float32[Array, " signs"], sizes: Sequence[int]
-) -> Iterator[Float32[Array, " size"]]:
-    """Parts of these sizes, each whole on every device inside a worker."""
-    # Left to automatic axes, devices would draw shares and send parts of them around.
-    ends = list(itertools.accumulate(sizes))
-    return map(replicated, jnp.split(signs, ends[:-1]))
-
-
-def _random_sums(
-    x: Float[Array, ...], signs: Float32[Array, " signs"], by_lines: bool
-) -> RandomSums:
-    """Sums over rows and columns, or eight over parts of what is no matrix."""
-    x = x.astype(jnp.float32)
-    if not by_lines:
-        return RandomSums(_some_sums(x, signs))
-    rows, columns = _cut(signs, x.shape[-2:])
-    return RandomSums(
-        None,
-        jnp.einsum("...kl,l->...k", x, columns)[..., None],
-        jnp.einsum("...kl,k->...l", x, rows)[..., None, :],
+def _sums_of_lines(
+    x: Float[Array, "*n m k"], signs: list[Float32[Array, " size"]]
+) -> tuple[Float32[Array, "*n m 1"], Float32[Array, "*n 1 k"]]:
+    """The sums of each row and of each column, with random signs."""
+    x, (of_rows, of_columns) = x.astype(jnp.float32), signs
+    return (
+        jnp.einsum("...kl,l->...k", x, of_columns)[..., None],
+        jnp.einsum("...kl,k->...l", x, of_rows)[..., None, :],
     )
 
 
@@ -305,7 +326,7 @@ def _signs_by_axis(x: Array) -> list[int]:
 
 
 def _some_sums(
-    x: Float32[Array, ...], signs: Float32[Array, " signs"]
+    x: Float[Array, "*shape"], signs: list[Float32[Array, " signs"]]
 ) -> Float32[Array, " 8"]:
     """Eight sums over parts of the longest axis, whole along the others.
 
@@ -313,8 +334,8 @@ def _some_sums(
     sign drawn for each value would be as large as the leaf, whole on every device.
     """
     order = sorted(range(x.ndim), key=lambda axis: -x.shape[axis])
-    x = x.transpose(order) if order else x[None]
-    along, *others = _cut(signs, _signs_by_axis(x))
+    x = x.astype(jnp.float32).transpose(order) if order else x.astype(jnp.float32)[None]
+    along, *others = signs
     missing = -len(along) % _SUMS
     x = jnp.pad(x, [(0, missing), *[(0, 0)] * len(others)])
     x = x.reshape(len(x) // _SUMS, _SUMS, *x.shape[1:])
@@ -326,31 +347,32 @@ def _some_sums(
     return jnp.sum(x, axis=(0, *range(2, x.ndim)))
 
 
-def _of_sums(sums: RandomSums, x: Array) -> MeanSquares:
-    """Mean squares of a leaf from the workers' means of its sums."""
-    if sums.rows is None:
-        return MeanSquares(jnp.sum(jnp.square(sums.some)) / float(max(x.size, 1)))
-    rows = jnp.square(sums.rows) / float(x.shape[-1])
-    columns = jnp.square(sums.columns) / float(x.shape[-2])
+def _of_sums(
+    sums: tuple[Float32[Array, "*n m 1"], Float32[Array, "*n 1 k"]],
+    x: Float[Array, "*n m k"],
+) -> MatrixMeans:
+    """Mean squares of matrices from the workers' means of their sums."""
+    rows = jnp.square(sums[0]) / float(x.shape[-1])
+    columns = jnp.square(sums[1]) / float(x.shape[-2])
     of_rows = jnp.mean(rows, axis=-2, keepdims=True)
     of_columns = jnp.mean(columns, axis=-1, keepdims=True)
-    return MeanSquares((of_rows + of_columns) / 2.0, rows, columns)
+    return MatrixMeans((of_rows + of_columns) / 2.0, rows, columns)
 
 
-def _growth(now: MeanSquares, frozen: MeanSquares) -> Float32[Array, ...]:
-    of_whole = _ratio(now.whole, frozen.whole)
-    if now.rows is None:
-        return of_whole
-
+def _grown(
+    nu: Float32[Array, "*n m k"], now: MatrixMeans, frozen: MatrixMeans
+) -> Float32[Array, "*n m k"]:
     def of_lines(now_: Array, frozen_: Array) -> Array:
         # A row without gradients has its leaf's mean for a variance.
         known = frozen_ > _NEGLIGIBLE * frozen.whole
         return _ratio(now_, jnp.where(known, frozen_, frozen.whole))
 
+    of_whole = _ratio(now.whole, frozen.whole)
     rows = of_lines(now.rows, frozen.rows)
     columns = of_lines(now.columns, frozen.columns)
     product = rows * columns * _ratio(jnp.ones_like(of_whole), of_whole)
-    return jnp.maximum(product, _LEAST_GROWTH * of_whole)
+    growth = jnp.maximum(product, _LEAST_GROWTH * of_whole)
+    return jnp.where(frozen.whole > 0, nu * growth, now.whole)
 
 
 def _ratio(x: Array, y: Array) -> Array:
