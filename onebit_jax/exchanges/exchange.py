@@ -136,6 +136,11 @@ class Exchange(_Transformation):
             optax.tree.update_moment(gradients, momentum, decay, 1), state
         )
 
+    @property
+    def senders(self) -> tuple[str, ...]:
+        """The axes between whose members messages are compressed."""
+        return self.axes
+
     def is_alone(self) -> bool:
         """True of a single worker.
 

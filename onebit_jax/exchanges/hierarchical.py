@@ -116,6 +116,11 @@ class _Hierarchical(Exchange):
         """The exchange's between hosts."""
         return self.exchange.keeps_scale
 
+    @property
+    def senders(self) -> tuple[str, ...]:
+        """The hosts'."""
+        return self.exchange.axes
+
     def is_alone(self) -> bool:
         """True of one host, whose devices exchange exactly."""
         return self.exchange.is_alone()

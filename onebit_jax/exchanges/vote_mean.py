@@ -40,10 +40,11 @@ def vote_mean(
     digits it would send :math:`2 \log_2(n + 1)`.
 
     A vote that is tied, as even numbers of workers can be, is 1 with back='majority',
-    and so is one on zeros alone with either: mask parameters that have no gradients, or
-    change the signs of what is sent and of what is agreed in every other step, as
-    `scale_by_distributed_lion` does. A value that is not finite votes by its sign, NaN
-    for -1: wrap the optimizer in `skip_nonfinite`.
+    and so is the vote of a worker whose value is 0: those without gradients, as for an
+    embedding that one worker alone has seen, all vote for 1 and outvote it. Mask what
+    has no gradients, and where a few workers have them choose `distributed_lion`, whose
+    abstentions cancel, or an exchange with scales, such as `sign_mean`. A value that is
+    not finite votes by its sign, NaN for -1: wrap the optimizer in `skip_nonfinite`.
 
     Args:
       axis: name, or names, of the mesh axes whose members are the workers.

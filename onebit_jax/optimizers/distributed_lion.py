@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
 from onebit_jax.exchanges.exchange import Exchange
 from onebit_jax.exchanges.random_vote_mean import RandomVoteState
 from onebit_jax.optimizers.parts.moments import as_float32
-from onebit_jax.workers.axes import check_floats
+from onebit_jax.workers.axes import bound_workers, check_floats, worker_index
 from onebit_jax.workers.per_worker import per_worker
 
 if TYPE_CHECKING:
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
 
     from jax import Array
     from jax.typing import ArrayLike
-    from jaxtyping import Float, Int32
+    from jaxtyping import Float, Float32, Int32
 
 _NAME = "distributed Lion"
+_LITTLE = np.float32(1e-30)
 
 
 class ScaleByDistributedLionState(NamedTuple):
@@ -54,11 +56,15 @@ def scale_by_distributed_lion(
     own. There is no warm-up, no scale and no error feedback. With one worker it is
     `optax.scale_by_lion`, but where c is 0.
 
-    A bit cannot say 0. A tie of an even number of workers, and a c of 0, which a
-    parameter without gradients always has, are votes for 1: in every step, so that
+    A bit cannot say 0. A tie of an even number of workers is 1, in every step, so that
     parameters would drift. Therefore values change their sign before the exchange, and
-    again after it, where the sum of their indices and of the number of steps is odd.
-    Ties and zeros then go up and down in turn, and neighbours the other way.
+    again after it, where the sum of their indices and of the number of steps is odd:
+    ties go up and down in turn, and neighbours the other way.
+
+    A c of 0, which a parameter without gradients always has, abstains: every other
+    worker votes 1 for it and the next one -1, and the workers change places every other
+    step, so that these votes leave the decision to those who have gradients. One of
+    four workers moves what it alone has gradients of half as far as if all had them.
 
     Args:
       exchange: what workers vote by, such as `vote_mean('data')`; not votes that are
@@ -142,7 +148,9 @@ def scale_by_distributed_lion(
     ) -> tuple[optax.Updates, Any]:
         del params, extra_args
         sent, own = own_momentum.update(updates, state.own)
+        abstention = _abstention(exchange.senders, state.count)
         sent = jax.tree.map(lambda c: _turn(c, state.count), sent)
+        sent = jax.tree.map(lambda c: jnp.where(c == 0, abstention, c), sent)
         agreed, exchanged = exchange.update(sent, state.exchange)
         agreed = jax.tree.map(lambda u: _turn(u, state.count), agreed)
         return optax.tree.cast_like(agreed, updates), ScaleByDistributedLionState(
@@ -150,6 +158,13 @@ def scale_by_distributed_lion(
         )
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _abstention(axes: tuple[str, ...], count: Int32[Array, ""]) -> Float32[Array, ""]:
+    """What a worker sends instead of 0, by the place that it has in this step."""
+    place = (worker_index(axes) + count // 2) % bound_workers(axes)
+    # Inside a host its mean must not count beside the gradients of others.
+    return jnp.where(place % 2 == 1, -_LITTLE, _LITTLE)
 
 
 def _turn(x: Float[Array, ...], count: Int32[Array, ""]) -> Float[Array, ...]:

@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from onebit_jax.workers.states import stages_by_part
-from onebit_jax.workers.worker_local import types_by_path, worker_local_nodes
+from onebit_jax.workers.states import is_declared, stages_by_part
+from onebit_jax.workers.worker_local import (
+    is_own_array,
+    is_worker_local,
+    types_by_path,
+    worker_local_nodes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,6 +54,62 @@ def check_batch(
             f"the batch's leaves have different numbers of examples ({told}): pass "
             f"what is no list of examples {otherwise}."
         )
+
+
+def check_axes(
+    state: Any, axes: tuple[str, ...], around: frozenset[str] = frozenset()
+) -> None:
+    """Refuses an optimizer, or a part of it for some leaves, that leaves out an axis.
+
+    Args:
+      state: of the optimizer or the part.
+      axes: the workers'.
+      around: axes of exchanges that stand around a part, for all leaves.
+    """
+    named = _exchanged_over(state)
+    if named and named | around != set(axes):
+        raise ValueError(
+            f"the batch is divided over {axes} and the optimizer's exchange works over "
+            f"{tuple(sorted(named))}: name the same axes in data_parallel(axis=...) "
+            "and in the exchange of every part."
+        )
+    parts: list[Any] = []
+    for node in jax.tree.leaves(state, is_leaf=lambda x: _is_part(x) or _is_own(x)):
+        if isinstance(node, optax.transforms.PartitionState):
+            parts += node.inner_states.values()
+        elif isinstance(node, optax.MaskedState) and _keeps_agreed(node):
+            parts.append(node)
+        else:
+            around |= _exchanged_over(node)
+    for part in parts:
+        check_axes(part.inner_state, axes, around)
+
+
+def _exchanged_over(state: Any) -> frozenset[str]:
+    """The axes of a state's exchanges, and not those of what workers keep alone."""
+    found: set[str] = set()
+    for node in jax.tree.leaves(state, is_leaf=_is_own):
+        inside = worker_local_nodes(node)
+        if not is_worker_local(node):
+            inside = [each for each in inside if not is_own_array(each)]
+        found |= {name for each in inside for name in each.axes}
+    return frozenset(found)
+
+
+def _is_own(node: Any) -> bool:
+    return is_worker_local(node) or (is_declared(node) and node.is_opaque)
+
+
+def _is_part(node: Any) -> bool:
+    return isinstance(node, optax.transforms.PartitionState | optax.MaskedState)
+
+
+def _keeps_agreed(state: Any) -> bool:
+    """True of moments that are the same on all workers, as gradients were before."""
+    return any(
+        not is_worker_local(x) and jnp.issubdtype(x.dtype, jnp.floating)
+        for x in jax.tree.leaves(state, is_leaf=is_worker_local)
+    )
 
 
 def check_workers_of(state: Any, axis_sizes: Mapping[str, int]) -> None:

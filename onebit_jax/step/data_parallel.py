@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from onebit_jax.step.checked import Step
 from onebit_jax.step.checks import (
+    check_axes,
     check_batch,
     check_made_for,
     check_stage,
@@ -155,7 +156,7 @@ class _Run:
             specs = jax.tree.map_with_path(self.spec_inside, params)
         params = jax.tree.map(_copy, params, self.placed(params, specs))
         state = init_state(self.tx, params, self.mesh)
-        _check_axes(state, self.axes)
+        check_axes(state, self.axes)
         _check_sharded(params, specs, state)
         return params, state
 
@@ -329,16 +330,6 @@ def _copy(x: Any, sharding: NamedSharding) -> Any:
         return jax.jit(jnp.copy, out_shardings=sharding)(x)
     # From the host, as a process's own array may be known to no other process.
     return jax.device_put(np.asarray(x), sharding)
-
-
-def _check_axes(state: Any, axes: tuple[str, ...]) -> None:
-    named = {name for node in worker_local_nodes(state) for name in node.axes}
-    if named and named != set(axes):
-        raise ValueError(
-            f"the batch is divided over {axes} and the optimizer's exchange works over "
-            f"{tuple(sorted(named))}: name the same axes in data_parallel(axis=...) "
-            "and in the exchange."
-        )
 
 
 def specs_inside(params: Any, state: Any) -> Any:

@@ -364,5 +364,11 @@ class DistributedLion(Leaf):
         sent = self.b1 * self.m + (1 - self.b1) * gradients
         self.m = self.b2 * self.m + (1 - self.b2) * gradients
         turn = np.where((self.index + self.step) % 2 == 1, -1, 1)
+        # Those without gradients abstain: half of them vote for it, half against.
+        workers = len(sent)
+        places = (np.arange(workers) + self.step // 2) % workers
+        abstentions = np.where(places % 2 == 1, -1.0, 1.0)
+        abstentions = abstentions.reshape(-1, *np.ones(sent.ndim - 1, int))
+        sent = np.where(sent == 0, abstentions, turn * sent)
         self.step += 1
-        return turn * self.agree(turn * sent) + self.weight_decay * params
+        return turn * self.agree(sent) + self.weight_decay * params

@@ -72,6 +72,40 @@ def test_what_has_no_majority_does_not_drift(back):
     assert (np.abs(updates[3:]).max() > 0) == (back == "majority")
 
 
+@pytest.mark.parametrize("back", ["majority", "mean"])
+@pytest.mark.parametrize("workers", [3, 4])
+def test_workers_without_gradients_leave_the_vote_to_the_others(workers, back):
+    """Whoever the one is that has some, as of an embedding that it alone has seen."""
+    tx = distributed_lion(1.0, vote_mean("data", back=back), weight_decay=0.0)
+
+    run = onebit_jax.simulated(lambda p, x: jnp.mean(x @ p), tx, workers)
+
+    @jax.jit
+    def moved(batch):
+        def step(_, given):
+            return run.step.jitted(*given, batch)[:2]
+
+        return jax.lax.fori_loop(0, 12, step, run.init(jnp.zeros(4)))[0]
+
+    # All together would move by 12, or one of them by 12 / workers of the means.
+    share = {(3, "majority"): 8, (4, "majority"): 6}.get((workers, back), 12 / workers)
+    for one in range(workers):
+        batch = np.zeros((workers, 4), np.float32)
+        batch[one] = [1, -1, 3, 0]
+        np.testing.assert_allclose(moved(batch), share * np.array([-1, 1, -1, 0]), 1e-6)
+
+
+def test_hosts_without_gradients_leave_the_vote_to_the_others():
+    """Whichever device of a host has some."""
+    exchange = onebit_jax.hierarchical(vote_mean("host"), "device")
+    tx, params = distributed_lion(1.0, exchange, weight_decay=0.0), jnp.zeros(3)
+    run = Workers(tx, params, mesh_over({"host": 2, "device": 2}))
+    gradients = np.zeros((4, 3), np.float32)
+    gradients[[1, 2], [0, 1]] = 1e-9, -1e-9
+    moved = sum(np.asarray(run.update(gradients, params)) for _ in range(8))
+    np.testing.assert_array_equal(moved, [-4, 4, 0])
+
+
 def test_where_gradients_have_stopped_binsgdm_soon_stays():
     """Long before its running means, of which the ratio is the same, underflow."""
     run = Workers(binsgdm(0.1, onebit_jax.exact_mean("data")), jnp.ones(3), mesh_of(2))

@@ -310,6 +310,56 @@ def test_an_exchange_over_other_axes_than_the_batch(batch_axes):
         run.init(jnp.ones(3))
 
 
+HOSTS = exact_mean("host")
+DEVICES = exact_mean("device")
+ALL = exact_mean(("host", "device"))
+
+
+def parts(first, second):
+    return optax.partition({"a": first, "b": second}, {"a": "a", "b": "b"})
+
+
+def masked(tx, *names):
+    return optax.masked(tx, {name: name in names for name in "ab"})
+
+
+def adam(exchange):
+    return optax.chain(exchange, optax.adam(0.1))
+
+
+def inits(tx):
+    mesh = mesh_over({"host": 2, "device": 2})
+    params = {"a": jnp.ones(3), "b": jnp.ones(3)}
+    return data_parallel(lambda p, x: jnp.mean(x @ p["a"]), tx, mesh).init(params)
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        parts(adam(HOSTS), adam(DEVICES)),
+        parts(adam(ALL), HOSTS),
+        onebit_jax.accumulate(parts(HOSTS, DEVICES), 2, ("host", "device")),
+        optax.chain(masked(adam(HOSTS), "a"), masked(adam(DEVICES), "b")),
+        optax.chain(onebit_jax.per_worker(optax.trace(0.9), ALL.axes), DEVICES),
+    ],
+)
+def test_parts_of_an_optimizer_over_different_axes(tx):
+    with pytest.raises(ValueError, match=r"works over \('\w+',\): name .* every part"):
+        inits(tx)
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optax.chain(DEVICES, parts(adam(HOSTS), HOSTS)),
+        optax.chain(masked(DEVICES, "a"), masked(adam(HOSTS), "a"), masked(ALL, "b")),
+        parts(optax.chain(onebit_jax.per_worker(adam(DEVICES), "host"), HOSTS), ALL),
+    ],
+)
+def test_parts_of_an_optimizer_over_the_same_axes_in_steps(tx):
+    inits(tx)
+
+
 @with_each
 def test_an_axis_that_is_not_the_states(make):
     """The state is right, the update is not: its axis is misspelt, or not bound."""
