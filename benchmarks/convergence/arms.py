@@ -10,7 +10,7 @@ import jax
 import optax
 
 import onebit_jax
-from train.core.optimizer import decays, freeze_rule, guarded, local
+from train.core.optimizer import decays, freeze_rule, guarded, local, muon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,6 +35,7 @@ _SIGNS = ("exchange", "scale")
 _OPTIONS = {
     "adam": (*_COMMON, *_SIGNS, "nesterov"),
     "sgd": (*_COMMON, *_SIGNS),
+    "muon": (*_COMMON, *_SIGNS),
     "onebit_adam": (
         *_COMMON,
         *_SIGNS,
@@ -172,6 +173,8 @@ def _optimizer(
         nesterov = options.get("nesterov", False)
         adam = optax.adamw(schedule, b1, nesterov=nesterov, **decay)
         return optax.chain(exchange, adam)
+    if name == "muon":
+        return optax.chain(exchange, muon(schedule, **decay))
     if name == "sgd":
         decayed = optax.add_decayed_weights(weight_decay, decays)
         return optax.chain(exchange, decayed, optax.sgd(schedule, b1))
@@ -207,6 +210,7 @@ def _optimizer(
 _EXCHANGES = {
     "adam": "exact_mean",
     "sgd": "exact_mean",
+    "muon": "exact_mean",
     "onebit_adam": "sign_mean",
     "onebit_lamb": "sign_mean",
     "zero_one_adam": "sign_mean",
@@ -236,6 +240,7 @@ def make_exchange(
     made: dict[str, Callable[..., onebit_jax.Exchange]] = {
         "exact_mean": onebit_jax.exact_mean,
         "sign_mean": onebit_jax.sign_mean,
+        "quantized_mean": onebit_jax.quantized_mean,
         "no_feedback": _no_feedback,
         "vote_mean": onebit_jax.vote_mean,
         "vote_mean, mean back": functools.partial(onebit_jax.vote_mean, back="mean"),
