@@ -153,35 +153,13 @@ class _Run:
         check_same({"params": params}, processes_of(self.mesh))
         specs = self.specs
         if specs is None:
-            specs = jax.tree.map_with_path(self.spec_inside, params)
-        params = jax.tree.map(_copy, params, self.placed(params, specs))
+            inside = functools.partial(spec_inside, self.mesh, self.axes)
+            specs = jax.tree.map_with_path(inside, params)
+        params = jax.tree.map(copied, params, self.placed(params, specs))
         state = init_state(self.tx, params, self.mesh)
         check_axes(state, self.axes)
         _check_sharded(params, specs, state)
         return params, state
-
-    def spec_inside(self, path: Any, p: Any) -> PartitionSpec:
-        """The partition of a parameter inside a worker."""
-        spec, name = spec_of(p), jax.tree_util.keystr(path) or "itself"
-        # An array of one device may be of any mesh.
-        if getattr(p, "is_fully_replicated", True):
-            return PartitionSpec()
-        if not isinstance(p.sharding, NamedSharding) or not names_of(spec) <= set(
-            self.mesh.axis_names
-        ):
-            raise ValueError(
-                f"the parameters' leaf {name} is sharded by {p.sharding}, which is not "
-                "over axes of this mesh: put it there, by jax.device_put(params, "
-                "NamedSharding(mesh, spec))."
-            )
-        if shared := sorted(names_of(spec) & set(self.axes)):
-            raise ValueError(
-                f"the parameters' leaf {name} is sharded over {tuple(shared)}, whose "
-                "members are the workers, each of which needs all parameters: shard "
-                "them over another axis of the mesh, as that of ('replica', 'data') "
-                "and data_parallel(axis='replica'), or replicate them."
-            )
-        return spec
 
     def step(
         self,
@@ -274,6 +252,30 @@ class _Run:
         return jax.tree.map(keep, (params, state), (shapes, made))
 
 
+def spec_inside(mesh: Mesh, axes: tuple[str, ...], path: Any, p: Any) -> PartitionSpec:
+    """The partition of a parameter inside a worker."""
+    # An array of one device may be of any mesh.
+    if getattr(p, "is_fully_replicated", True):
+        return PartitionSpec()
+    spec, name = spec_of(p), jax.tree_util.keystr(path) or "itself"
+    if not isinstance(p.sharding, NamedSharding) or not names_of(spec) <= set(
+        mesh.axis_names
+    ):
+        raise ValueError(
+            f"the parameters' leaf {name} is sharded by {p.sharding}, which is not "
+            "over axes of this mesh: put it there, by jax.device_put(params, "
+            "NamedSharding(mesh, spec))."
+        )
+    if shared := sorted(names_of(spec) & set(axes)):
+        raise ValueError(
+            f"the parameters' leaf {name} is sharded over {tuple(shared)}, whose "
+            "members are the workers, each of which needs all parameters: shard "
+            "them over another axis of the mesh, as that of ('replica', 'data') "
+            "with axis='replica', or replicate them."
+        )
+    return spec
+
+
 def divided(mesh: Mesh, axes: tuple[str, ...], x: Any) -> Any:
     """Examples divided over the workers, and as they are inside each."""
     first, *rest = (*spec_of(jax.typeof(x)), None)
@@ -324,10 +326,12 @@ def local_step(
     return params, state, *(values if has_aux else (values,))
 
 
-def _copy(x: Any, sharding: NamedSharding) -> Any:
-    # A copy: step donates its arguments, and the caller keeps the parameters.
+def copied(x: Any, sharding: NamedSharding) -> Any:
+    """A copy on the mesh: a step donates its arguments, and the caller keeps them."""
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         return jax.jit(jnp.copy, out_shardings=sharding)(x)
+    if jnp.issubdtype(jnp.asarray(x).dtype, jax.dtypes.prng_key):
+        return jax.device_put(jax.random.clone(x), sharding)
     # From the host, as a process's own array may be known to no other process.
     return jax.device_put(np.asarray(x), sharding)
 

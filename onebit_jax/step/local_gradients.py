@@ -14,6 +14,7 @@ from onebit_jax.workers.axes import (
     bound_workers,
     is_agreed,
     to_varying,
+    varying_axes,
 )
 
 
@@ -45,8 +46,9 @@ def local_value_and_grad(
       A function like `fun` that returns its value and this worker's gradients.
 
     Raises:
-      ValueError: when called where the axis is not bound, or if the loss is averaged
-        over the workers already; only `shard_map(check_vma=True)` records this.
+      ValueError: when called where the axis is not bound, if the loss is averaged
+        over the workers already, or if it differs over other axes too, over which
+        gradients would be summed; only `shard_map(check_vma=True)` records this.
       TypeError: when called with keywords alone, or if `fun` returns a pair without
         `has_aux`, or no pair with it.
 
@@ -94,9 +96,22 @@ def local_value_and_grad(
                 "own loss, made from the parameters and not averaged (a count may be "
                 "averaged), or its gradients are divided by the workers once more."
             )
+        _check_summed([local[place] for place in sorted(places)], value, axes)
         return result, gradients
 
     return wrapped
+
+
+def _check_summed(params: Any, value: Any, axes: tuple[str, ...]) -> None:
+    """Refuses a loss whose gradients are summed over other axes."""
+    shared = [varying_axes(value) - varying_axes(p) for p in jax.tree.leaves(params)]
+    if further := sorted(frozenset().union(*shared)):
+        raise ValueError(
+            f"the loss differs over {tuple(further)} too, where the parameters are the "
+            "same, and its gradients would be summed over that: name these axes in "
+            f"local_value_and_grad(loss, {(*axes, *further)}) and in the exchange, or "
+            "return the loss's jax.lax.pmean over them."
+        )
 
 
 def _check_aux(result: Any, has_aux: bool) -> None:

@@ -6,23 +6,32 @@ import dataclasses
 import functools
 import inspect
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from onebit_jax.step.checked import Step
 from onebit_jax.step.checks import check_batch, check_workers_of
-from onebit_jax.step.data_parallel import as_float, divided, workers_of
+from onebit_jax.step.data_parallel import (
+    as_float,
+    copied,
+    divided,
+    spec_inside,
+    workers_of,
+)
 from onebit_jax.workers.arithmetic import mean, ordered_after
-from onebit_jax.workers.axes import AxisNames, is_agreed
+from onebit_jax.workers.axes import AxisNames, is_agreed, varying_axes
 from onebit_jax.workers.placement import state_specs
 from onebit_jax.workers.processes import processes_of
-from onebit_jax.workers.specs import names_of, spec_of
+from onebit_jax.workers.specs import names_of, sharding_of, spec_of
 from onebit_jax.workers.states import is_local_stage
-from onebit_jax.workers.worker_local import check_agreed, is_worker_local
+from onebit_jax.workers.worker_local import is_worker_local, worker_local_nodes
 
 
 def worker_step(
@@ -48,7 +57,9 @@ def worker_step(
       mesh: the mesh.
       axis: names of the mesh axes whose members are the workers; None for all.
       carried: how many of the first arguments the step returns anew, such as 2 of
-        `step(params, state, batch)`, 1 of `step(train_state, batch)`.
+        `step(params, state, batch)`, 1 of `step(train_state, batch)`. They are any
+        trees; what is no array in them, as the functions and flags of an Equinox
+        module, stays what it is.
       check_vma: whether types record what is the same on all workers, so that
         gradients that are averaged already, and what differs and must not, are
         refused. A carry of `jax.lax.scan` that begins with zeros must then be made to
@@ -65,10 +76,11 @@ def worker_step(
       axis.
 
     Raises:
-      ValueError: if the mesh lacks an axis; from a call, if a batch cannot be shared
-        equally, what is carried was donated before or differs from worker to worker,
-        the state is one of another number of workers, processes hold other values or
-        run another program, or the stage cannot be the next.
+      ValueError: if the mesh lacks an axis; from a call, if batches cannot be shared
+        equally, what is carried was donated before, differs from worker to worker or is
+        sharded over the workers' axes, the state is one of another number of workers or
+        of other axes, processes hold other values or run another program, or the stage
+        cannot be the next.
       TypeError: from a call, if the step does not return what is carried.
 
     Example:
@@ -92,13 +104,17 @@ def worker_step(
     axes = workers_of(mesh, axis)
 
     def decorate(step: Callable[..., Any]) -> WorkerStep:
-        names = tuple(inspect.signature(step).parameters)[:carried]
+        kinds = inspect.signature(step).parameters.values()
+        names = [p.name for p in kinds if p.kind in (p.POSITIONAL_ONLY, _POSITIONAL)]
+        names = (*names, *(f"argument {i}" for i in range(len(names), carried)))
         each = _OfWorkers(step, mesh, axes, carried, check_vma)
-        static = ("stage", "placed")
-        checked = Step(each.step, processes_of(mesh), names, None, static)
-        return WorkerStep(checked, mesh)
+        checked = Step(each.step, processes_of(mesh), names[:carried], None)
+        return WorkerStep(checked, mesh, axes, carried)
 
     return decorate
+
+
+_POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 class WorkerStep:
@@ -107,30 +123,110 @@ class WorkerStep:
     Args:
       step: the step, checked and jitted.
       mesh: the mesh.
+      axes: the axes of the workers.
+      carried: how many of its first arguments are returned anew.
     """
 
-    def __init__(self, step: Step, mesh: Mesh):
+    def __init__(self, step: Step, mesh: Mesh, axes: tuple[str, ...], carried: int):
         self.checked = step
-        self._mesh = mesh
+        self._mesh, self._axes, self._carried = mesh, axes, carried
+        # The first arrays of what it returned last, and where they all were.
+        self._last: tuple[Callable[[], Any], ...] = ()
+        self._placed = Static(())
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Runs the step; see `worker_step`."""
-        return self.checked(*args, placed=self._placed(args), **options)
+        *given, placed = self._given(args)
+        result = self.checked(*given, placed, **options)
+        self._last = tuple(map(weakref.ref, _first_arrays(result[: self._carried])))
+        self._placed = placed
+        return with_leaves(result)
 
     def lower(self, *args: Any, **options: Any) -> Any:
         """As of a function that `jax.jit` returns."""
-        return self.checked.lower(*args, placed=self._placed(args), **options)
+        return self.checked.lower(*self._given(args), **options)
 
-    def _placed(self, args: tuple[Any, ...]) -> tuple[NamedSharding | None, ...]:
-        """Where the compiler's choice must leave what is carried, leaf by leaf."""
+    def _given(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments on the mesh, and where the compiler must leave them."""
+        if len(args) < self._carried:
+            raise TypeError(
+                f"pass the {self._carried} arguments that are carried, and the batches "
+                "after them, by position: a name is for what is no list of examples."
+            )
+        carried, batches = arrays_alone(args[: self._carried]), args[self._carried :]
+        # There may be thousands to look at, and those that it returned are in place.
+        firsts = zip(_first_arrays(carried), self._last, strict=False)
+        if {x is last() for x, last in firsts} == {True}:
+            return (*carried, *batches, self._placed)
+        carried = self._on_mesh(carried)
+        for path, x in jax.tree.leaves_with_path(carried, is_leaf=is_worker_local):
+            if not is_worker_local(x) and not isinstance(x, Tracer):
+                spec_inside(self._mesh, self._axes, path[1:], x)
+        placed = tuple(map(self._kept, jax.tree.leaves(carried)))
+        return (*carried, *batches, Static(placed))
 
-        def of_leaf(x: Any) -> NamedSharding | None:
-            sharding = getattr(x, "sharding", None)
-            if not isinstance(sharding, NamedSharding) or sharding.mesh != self._mesh:
-                return None
-            return sharding if names_of(sharding.spec) else None
+    def _on_mesh(self, carried: Any) -> Any:
+        """What is carried, without arrays of one device.
 
-        return tuple(map(of_leaf, jax.tree.leaves(args)))
+        The step returns none, and would be compiled anew for what it returned.
+        """
+        if not any(map(_is_off_mesh, jax.tree.leaves(carried))):
+            return carried
+
+        def put(x: Any, spec: PartitionSpec) -> Any:
+            if not _is_off_mesh(x):
+                return x
+            return copied(x, sharding_of(self._mesh, spec, np.ndim(x)))
+
+        return jax.tree.map(put, carried, state_specs(carried))
+
+    def _kept(self, x: Any) -> NamedSharding | None:
+        sharding = getattr(x, "sharding", None)
+        if not isinstance(sharding, NamedSharding) or sharding.mesh != self._mesh:
+            return None
+        return sharding if names_of(sharding.spec) else None
+
+
+def _first_arrays(carried: tuple[Any, ...]) -> list[Any]:
+    """The first array of each tree."""
+    return [x for tree in carried for x in jax.tree.leaves(tree)[:1]]
+
+
+def _is_off_mesh(x: Any) -> bool:
+    if isinstance(x, Tracer | jax.ShapeDtypeStruct):
+        return False
+    if not isinstance(x, jax.Array):
+        return True
+    return isinstance(x.sharding, jax.sharding.SingleDeviceSharding)
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Static:
+    """A node without arrays, compiled in."""
+
+    value: Any
+
+
+def arrays_alone(tree: Any) -> Any:
+    """A tree whose leaves are arrays, what is none being part of its structure."""
+
+    def held(x: Any) -> Any:
+        # The count of a TrainState begins as Python's 0, and comes back as an array.
+        return x if hasattr(x, "dtype") or type(x) is int else Static(x)
+
+    return jax.tree.map(held, tree)
+
+
+def with_leaves(tree: Any) -> Any:
+    """The inverse of `arrays_alone`."""
+
+    def is_static(node: Any) -> bool:
+        return isinstance(node, Static)
+
+    return jax.tree.map(
+        lambda x: x.value if is_static(x) else x, tree, is_leaf=is_static
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,15 +241,16 @@ class _OfWorkers:
         self,
         *args: Any,
         stage: str | None = None,
-        placed: tuple[NamedSharding | None, ...] = (),
         **same: Any,
     ) -> tuple[Any, ...]:
         """What is carried anew, and the means of what the step tells besides."""
-        carried, batches = args[: self.carried], args[self.carried :]
+        carried, (*batches, placed) = args[: self.carried], args[self.carried :]
+        batches = tuple(batches)
         workers = math.prod(self.mesh.shape[name] for name in self.axes)
-        for batch in batches:
-            check_batch(batch, workers, self.axes, "to the step by name")
+        examples = batches[0] if len(batches) == 1 else batches
+        check_batch(examples, workers, self.axes, "to the step by name")
         check_workers_of(carried, self.mesh.shape)
+        _check_axes(carried, self.axes)
         is_local = is_local_stage(carried, stage)
         split, everywhere = PartitionSpec(self.axes), PartitionSpec()
         of_values = split if is_local else everywhere
@@ -178,7 +275,7 @@ class _OfWorkers:
             )
         with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
             carried, values = step(carried, same, batches)
-        return *self.kept(carried, placed), *values
+        return *self.kept(carried, placed.value), *values
 
     def local(
         self,
@@ -191,19 +288,19 @@ class _OfWorkers:
         """The step of one worker, where its axes are bound."""
         if stage is not None:
             same = {**same, "stage": stage}
-        result = self.function(*carried, *batches, **same)
+        result = self.function(*with_leaves(carried), *batches, **same)
         if self.carried == 1 and type(result) is not tuple:
             result = (result,)
-        anew, values = result[: self.carried], result[self.carried :]
+        anew, values = arrays_alone(result[: self.carried]), result[self.carried :]
         if jax.tree.structure(anew) != jax.tree.structure(carried):
             raise TypeError(
                 f"the step must return its first {self.carried} arguments anew, in "
                 "trees like theirs, and then what it tells, as in return params, "
                 f"state, loss; it returned {jax.tree.structure(result)}."
             )
-        check_agreed(anew, (), self.axes)
-        values = jax.tree.map_with_path(as_float, values)
+        _check_carried(anew, self.axes)
         if is_local:
+            values = jax.tree.map_with_path(as_float, values)
             return anew, jax.tree.map(lambda x: x[None], values)
         agreed = [
             x
@@ -211,12 +308,13 @@ class _OfWorkers:
             if not is_worker_local(x) and jnp.issubdtype(x.dtype, jnp.floating)
         ]
 
-        def of_all(x: jax.Array) -> jax.Array:
+        def of_all(path: Any, x: Any) -> Any:
+            # What is the same on all workers, as a count of steps, stays what it is.
             if is_agreed(x, self.axes):
                 return x
-            return mean(ordered_after(x, agreed), self.axes)
+            return mean(ordered_after(as_float(path, x), agreed), self.axes)
 
-        return anew, jax.tree.map(of_all, values)
+        return anew, jax.tree.map_with_path(of_all, values)
 
     def kept(self, carried: Any, placed: tuple[NamedSharding | None, ...]) -> Any:
         """What is carried, where it was; the compiler would choose other places."""
@@ -230,3 +328,26 @@ class _OfWorkers:
                 for x, at in zip(leaves, placed, strict=False)
             ]
         )
+
+
+def _check_axes(carried: Any, axes: tuple[str, ...]) -> None:
+    named = {name for node in worker_local_nodes(carried) for name in node.axes}
+    if named and named != set(axes):
+        raise ValueError(
+            f"the batch is divided over {axes} and the optimizer's exchange works over "
+            f"{tuple(sorted(named))}: name the same axes in worker_step(mesh, axis) "
+            "and in the exchange."
+        )
+
+
+def _check_carried(anew: Any, axes: tuple[str, ...]) -> None:
+    """Refuses what the step returns if it differs between workers and must not."""
+    for (first, *path), x in jax.tree.leaves_with_path(anew, is_leaf=is_worker_local):
+        if not is_worker_local(x) and set(axes) & varying_axes(x):
+            name = f"result {first.idx}{jax.tree_util.keystr(tuple(path))}"
+            raise ValueError(
+                f"the step's {name} differs from worker to worker: either gradients "
+                "pass through no exchange before it, as onebit_jax.exact_mean"
+                f"({axes}), or it is learnt beside them, as statistics are, and the "
+                f"step must return its mean, jax.lax.pmean(x, {axes})."
+            )

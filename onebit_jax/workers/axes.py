@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import Tracer
 
 if TYPE_CHECKING:
     from jax import Array
@@ -76,13 +78,39 @@ def worker_count(axes: tuple[str, ...]) -> tuple[int, int]:
 
 def not_bound(axes: tuple[str, ...]) -> ValueError:
     """The error of worker axes that are neither bound nor in the mesh in context."""
-    known = ", ".join(map(repr, jax.sharding.get_abstract_mesh().shape)) or "none"
+    shape = jax.sharding.get_abstract_mesh().shape
+    known = ", ".join(map(repr, shape)) or "none"
+    misspelt = "" if set(axes) <= set(shape) else "check its spelling, "
     return ValueError(
-        f"worker axis {axes} is not bound (axes in context: {known}): check its "
-        "spelling, call update inside jax.shard_map over that axis, as "
-        "onebit_jax.data_parallel does, or name it in onebit_jax.simulated(axis=...), "
-        "and make the state with onebit_jax.init(tx, params, mesh); nnx.Optimizer does "
-        "none of this, so use onebit_jax.data_parallel instead of it."
+        f"worker axis {axes} is not bound (axes in context: {known}): {misspelt}call "
+        "update inside jax.shard_map over that axis, as onebit_jax.data_parallel and "
+        "onebit_jax.worker_step do, or name it in onebit_jax.simulated(axis=...), and "
+        "make the state with onebit_jax.init(tx, params, mesh); nnx.Optimizer does "
+        "none of this, so use one of these instead of it."
+    )
+
+
+def check_no_variables(params: Any) -> None:
+    """Refuses what `nnx.Optimizer` gives to an optimizer's `init`.
+
+    Elsewhere variables of Flax NNX come traced: `onebit_jax.init` places the state.
+    """
+    for node in jax.tree.leaves(params, is_leaf=is_variable):
+        concrete = [x for x in jax.tree.leaves(node) if not isinstance(x, Tracer)]
+        if is_variable(node) and concrete:
+            raise ValueError(
+                "nnx.Optimizer cannot hold what differs from worker to worker: split "
+                "the model, graph, params, rest = nnx.split(model, nnx.Param, ...), "
+                "and train params by onebit_jax.data_parallel, or by "
+                "onebit_jax.worker_step and onebit_jax.init(tx, params, mesh)."
+            )
+
+
+def is_variable(node: Any) -> bool:
+    """True of a variable of Flax NNX, which this package does not import."""
+    return any(
+        kind.__module__.startswith("flax.") and kind.__name__ == "Variable"
+        for kind in type(node).__mro__
     )
 
 
@@ -129,8 +157,12 @@ def check_local(updates: Any, axes: tuple[str, ...], who: str) -> None:
       TypeError: if a leaf is not real floating-point.
       ValueError: if a leaf is the same on all workers: it was averaged, or summed,
         before. Only `shard_map(check_vma=True)` records this.
+
+    Warns:
+      UserWarning: where nothing records it.
     """
     check_floats(updates, who)
+    _warn_of_averages(axes)
     for path, leaf in jax.tree.leaves_with_path(updates):
         if is_agreed(leaf, axes):
             raise ValueError(
@@ -141,6 +173,20 @@ def check_local(updates: Any, axes: tuple[str, ...], who: str) -> None:
                 "use onebit_jax.local_value_and_grad, no pmean and no other exchange "
                 "before it, and onebit_jax.accumulate instead of optax.MultiSteps."
             )
+
+
+def _warn_of_averages(axes: tuple[str, ...]) -> None:
+    """Tells that averaged gradients are not refused by `jax.pmap` and the like."""
+    manual = set(jax.sharding.get_abstract_mesh().manual_axes)
+    if set(axes) <= manual and not is_recorded(axes):
+        # Python shows a warning of one place once.
+        warnings.warn(
+            f"gradients that are averaged over {axes} already cannot be told from each "
+            "worker's own inside jax.pmap or shard_map(check_vma=False): leave out the "
+            "jax.lax.pmean of gradients, which sends them in full precision, or use "
+            "onebit_jax.worker_step, which refuses it.",
+            stacklevel=2,
+        )
 
 
 def check_all_axes(updates: Any, axes: tuple[str, ...], who: str) -> None:
@@ -161,6 +207,7 @@ def check_all_axes(updates: Any, axes: tuple[str, ...], who: str) -> None:
 
 def check_floats(tree: Any, who: str) -> None:
     """Refuses leaves that are not real floating-point."""
+    check_no_variables(tree)
     for path, leaf in jax.tree.leaves_with_path(tree):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             is_complex = jnp.issubdtype(leaf.dtype, jnp.complexfloating)

@@ -14,7 +14,7 @@ import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from optax import contrib
 
-from onebit_jax.workers.axes import not_bound
+from onebit_jax.workers.axes import is_variable, not_bound
 from onebit_jax.workers.processes import check_same, processes_of
 from onebit_jax.workers.specs import (
     explicit,
@@ -275,13 +275,6 @@ def _warn_of_separate_processes() -> None:
 
 def check_params(params: Any) -> None:
     """Refuses random keys, Flax NNX's other state, and a variable at two places."""
-
-    def is_variable(node: Any) -> bool:
-        return any(
-            kind.__module__.startswith("flax.") and kind.__name__ == "Variable"
-            for kind in type(node).__mro__
-        )
-
     places: dict[int, str] = {}
     for path, node in jax.tree.leaves_with_path(params, is_leaf=is_variable):
         place = jax.tree_util.keystr(path) or "itself"

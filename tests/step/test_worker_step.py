@@ -1,6 +1,8 @@
 """A step of one's own is run by every worker, and is data_parallel's to the bit."""
 
+import dataclasses
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -174,3 +176,90 @@ def test_what_cannot_be_is_refused():
         averaged(params, state, jax.random.key(0))
     with pytest.raises(ValueError, match="the mesh has no axis 'dta'"):
         onebit_jax.worker_step(mesh, "dta")
+
+
+def test_batches_and_axes_that_do_not_fit_are_refused():
+    mesh, tx = mesh_over({"data": 2, "model": 2}), optimizer("data")
+    params, x = params_of(), batches()[0]
+    state, function = onebit_jax.init(tx, params, mesh), own_step(tx, "data")
+
+    @onebit_jax.worker_step(mesh, "data")
+    def step(params, state, *batches):
+        return params, state
+
+    with pytest.raises(ValueError, match=r"\[0\] has 8 and \[1\] has 2\): .* by name"):
+        step(params, state, x, np.zeros(2, np.uint32))
+    with pytest.raises(TypeError, match=r"pass the 2 arguments .* by position"):
+        step(params, state=state)
+    with pytest.raises(ValueError, match=r"works over \('data',\): name the same axes"):
+        onebit_jax.worker_step(mesh)(function)(params, state, x)
+    both = optimizer(("data", "model"))
+    with pytest.raises(ValueError, match=r"works over \('data', 'model'\): name"):
+        step(params, onebit_jax.init(both, params, mesh), x)
+    divided = jax.device_put(params, NamedSharding(mesh, P("data")))
+    with pytest.raises(ValueError, match=r"\['down'\] is sharded over \('data',\)"):
+        step(divided, state, x)
+
+
+def test_what_is_learnt_beside_gradients_must_be_averaged():
+    mesh, x = mesh_of(2), batches()[0]
+    own = onebit_jax.worker_step(mesh, "data", carried=1)
+
+    @own
+    def apart(carried, x):
+        return {"means": jnp.mean(x, 0)}, carried["means"]
+
+    @own
+    def averaged(carried, x):
+        means = jax.lax.pmean(jnp.mean(x, 0), "data")
+        return {"means": means}, jnp.int32(3), x.shape[0]
+
+    carried = {"means": jnp.zeros(32)}
+    with pytest.raises(ValueError, match=r"0\['means'\] differs .* jax.lax.pmean\(x"):
+        apart(carried, x)
+    carried, count, rows = averaged(carried, x)
+    np.testing.assert_allclose(carried["means"], x.mean(0), rtol=1e-5, atol=1e-6)
+    assert (count.dtype, int(count), int(rows)) == (jnp.int32, 3, 4)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Layer:
+    """As a module of Equinox: what is no array is a leaf, too."""
+
+    weights: dict
+    activation: Callable
+    is_training: bool
+    count: int
+
+
+def test_a_module_keeps_its_functions_and_is_compiled_once():
+    mesh, tx = mesh_of(2), optimizer("data")
+
+    @onebit_jax.worker_step(mesh, "data")
+    def step(model, state, x):
+        assert model.is_training
+
+        def loss_of(weights):
+            hidden = model.activation(x @ weights["up"])
+            return jnp.mean((hidden @ weights["down"] - x) ** 2)
+
+        value_and_grad = onebit_jax.local_value_and_grad(loss_of, "data")
+        loss, gradients = value_and_grad(model.weights)
+        updates, state = tx.update(gradients, state, model.weights)
+        weights = optax.apply_updates(model.weights, updates)
+        new = dataclasses.replace(model, weights=weights, count=model.count + 1)
+        return new, state, loss
+
+    # Arrays of the host and of one device, and a Python number.
+    given = {**params_of(), "up": jnp.asarray(params_of()["up"])}
+    model, losses = Layer(given, jnp.tanh, True, 0), []
+    state = onebit_jax.init(tx, params_of(), mesh)
+    for x in batches():
+        model, state, loss = step(model, state, x)
+        losses.append(float(loss))
+    assert_same(model.weights, losses)
+    assert (model.activation, model.is_training) == (jnp.tanh, True)
+    assert int(model.count) == STEPS
+    assert step.checked.jitted._cache_size() == 1
+    np.testing.assert_array_equal(given["up"], params_of()["up"], "it is not donated")

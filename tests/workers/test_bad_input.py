@@ -1,5 +1,8 @@
 """Refusals of bad input, each a sentence that says what to do."""
 
+import functools
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -376,7 +379,9 @@ def test_an_axis_that_is_not_the_states(make):
         )()
     with (
         jax.set_mesh(mesh_of(2)),
-        pytest.raises(ValueError, match=r"axis \('data',\) is not bound"),
+        pytest.raises(
+            ValueError, match=r"axis \('data',\) is not bound .*'data'\): call"
+        ),
     ):
         jax.jit(update(right))()
 
@@ -387,3 +392,48 @@ def test_accumulated_gradients_of_another_number_of_workers():
     run.state = onebit_jax.init(tx, jnp.zeros(3), mesh_of(4))
     with pytest.raises(ValueError, match="per_worker's state was not made"):
         run.update(jnp.zeros((2, 3)))
+
+
+def test_averages_that_nothing_records_are_told_of_once():
+    tx = sign_mean("data")
+    values = jnp.ones((2, 300))
+    state = jax.pmap(tx.init, axis_name="data")(values)
+
+    @functools.partial(jax.pmap, axis_name="data")
+    def update(values, state):
+        own, state = tx.update(values, state)
+        return own, tx.update(jax.lax.pmean(values, "data"), state)
+
+    with pytest.warns(UserWarning, match=r"leave out the jax\.lax\.pmean") as told:
+        update(values, state)
+    assert {(x.filename, x.lineno) for x in told} == {
+        (told[0].filename, told[0].lineno)
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jax.eval_shape(update, values, state)
+
+
+def test_gradients_that_would_be_summed_over_another_axis():
+    """Of a loss that differs over both, with respect to what does not."""
+    mesh = mesh_over({"data": 2, "host": 2})
+
+    def gradient(axes, loss, x):
+        def own(x):
+            gradients = onebit_jax.local_value_and_grad(loss, axes)(jnp.ones(3), x)[1]
+            return jax.lax.pmean(gradients, axes)
+
+        rows, out = PartitionSpec(("data", "host")), PartitionSpec()
+        return jax.shard_map(own, mesh=mesh, in_specs=rows, out_specs=out)(x)
+
+    def loss(p, x):
+        return jnp.mean(x @ p)
+
+    x = jnp.arange(12.0).reshape(4, 3)
+    said = r"differs over \('host',\) too, .* \('data', 'host'\)\) and in the exchange"
+    with pytest.raises(ValueError, match=said):
+        gradient("data", loss, x)
+    right = jnp.mean(x, 0)
+    np.testing.assert_allclose(gradient(("data", "host"), loss, x), right)
+    averaged = gradient("data", lambda p, x: jax.lax.pmean(loss(p, x), "host"), x)
+    np.testing.assert_allclose(averaged, right)

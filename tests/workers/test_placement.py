@@ -301,11 +301,16 @@ def test_who_has_not_joined_the_other_processes_is_told_how(name, monkeypatch):
 
 
 def test_nnx_optimizers_are_told_that_they_cannot_hold_an_exchange():
-    model = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+    tx = onebit_adam(0.1, sign_mean("data"), freeze_at(2))
+    model = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
     said = r"inside jax.shard_map .* as onebit_jax.data_parallel .* nnx.Optimizer does"
     with pytest.raises(ValueError, match=said):
-        nnx.Optimizer(model, sign_mean("data"), wrt=nnx.Param)
+        nnx.Optimizer(model, tx, wrt=nnx.Param)
     with jax.set_mesh(mesh_of(2)):
-        optimizer = nnx.Optimizer(model, sign_mean("data"), wrt=nnx.Param)
-        with pytest.raises(ValueError, match=said):
-            optimizer.update(model, nnx.state(model, nnx.Param))
+        metadata = {"out_sharding": (None, "data")}
+        sharded = nnx.Linear(4, 4, kernel_metadata=metadata, rngs=nnx.Rngs(0))
+        for each in (model, sharded):
+            with pytest.raises(
+                ValueError, match=r"nnx\.Optimizer cannot hold .* split"
+            ):
+                nnx.Optimizer(each, tx, wrt=nnx.Param)
