@@ -63,8 +63,8 @@ def check_same(trees: Mapping[str, Any], processes: int) -> None:
             if checksum != known:
                 raise ValueError(
                     f"{name} has other values in process {process} than in process "
-                    f"{other}: make it from the same seed, or restore it from the same "
-                    "checkpoint, in all processes."
+                    f"{other}: make it from the same seed and settings, or restore it "
+                    "from the same checkpoint, in all processes."
                 )
 
 
@@ -76,8 +76,8 @@ def _told(trees: Mapping[str, Any]) -> Iterator[tuple[str, str, str, int]]:
                 continue
             called = name + jax.tree_util.keystr(path)
             for place, part in _parts(leaf).items():
-                checksum = zlib.crc32(np.asarray(part).tobytes())
-                yield called, str(jax.typeof(leaf)), place, checksum
+                bits = np.asarray(part).reshape(-1).view(np.uint8)
+                yield called, str(jax.typeof(leaf)), place, zlib.crc32(bits)
 
 
 def _parts(leaf: Any) -> dict[str, Any]:
