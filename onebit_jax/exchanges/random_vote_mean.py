@@ -84,8 +84,8 @@ def random_vote_mean(
       returns the dtype that it is given.
 
     Raises:
-      ValueError: if `back` is not one of these, or, from `update`, if there are more
-        than 65,535 workers.
+      ValueError: if `back` is not one of these, `seed` has more than 64 bits, or, from
+        `update`, if there are more than 65,535 workers.
       TypeError: if `seed` is no integer.
 
     Example:
@@ -110,7 +110,10 @@ def random_vote_mean(
     """
     if back not in get_args(Back):
         raise ValueError(f"back must be 'mean' or 'vote', got {back!r}.")
-    return RandomVoteMean(as_tuple(axis), back, operator.index(seed), bucket_size)
+    seed = operator.index(seed)
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"seed must be an integer of 64 bits, got {seed}.")
+    return RandomVoteMean(as_tuple(axis), back, seed, bucket_size)
 
 
 class RandomVoteState(NamedTuple):

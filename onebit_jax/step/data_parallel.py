@@ -333,7 +333,11 @@ def copied(x: Any, sharding: NamedSharding) -> Any:
     if jnp.issubdtype(jnp.asarray(x).dtype, jax.dtypes.prng_key):
         return jax.device_put(jax.random.clone(x), sharding)
     # From the host, as a process's own array may be known to no other process.
-    return jax.device_put(np.asarray(x), sharding)
+    x = np.asarray(x)
+    if sharding.is_fully_addressable:
+        return jax.device_put(x, sharding)
+    # jax.device_put would gather the arrays of all processes, to compare them again.
+    return jax.make_array_from_callback(x.shape, sharding, lambda part: x[part])
 
 
 def specs_inside(params: Any, state: Any) -> Any:

@@ -59,16 +59,16 @@ def accumulate(
 
     Args:
       tx: the transformation, collectives included.
-      steps: number of gradients to an update, at least 1.
+      steps: number of gradients to an update, from 1 to 2³¹ - 1.
       axis: name, or names, of the mesh axes whose members are the workers.
 
     Returns:
       A transformation.
 
     Raises:
-      ValueError: if `steps` is less than 1, or, from `update`, if an axis is not bound,
-        gradients are averaged already or differ over further axes than these, or the
-        state is one of another number of workers.
+      ValueError: if `steps` is out of range, or, from `update`, if an axis is not
+        bound, gradients are averaged already or differ over further axes than these, or
+        the state is one of another number of workers.
       TypeError: if `steps` is not an integer, or, from `update`, for gradients that are
         not real floating-point.
 
@@ -86,6 +86,8 @@ def accumulate(
     steps = operator.index(steps)
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}.")
+    if steps >= 2**31:
+        raise ValueError(f"steps must be at most 2**31 - 1, got {steps}.")
     one = _Accumulate(optax.with_extra_args_support(tx), steps, as_tuple(axis))
     return optax.GradientTransformationExtraArgs(one.init, one.update)
 

@@ -63,8 +63,8 @@ def check_same(trees: Mapping[str, Any], processes: int) -> None:
             if checksum != known:
                 raise ValueError(
                     f"{name} has other values in process {process} than in process "
-                    f"{other}: make it from the same seed, or restore it from the same "
-                    "checkpoint, in all processes."
+                    f"{other}: make it from the same seed and settings, or restore it "
+                    "from the same checkpoint, in all processes."
                 )
 
 

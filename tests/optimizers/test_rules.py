@@ -93,7 +93,10 @@ def test_intervals_do_not_overflow(longest):
     ("make", "message"),
     [
         (lambda: freeze_at(0), "at least one warm-up step"),
+        (lambda: freeze_at(2**31), "at most 2[*][*]31 - 1 steps, which no run reaches"),
         (lambda: freeze_when_stable(1.5, min_steps=1), "threshold must lie between"),
+        (lambda: freeze_when_stable(min_steps=2**31), "at most 2[*][*]31 - 1, got"),
+        (lambda: freeze_when_stable(min_steps=1, interval=2**31), "at most 2[*][*]31"),
         (lambda: freeze_when_stable(min_steps=0), "must be at least 1"),
         (lambda: freeze_when_stable(min_steps=1, interval=0), "must be at least 1"),
         (lambda: every(0), "steps must be at least 1"),
@@ -106,6 +109,23 @@ def test_intervals_do_not_overflow(longest):
 def test_arguments_out_of_range_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [freeze_at(2**31 - 1), freeze_when_stable(min_steps=2**31 - 1, interval=1)],
+)
+def test_a_freeze_in_the_last_step_never_comes(rule):
+    """As large a number as a schedule can be asked about."""
+
+    def falling(step):
+        return 1 / jnp.asarray(step, jnp.float32)
+
+    norm = jnp.float32(1)
+    for step, fires in ((2**31 - 2, False), (2**31 - 1, True)):
+        state = jax.tree.map(jnp.ones_like, rule.init())
+        assert bool(rule.update(state, jnp.int32(step), norm)[0]) == fires
+    onebit_jax.onebit_adam(falling, onebit_jax.sign_mean("data"), rule)
 
 
 @pytest.mark.parametrize(
@@ -141,3 +161,6 @@ def test_intervals_follow_the_learning_rate():
         onebit_jax.intervals_by_learning_rate(0.1, 0.2)
     with pytest.raises(ValueError, match="coefficient must be more than 0"):
         make(0.0)
+    for steps in (-1, 2**31):
+        with pytest.raises(ValueError, match="warmup_steps must be from 0 to 2"):
+            make(0.2, warmup_steps=steps)

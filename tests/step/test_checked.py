@@ -255,6 +255,7 @@ cases = {
     "parts": lambda: onebit_jax.init(
         onebit_jax.exact_mean("replica"),
         whole(np.arange(4.0, dtype="f"), P("data"), pair), pair),
+    "nan": lambda: run().init({"w": np.full(3, np.nan, np.float32)}),
     "rate": lambda: step(lambda p, s: (p, s), rate=0.1 + own),
     "host": lambda: run().init(of_seed),
     "global": lambda: onebit_jax.init(
@@ -297,12 +298,13 @@ def refusals(tmp_path_factory):
     [
         ("nothing", "passed"),
         ("parts", "passed"),
+        ("nan", "passed"),
         ("rate", "process 1 would run another step than process 0: give all"),
         ("host", r"params\['w'\] has other values in process 1 than in process 0: m"),
         ("global", r"params\['w'\] has other values in process 1 than in process 0:"),
         ("dtype", r"params\['w'\] is float16\[3\] in process 1 and float32\[3\] in"),
         ("more", r"params\['w'\] is float16\[3\] in process 1 and missing in proc"),
-        ("params", r"params\['w'\] has other values in process 1 .* the same seed, or"),
+        ("params", r"params\['w'\] has other values in process 1 .* same seed and"),
         ("state", r"state\[1\]\[0\].trace\['w'\] has other values in process 1"),
         ("key", r"args\[0\] has other values in process 1 than in process 0"),
         ("value", "value has other values in process 1 than in process 0"),

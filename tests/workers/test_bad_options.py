@@ -91,6 +91,10 @@ def test_a_codec_that_gives_other_words_or_values(wrong, match):
             r"1-bit LAMB has no lead: give Compressed\(lead=None",
         ),
         (lambda: onebit_jax.GrowthByMeanSquares(0), "period must be at least 1 step"),
+        (
+            lambda: onebit_jax.random_vote_mean("data", seed=2**63),
+            "seed must be an integer of 64 bits, got 9223372036854775808",
+        ),
         (lambda: onebit_jax.GrowthByMeanSquares(1.5), "'float' object cannot be"),
         (lambda: onebit_jax.FloorAtMean(-1.0), "negligible must be a share from 0"),
         (
@@ -136,9 +140,10 @@ def test_a_norm_that_nothing_can_have(norm):
         clip_by_worker_norm(norm, "data")
 
 
-def test_accumulating_nothing():
-    with pytest.raises(ValueError, match="at least 1"):
-        accumulate(optax.identity(), 0, "data")
+@pytest.mark.parametrize(("steps", "said"), [(0, "least 1"), (2**31, "most 2[*][*]31")])
+def test_accumulating_nothing_or_without_end(steps, said):
+    with pytest.raises(ValueError, match=f"steps must be at {said}"):
+        accumulate(optax.identity(), steps, "data")
 
 
 def test_what_is_not_a_whole_number():

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from onebit_jax.exchanges.exchange import Exchange
 
 
+_LAST = 2**31 - 1
+"""The last step that an int32 counts; `optax.safe_increment` stays there."""
+
+
 class FreezeRule(NamedTuple):
     """A rule for the step after which the variance is frozen.
 
@@ -160,14 +164,14 @@ def freeze_at(step: int) -> FreezeRule:
     """Freezes the variance after a given number of warm-up steps.
 
     Args:
-      step: number of steps of plain Adam, at least 1; the paper takes 15 % to 25 %
-        of all steps, and not fewer than the learning rate's warm-up.
+      step: number of steps of plain Adam, from 1 to 2³¹ - 1; the paper takes 15 % to
+        25 % of all steps, and not fewer than the learning rate's warm-up.
 
     Returns:
       A rule.
 
     Raises:
-      ValueError: if `step` is less than 1.
+      ValueError: if `step` is out of range.
       TypeError: if it is no integer.
 
     Example:
@@ -190,6 +194,11 @@ def freeze_at(step: int) -> FreezeRule:
         raise ValueError(
             f"freeze_at needs at least one warm-up step to learn a variance, "
             f"got {step}."
+        )
+    if step > _LAST:
+        raise ValueError(
+            "freeze_at takes at most 2**31 - 1 steps, which no run reaches, got "
+            f"{step}."
         )
 
     def update_fn(
@@ -259,6 +268,11 @@ def freeze_when_stable(
             "min_steps and interval must be at least 1, got "
             f"{min_steps} and {interval}."
         )
+    if max(min_steps, interval) > _LAST:
+        raise ValueError(
+            "min_steps and interval must be at most 2**31 - 1, got "
+            f"{min_steps} and {interval}."
+        )
 
     def init_fn() -> StableState:
         return StableState(jnp.zeros(interval, jnp.float32))
@@ -293,7 +307,7 @@ def warn_if_rising(learning_rate: optax.ScalarOrSchedule, freeze: FreezeRule) ->
     # Under inject_hyperparams the optimizer is made again while it is traced.
     with jax.ensure_compile_time_eval():
         now, after = (
-            learning_rate(jnp.int32(step))
+            learning_rate(jnp.int32(min(step, _LAST)))
             for step in (freeze.earliest, freeze.earliest + 1)
         )
     if isinstance(now, Tracer) or isinstance(after, Tracer):

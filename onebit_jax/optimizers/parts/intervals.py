@@ -197,8 +197,8 @@ def intervals_by_learning_rate(
         hundred.
       shortest: :math:`H_0` in steps, from 1 to 2³⁰.
       longest: L in steps, from 1 to 2³⁰, which is the limit without one.
-      warmup_steps: w, in which the rate rises: intervals that begin in them are as
-        long as the first after them, as the paper's are.
+      warmup_steps: w, from 0 to 2³⁰, in which the rate rises: intervals that begin in
+        them are as long as the first after them, as the paper's are.
 
     Returns:
       A rule.
@@ -233,6 +233,8 @@ def intervals_by_learning_rate(
     least = _positive("shortest", shortest)
     limit = _LIMIT if longest is None else _positive("longest", longest)
     risen = operator.index(warmup_steps)
+    if not 0 <= risen <= _LIMIT:
+        raise ValueError(f"warmup_steps must be from 0 to 2**30, got {risen}.")
 
     def interval(count: ArrayLike) -> Int32[Array, ""]:
         rate: Any = learning_rate(jnp.maximum(jnp.asarray(count, jnp.int32), risen))
