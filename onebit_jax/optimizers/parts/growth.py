@@ -56,11 +56,12 @@ class MeanSquares(NamedTuple):
     """Mean squares of the mean gradient, running means over steps.
 
     Attributes:
-      wholes: (leaves,) those of the leaves that are no matrices, in their order.
+      wholes: (leaves,) those of the leaves that are no matrices, in their order; None
+        where there are none, as Orbax saves no empty arrays.
       matrices: those of the others.
     """
 
-    wholes: Float32[Array, " leaves"]
+    wholes: Float32[Array, " leaves"] | None
     matrices: tuple[MatrixMeans, ...]
 
 
@@ -219,14 +220,14 @@ class GrowthByMeanSquares:
         )
         sums = (
             list(map(_sums_of_lines, matrices, of_lines)),
-            jnp.stack([*map(_some_sums, others, of_others), jnp.zeros(_SUMS)])[:-1],
+            jnp.stack(list(map(_some_sums, others, of_others))) if others else None,
         )
         lines, some = means(jax.tree.map(replicated, sums), axes)
-        sizes = jnp.array([max(x.size, 1) for x in others], jnp.float32)
-        squares = MeanSquares(
-            jnp.sum(jnp.square(some), axis=1) / sizes,
-            tuple(map(_of_sums, lines, matrices)),
-        )
+        wholes = None
+        if others:
+            sizes = jnp.array([max(x.size, 1) for x in others], jnp.float32)
+            wholes = jnp.sum(jnp.square(some), axis=1) / sizes
+        squares = MeanSquares(wholes, tuple(map(_of_sums, lines, matrices)))
         now = optax.tree.update_moment(squares, state.now, decay**self.period, 1)
         return state._replace(now=now, measured=state.measured + 1)
 
@@ -252,15 +253,8 @@ class GrowthByMeanSquares:
         leaves, treedef = jax.tree.flatten(nu)
         mean = jax.tree.map(lambda x: x / weight_now * weight_frozen, state.now)
         matrices, others = self._by_kind(leaves, leaves)
-        # Without gradients before the freeze all variances of a leaf are zero.
-        silent = state.frozen.wholes <= 0
-        growth, added = numbers_of(
-            others,
-            jnp.where(silent, 0, _ratio(mean.wholes, state.frozen.wholes)),
-            jnp.where(silent, mean.wholes, 0),
-        )
         lines = map(_grown, matrices, mean.matrices, state.frozen.matrices)
-        wholes = map(lambda v, times, plus: v * times + plus, others, growth, added)
+        wholes = iter(_grown_wholes(others, mean.wholes, state.frozen.wholes))
         grown = [next(lines if self._by_lines(v) else wholes) for v in leaves]
         return treedef.unflatten(grown)
 
@@ -297,7 +291,9 @@ class GrowthByMeanSquares:
         leaves = jax.tree.leaves(squares)
         matrices, others = self._by_kind(leaves, leaves)
         return MeanSquares(
-            row(lambda x: jnp.sum(x) / float(max(x.size, 1)), others),
+            row(lambda x: jnp.sum(x) / float(max(x.size, 1)), others)
+            if others
+            else None,
             tuple(map(_means_of_lines, matrices)),
         )
 
@@ -373,6 +369,21 @@ def _grown(
     product = rows * columns * _ratio(jnp.ones_like(of_whole), of_whole)
     growth = jnp.maximum(product, _LEAST_GROWTH * of_whole)
     return jnp.where(frozen.whole > 0, nu * growth, now.whole)
+
+
+def _grown_wholes(
+    nu: list[Array],
+    now: Float32[Array, " leaves"] | None,
+    frozen: Float32[Array, " leaves"] | None,
+) -> list[Array]:
+    if now is None or frozen is None:
+        return []
+    # Without gradients before the freeze all variances of a leaf are zero.
+    growth = jnp.where(frozen > 0, _ratio(now, frozen), 0)
+    added = jnp.where(frozen > 0, 0, now)
+    return jax.tree.map(
+        lambda v, times, plus: v * times + plus, nu, *numbers_of(nu, growth, added)
+    )
 
 
 def _ratio(x: Array, y: Array) -> Array:
