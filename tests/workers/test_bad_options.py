@@ -90,7 +90,8 @@ def test_a_codec_that_gives_other_words_or_values(wrong, match):
             ),
             r"1-bit LAMB has no lead: give Compressed\(lead=None",
         ),
-        (lambda: onebit_jax.GrowthByMeanSquares(0), "period must be at least 1 step"),
+        (lambda: onebit_jax.GrowthByMeanSquares(0), "period must be from 1 step"),
+        (lambda: onebit_jax.GrowthByMeanSquares(2**31), "period must be from 1 step"),
         (
             lambda: onebit_jax.random_vote_mean("data", seed=2**63),
             "seed must be an integer of 64 bits, got 9223372036854775808",

@@ -111,7 +111,7 @@ class GrowthByMeanSquares:
         eighth in one of 64 by 64.
 
     Raises:
-      ValueError: if one of the two is less than 1.
+      ValueError: if one of the two is less than 1, or the period more than 2**31 - 1.
       TypeError: if one is not an integer.
 
     Example:
@@ -144,8 +144,10 @@ class GrowthByMeanSquares:
     least: int = 16
 
     def __post_init__(self) -> None:
-        if operator.index(self.period) < 1:
-            raise ValueError(f"period must be at least 1 step, got {self.period}.")
+        if not 1 <= operator.index(self.period) < 2**31:
+            raise ValueError(
+                f"period must be from 1 step to 2**31 - 1, got {self.period}."
+            )
         if operator.index(self.least) < 1:
             raise ValueError(f"least must be at least 1 row, got {self.least}.")
 
