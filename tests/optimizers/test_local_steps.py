@@ -16,6 +16,8 @@ import onebit_jax
 from onebit_jax import every, exact_mean, local_steps, sign_mean
 
 SHAPE, BLOCK, RATE = (16, 20), 32, 0.05
+RESUMED = 52
+"""The step before which a run is saved and restored, inside all intervals."""
 MEAN = exact_mean("data")
 
 
@@ -78,6 +80,15 @@ def errors_of(state):
     return worker, np.asarray(state.server_error.value, float).reshape(-1)[:size]
 
 
+def placed_anew(params, state, tx, mesh):
+    """Saved parameters and state on the mesh, as restored from a checkpoint."""
+    like = onebit_jax.abstract_state(tx, params, mesh)
+    everywhere = jax.NamedSharding(mesh, P())
+    return jax.device_put(params, everywhere), jax.tree.map(
+        lambda x, at: jax.device_put(x, at.sharding), state, like
+    )
+
+
 @pytest.mark.parametrize("inner", INNER)
 @pytest.mark.parametrize(
     ("workers", "devices", "interval"), [(2, 1, 8), (4, 1, 5), (2, 2, 3)]
@@ -102,6 +113,9 @@ def test_is_its_transcription_by_one_bit(inner, workers, devices, interval):
     codec = functools.partial(dense.signs, kind="mean_abs")
     for step in range(1, 101):
         each = targets(step, workers * devices)
+        if step == RESUMED:
+            saved = jax.device_get((params, state))
+            params, state = placed_anew(*saved, tx, mesh)
         params, state, _ = run.step(params, state, each)
         team = np.asarray(each, float).reshape(workers, devices, *SHAPE).mean(axis=1)
         moved = moved - RATE * own(p + moved - team)
