@@ -306,3 +306,20 @@ def test_a_state_that_was_saved_is_gone_on_with(tmp_path):
     again, _, its_losses = trained(*restored, batches())
     assert its_losses == losses
     jax.tree.map(np.testing.assert_array_equal, again, whole)
+
+
+def test_an_array_at_two_places_is_not_donated_twice():
+    """As an average of parameters begins; XLA would end the process."""
+    mesh = mesh_of(2, AxisType.Explicit)
+    params = jax.device_put(jnp.ones(4), NamedSharding(mesh, P()))
+    # Examples whose features came divided over the workers.
+    x = jax.device_put(jnp.ones((4, 2)), NamedSharding(mesh, P(None, "data")))
+
+    @onebit_jax.worker_step(mesh, "data", carried=1)
+    def step(carried, x):
+        new = carried["params"] + jax.lax.psum(jnp.sum(x), "data")
+        return {"params": new, "average": (carried["average"] + new) / 2}
+
+    (carried,) = step({"params": params, "average": params}, x)
+    np.testing.assert_array_equal(carried["params"], jnp.full(4, 9.0))
+    np.testing.assert_array_equal(carried["average"], jnp.full(4, 5.0))
