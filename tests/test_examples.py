@@ -1,9 +1,11 @@
 """The examples run, and do what they say."""
 
 import re
+import runpy
 import shutil
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 from flax import nnx
@@ -175,6 +177,28 @@ def test_sentences_are_embedded_with_pretrained_weights(tmp_path):
     expected = np.stack(embedded) @ np.stack(embedded).T
     np.testing.assert_allclose(cosines, expected, atol=1e-3)
     assert expected.min() < 0.9
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fsdp_inside",
+        "train_state_step",
+        "equinox_accumulation",
+        "nnx_step",
+        "pmap_step",
+    ],
+)
+def test_a_converted_step_learns_as_the_plain_one(name):
+    """Equal as long as it sends all, and nearly so once it sends a bit a value."""
+    # As users have it: Optax's Adam is not of strict types.
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        made = runpy.run_path(str(EXAMPLES / f"{name}.py"))
+    before, after = made["before"], made["after"]
+    np.testing.assert_allclose(after[:10], before[:10], rtol=1e-4)
+    assert after[-1] < 0.8 * after[0]
+    np.testing.assert_allclose(after[11:], before[11:], rtol=0.1)
+    assert after[11:] != before[11:], "it is compressed"
 
 
 def test_every_example_is_on_a_page():

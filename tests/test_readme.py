@@ -10,7 +10,11 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = ["README.md", "docs/using.md", "docs/deepspeed.md", "docs/local-steps.md"]
+PAGES = [
+    "README.md",
+    *(f"docs/{page}.md" for page in ("using", "your-own-step", "deepspeed")),
+    "docs/local-steps.md",
+]
 
 
 def blocks_of(page):

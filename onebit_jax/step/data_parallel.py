@@ -278,9 +278,9 @@ def spec_inside(mesh: Mesh, axes: tuple[str, ...], path: Any, p: Any) -> Partiti
 
 def divided(mesh: Mesh, axes: tuple[str, ...], x: Any) -> Any:
     """Examples divided over the workers, and as they are inside each."""
-    first, *rest = (*spec_of(jax.typeof(x)), None)
-    inside = tuple(name for name in entry_names(first) if name not in axes)
-    spec = PartitionSpec((*axes, *inside), *rest[: x.ndim - 1])
+    given = (*map(entry_names, spec_of(jax.typeof(x))), ())
+    first, *rest = (tuple(n for n in names if n not in axes) for names in given)
+    spec = PartitionSpec((*axes, *first), *rest[: x.ndim - 1])
     return jax.reshard(x, NamedSharding(mesh, spec))
 
 

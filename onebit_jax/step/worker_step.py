@@ -153,7 +153,8 @@ class WorkerStep:
                 f"pass the {self._carried} arguments that are carried, and the batches "
                 "after them, by position: a name is for what is no list of examples."
             )
-        carried, batches = arrays_alone(args[: self._carried]), args[self._carried :]
+        carried = _each_once(arrays_alone(args[: self._carried]))
+        batches = args[self._carried :]
         # There may be thousands to look at, and those that it returned are in place.
         firsts = zip(_first_arrays(carried), self._last, strict=False)
         if {x is last() for x, last in firsts} == {True}:
@@ -185,6 +186,26 @@ class WorkerStep:
         if not isinstance(sharding, NamedSharding) or sharding.mesh != self._mesh:
             return None
         return sharding if names_of(sharding.spec) else None
+
+
+def _each_once(carried: Any) -> Any:
+    """Copies of an array that stands at two places, as an average of parameters may.
+
+    It would be donated twice, which ends the process.
+    """
+    arrays = [x for x in jax.tree.leaves(carried) if isinstance(x, jax.Array)]
+    if len(set(map(id, arrays))) == len(arrays):
+        return carried
+    seen: set[int] = set()
+
+    def once(x: Any) -> Any:
+        if id(x) in seen:
+            return jnp.copy(x)
+        if isinstance(x, jax.Array) and not isinstance(x, Tracer):
+            seen.add(id(x))
+        return x
+
+    return jax.tree.map(once, carried)
 
 
 def _first_arrays(carried: tuple[Any, ...]) -> list[Any]:
