@@ -57,21 +57,25 @@ def check_batch(
 
 
 def check_axes(
-    state: Any, axes: tuple[str, ...], around: frozenset[str] = frozenset()
+    state: Any,
+    axes: tuple[str, ...],
+    where: str,
+    around: frozenset[str] = frozenset(),
 ) -> None:
     """Refuses an optimizer, or a part of it for some leaves, that leaves out an axis.
 
     Args:
       state: of the optimizer or the part.
       axes: the workers'.
+      where: how they were named.
       around: axes of exchanges that stand around a part, for all leaves.
     """
     named = _exchanged_over(state)
     if named and named | around != set(axes):
         raise ValueError(
             f"the batch is divided over {axes} and the optimizer's exchange works over "
-            f"{tuple(sorted(named))}: name the same axes in data_parallel(axis=...) "
-            "and in the exchange of every part."
+            f"{tuple(sorted(named))}: name the same axes in {where} and in the "
+            "exchange of every part."
         )
     parts: list[Any] = []
     for node in jax.tree.leaves(state, is_leaf=lambda x: _is_part(x) or _is_own(x)):
@@ -82,7 +86,7 @@ def check_axes(
         else:
             around |= _exchanged_over(node)
     for part in parts:
-        check_axes(part.inner_state, axes, around)
+        check_axes(part.inner_state, axes, where, around)
 
 
 def _exchanged_over(state: Any) -> frozenset[str]:

@@ -157,7 +157,7 @@ class _Run:
             specs = jax.tree.map_with_path(inside, params)
         params = jax.tree.map(copied, params, self.placed(params, specs))
         state = init_state(self.tx, params, self.mesh)
-        check_axes(state, self.axes)
+        check_axes(state, self.axes, "data_parallel(axis=...)")
         _check_sharded(params, specs, state)
         return params, state
 

@@ -17,7 +17,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from onebit_jax.step.checked import Step
-from onebit_jax.step.checks import check_batch, check_workers_of
+from onebit_jax.step.checks import check_axes, check_batch, check_workers_of
 from onebit_jax.step.data_parallel import (
     as_float,
     copied,
@@ -31,7 +31,7 @@ from onebit_jax.workers.placement import state_specs
 from onebit_jax.workers.processes import processes_of
 from onebit_jax.workers.specs import names_of, sharding_of, spec_of
 from onebit_jax.workers.states import is_local_stage
-from onebit_jax.workers.worker_local import is_worker_local, worker_local_nodes
+from onebit_jax.workers.worker_local import is_worker_local
 
 
 def worker_step(
@@ -271,7 +271,7 @@ class _OfWorkers:
         examples = batches[0] if len(batches) == 1 else batches
         check_batch(examples, workers, self.axes, "to the step by name")
         check_workers_of(carried, self.mesh.shape)
-        _check_axes(carried, self.axes)
+        check_axes(carried, self.axes, "worker_step(mesh, axis)")
         is_local = is_local_stage(carried, stage)
         split, everywhere = PartitionSpec(self.axes), PartitionSpec()
         of_values = split if is_local else everywhere
@@ -348,16 +348,6 @@ class _OfWorkers:
                 x if at is None else jax.lax.with_sharding_constraint(x, at)
                 for x, at in zip(leaves, placed, strict=False)
             ]
-        )
-
-
-def _check_axes(carried: Any, axes: tuple[str, ...]) -> None:
-    named = {name for node in worker_local_nodes(carried) for name in node.axes}
-    if named and named != set(axes):
-        raise ValueError(
-            f"the batch is divided over {axes} and the optimizer's exchange works over "
-            f"{tuple(sorted(named))}: name the same axes in worker_step(mesh, axis) "
-            "and in the exchange."
         )
 
 
