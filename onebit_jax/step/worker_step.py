@@ -229,12 +229,15 @@ class Static:
     value: Any
 
 
+_ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
+
+
 def arrays_alone(tree: Any) -> Any:
     """A tree whose leaves are arrays, what is none being part of its structure."""
 
     def held(x: Any) -> Any:
         # The count of a TrainState begins as Python's 0, and comes back as an array.
-        return x if hasattr(x, "dtype") or type(x) is int else Static(x)
+        return x if isinstance(x, _ARRAYS) or type(x) is int else Static(x)
 
     return jax.tree.map(held, tree)
 

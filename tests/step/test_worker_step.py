@@ -232,6 +232,7 @@ class Layer:
     weights: dict
     activation: Callable
     is_training: bool
+    dtype: type
     count: int
 
 
@@ -255,7 +256,7 @@ def test_a_module_keeps_its_functions_and_is_compiled_once():
 
     # Arrays of the host and of one device, and a Python number.
     given = {**params_of(), "up": jnp.asarray(params_of()["up"])}
-    model, losses = Layer(given, jnp.tanh, True, 0), []
+    model, losses = Layer(given, jnp.tanh, True, np.float32, 0), []
     state = onebit_jax.init(tx, params_of(), mesh)
     for x in batches():
         model, state, loss = step(model, state, x)
