@@ -160,11 +160,13 @@ class WorkerStep:
         if {x is last() for x, last in firsts} == {True}:
             return (*carried, *batches, self._placed)
         carried = self._on_mesh(carried)
-        for path, x in jax.tree.leaves_with_path(carried, is_leaf=is_worker_local):
-            if not is_worker_local(x) and not isinstance(x, Tracer):
-                spec_inside(self._mesh, self._axes, path[1:], x)
-        placed = tuple(map(self._kept, jax.tree.leaves(carried)))
-        return (*carried, *batches, Static(placed))
+        placed: list[NamedSharding | None] = []
+        for path, node in jax.tree.leaves_with_path(carried, is_leaf=is_worker_local):
+            is_local = is_worker_local(node)
+            if not is_local and not isinstance(node, Tracer):
+                spec_inside(self._mesh, self._axes, path[1:], node)
+            placed += [self._kept(x, is_local) for x in jax.tree.leaves(node)]
+        return (*carried, *batches, Static(tuple(placed)))
 
     def _on_mesh(self, carried: Any) -> Any:
         """What is carried, without arrays of one device.
@@ -181,11 +183,12 @@ class WorkerStep:
 
         return jax.tree.map(put, carried, state_specs(carried))
 
-    def _kept(self, x: Any) -> NamedSharding | None:
+    def _kept(self, x: Any, is_local: bool) -> NamedSharding | None:
         sharding = getattr(x, "sharding", None)
         if not isinstance(sharding, NamedSharding) or sharding.mesh != self._mesh:
             return None
-        return sharding if names_of(sharding.spec) else None
+        # Workers' own arrays may come undivided, by tx.init in jax.set_mesh.
+        return sharding if names_of(sharding.spec) or not is_local else None
 
 
 def _each_once(carried: Any) -> Any:
@@ -229,12 +232,15 @@ class Static:
     value: Any
 
 
+_ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
+
+
 def arrays_alone(tree: Any) -> Any:
     """A tree whose leaves are arrays, what is none being part of its structure."""
 
     def held(x: Any) -> Any:
         # The count of a TrainState begins as Python's 0, and comes back as an array.
-        return x if hasattr(x, "dtype") or type(x) is int else Static(x)
+        return x if isinstance(x, _ARRAYS) or type(x) is int else Static(x)
 
     return jax.tree.map(held, tree)
 
@@ -333,7 +339,9 @@ class _OfWorkers:
             # What is the same on all workers, as a count of steps, stays what it is.
             if is_agreed(x, self.axes):
                 return x
-            return mean(ordered_after(as_float(path, x), agreed), self.axes)
+            x = as_float(path, x)
+            # A program of one stage has them in an all-reduce that it makes anyway.
+            return mean(ordered_after(x, agreed) if stage is None else x, self.axes)
 
         return anew, jax.tree.map_with_path(of_all, values)
 

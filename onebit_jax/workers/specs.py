@@ -48,11 +48,14 @@ def sharding_of(mesh: Mesh | AbstractMesh, spec: PartitionSpec, ndim: int) -> An
     """The sharding of an array as a step returns it, which is compiled once so.
 
     Over explicit axes types, and what a program returns, have an entry for each
-    dimension.
+    dimension; over others none after the last that is divided.
     """
+    entries = [*spec]
+    while entries and entries[-1] is None:
+        entries.pop()
     if mesh.abstract_mesh.explicit_axes:
-        spec = PartitionSpec(*spec, *[None] * (ndim - len(spec)))
-    return NamedSharding(mesh, spec)
+        entries += [None] * (ndim - len(entries))
+    return NamedSharding(mesh, PartitionSpec(*entries))
 
 
 def explicit(mesh: Mesh | AbstractMesh) -> AbstractMesh:

@@ -17,17 +17,18 @@ from virtual_workers import mesh_of, mesh_over
 import onebit_jax
 from onebit_jax.workers.specs import sharding_of
 
-SPECS = {"up": P("model"), "down": P(None, "model")}
+SPECS = {"up": P("model"), "down": P(None, "model"), "bias": P()}
 STEPS, FREEZE = 4, 2
 
 
 def loss_fn(params, x):
-    return jnp.mean((jnp.tanh(x @ params["up"]) @ params["down"] - x) ** 2)
+    outputs = jnp.tanh(x @ params["up"]) @ params["down"] + params["bias"][None]
+    return jnp.mean((outputs - x) ** 2)
 
 
 def params_of():
     rng = np.random.default_rng(0)
-    shapes = {"up": (32, 64), "down": (64, 32)}
+    shapes = {"up": (32, 64), "down": (64, 32), "bias": (32,)}
     return {k: rng.normal(0, 0.1, s).astype(np.float32) for k, s in shapes.items()}
 
 
@@ -199,7 +200,7 @@ def test_batches_and_axes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"works over \('data', 'model'\): name"):
         step(params, onebit_jax.init(both, params, mesh), x)
     divided = jax.device_put(params, NamedSharding(mesh, P("data")))
-    with pytest.raises(ValueError, match=r"\['down'\] is sharded over \('data',\)"):
+    with pytest.raises(ValueError, match=r"\['bias'\] is sharded over \('data',\)"):
         step(divided, state, x)
 
 
@@ -232,6 +233,7 @@ class Layer:
     weights: dict
     activation: Callable
     is_training: bool
+    dtype: type
     count: int
 
 
@@ -244,7 +246,8 @@ def test_a_module_keeps_its_functions_and_is_compiled_once():
 
         def loss_of(weights):
             hidden = model.activation(x @ weights["up"])
-            return jnp.mean((hidden @ weights["down"] - x) ** 2)
+            outputs = hidden @ weights["down"] + weights["bias"][None]
+            return jnp.mean((outputs - x) ** 2)
 
         value_and_grad = onebit_jax.local_value_and_grad(loss_of, "data")
         loss, gradients = value_and_grad(model.weights)
@@ -255,7 +258,7 @@ def test_a_module_keeps_its_functions_and_is_compiled_once():
 
     # Arrays of the host and of one device, and a Python number.
     given = {**params_of(), "up": jnp.asarray(params_of()["up"])}
-    model, losses = Layer(given, jnp.tanh, True, 0), []
+    model, losses = Layer(given, jnp.tanh, True, np.float32, 0), []
     state = onebit_jax.init(tx, params_of(), mesh)
     for x in batches():
         model, state, loss = step(model, state, x)
@@ -272,8 +275,7 @@ def test_a_state_that_was_saved_is_gone_on_with(tmp_path):
     mesh, tx = mesh_over({"data": 2, "model": 2}, AxisType.Explicit), optimizer("data")
 
     def explicit_loss(params, x):
-        up, down = (jax.reshard(params[k], P()) for k in ("up", "down"))
-        return jnp.mean((jnp.tanh(x @ up) @ down - x) ** 2)
+        return loss_fn(jax.tree.map(lambda p: jax.reshard(p, P()), params), x)
 
     loss_of = jax.sharding.explicit_axes(
         explicit_loss, axes=("model",), in_sharding=(SPECS, P("model"))
