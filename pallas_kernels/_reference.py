@@ -120,7 +120,8 @@ def _by_chunks(
         def body(i: Array, carry: Any, first: int = first, step: int = step) -> Any:
             return at(first + i * step, step, step * block_size, carry)
 
-        carry = lax.fori_loop(0, number, body, carry)
+        if number:
+            carry = lax.fori_loop(0, number, body, carry)
         done += number * step
     if rest := size % block_size:
         # Hidden from the compiler, which removes a loop that runs once.

@@ -15,7 +15,7 @@ from jax import lax
 
 from onebit_jax.exchanges.blocks import Division, divide
 from onebit_jax.exchanges.exchange import Exchange
-from onebit_jax.workers.arithmetic import SMALL, mean, means
+from onebit_jax.workers.arithmetic import SMALL, hidden, mean, means
 from onebit_jax.workers.axes import (
     bound_workers,
     check_floats,
@@ -319,9 +319,15 @@ class BlockExchange(Exchange):
         if not self.is_alone():
             counts = division.layout.counts()
             message, errors, server = self.agree(buffers, decay, counts, server)
+            rows = hidden([start for *_, (start, _) in placed])
             agreed = [
-                self.read(message[start:end], buffer.value.size, dtype, buffer.momentum)
-                for buffer, dtype, (start, end) in placed
+                self.read(
+                    lax.dynamic_slice_in_dim(message, row, end - start),
+                    buffer.value.size,
+                    dtype,
+                    buffer.momentum,
+                )
+                for (buffer, dtype, (start, end)), row in zip(placed, rows, strict=True)
             ]
             return agreed, errors, server
         agreed = []
