@@ -89,7 +89,11 @@ def _train(training: Training, folder: Path) -> Run:
     case, options = training.case, training.options
     own = {
         flag: options[option]
-        for option, flag in (("freeze", "freeze_step"), ("clip", "clip"))
+        for option, flag in (
+            ("freeze", "freeze_step"),
+            ("clip", "clip"),
+            ("workers", "workers"),
+        )
         if option in options
     }
     flags = read_flags(
