@@ -275,6 +275,9 @@ def make_exchange(
         "quantized_mean": functools.partial(
             onebit_jax.quantized_mean, bits=options.get("bits", 4)
         ),
+        "sign_mean, mean_abs": functools.partial(
+            onebit_jax.sign_mean, scale="mean_abs"
+        ),
         "no_feedback": _no_feedback,
         "vote_mean": onebit_jax.vote_mean,
         "vote_mean, mean back": functools.partial(onebit_jax.vote_mean, back="mean"),
