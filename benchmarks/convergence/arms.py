@@ -10,7 +10,7 @@ import jax
 import optax
 
 import onebit_jax
-from train.core.optimizer import decays, freeze_rule, guarded, local, muon
+from train.core.optimizer import INNER, decays, freeze_rule, guarded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 AxisNames = str | tuple[str, ...]
 
-RUN_OPTIONS = ("own_rate", "b1", "freeze", "clip")
+RUN_OPTIONS = ("own_rate", "rate_of", "b1", "freeze", "clip", "workers")
 """Options that change how an arm is run, and not which optimizer it is."""
 
 GROWTHS = {
@@ -35,7 +35,6 @@ _SIGNS = ("exchange", "scale")
 _OPTIONS = {
     "adam": (*_COMMON, *_SIGNS, "nesterov"),
     "sgd": (*_COMMON, *_SIGNS),
-    "muon": (*_COMMON, *_SIGNS),
     "onebit_adam": (
         *_COMMON,
         *_SIGNS,
@@ -57,7 +56,17 @@ _OPTIONS = {
         "sync_every",
         "longest",
     ),
-    "local": (*_COMMON, *_SIGNS, "inner", "sync_every"),
+    "muon": (*_COMMON, *_SIGNS),
+    "local": (
+        *_COMMON,
+        *_SIGNS,
+        "bits",
+        "inner",
+        "sync_every",
+        "error_decay",
+        "outer_rate",
+        "outer_momentum",
+    ),
     "binsgdm": (*_COMMON, "exchange"),
     "distributed_lion": (*_COMMON, "exchange"),
 }
@@ -72,6 +81,7 @@ def make_arm(
     weight_decay: float,
     clip: float,
     axes: AxisNames,
+    steps: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """The optimizer of an arm, clipped and guarded as the product's are.
 
@@ -83,11 +93,13 @@ def make_arm(
       weight_decay: λ of decoupled weight decay.
       clip: Norm that gradients are clipped to; 0 for no clipping.
       axes: The mesh axes whose members are the workers.
+      steps: Those of the run, of which the last synchronises local steps; None for no
+        such step.
 
     Returns:
       A transformation for `onebit_jax.data_parallel`.
     """
-    tx = _optimizer(options, schedule, freeze, b1, weight_decay, axes)
+    tx = _optimizer(options, schedule, freeze, b1, weight_decay, axes, steps)
     own_steps = options["optimizer"] in ("zero_one_adam", "local")
     return guarded(tx, clip, axes, own_steps=own_steps)
 
@@ -121,6 +133,7 @@ def with_arm(
         weight_decay=flags.weight_decay,
         clip=flags.clip,
         axes=axes,
+        steps=plan.last,
     )
     return dataclasses.replace(
         task, phases=[dataclasses.replace(phase, tx=tx, advice="")]
@@ -158,6 +171,7 @@ def _optimizer(
     b1: float,
     weight_decay: float,
     axes: AxisNames,
+    steps: int | None = None,
 ) -> optax.GradientTransformation:
     """The optimizer alone."""
     name = options["optimizer"]
@@ -173,8 +187,6 @@ def _optimizer(
         nesterov = options.get("nesterov", False)
         adam = optax.adamw(schedule, b1, nesterov=nesterov, **decay)
         return optax.chain(exchange, adam)
-    if name == "muon":
-        return optax.chain(exchange, muon(schedule, **decay))
     if name == "sgd":
         decayed = optax.add_decayed_weights(weight_decay, decays)
         return optax.chain(exchange, decayed, optax.sgd(schedule, b1))
@@ -185,11 +197,9 @@ def _optimizer(
     if name == "onebit_lamb":
         return onebit_jax.onebit_lamb(schedule, exchange, freeze, b1, **decay)
     if name == "local":
-        sync = onebit_jax.every(options.get("sync_every", 8))
-        inner = options.get("inner", "adamw")
-        if inner == "adamw":
-            decay["b1"] = b1
-        return local(schedule, exchange, inner, sync, **decay)
+        return _local(options, schedule, exchange, b1, steps, decay)
+    if name == "muon":
+        return optax.chain(exchange, INNER["muon"](schedule, **decay))
     if name == "zero_one_adam":
         parts = zero_one_parts(options, axes)
         return onebit_jax.zero_one_adam(
@@ -207,13 +217,36 @@ def _optimizer(
     )
 
 
+def _local(
+    options: Mapping[str, Any],
+    schedule: optax.Schedule,
+    exchange: onebit_jax.Exchange,
+    b1: float,
+    steps: int | None,
+    decay: dict[str, Any],
+) -> optax.GradientTransformation:
+    """Local steps, with an outer Nesterov momentum where its options are given."""
+    sync = onebit_jax.every(options.get("sync_every", 8))
+    inner = options.get("inner", "adamw")
+    own = INNER[inner](schedule, **decay, **({"b1": b1} if inner == "adamw" else {}))
+    if "error_decay" in options:
+        exchange = DecayedErrors(exchange, exchange.axes, options["error_decay"])
+    outer = None
+    if "outer_rate" in options or "outer_momentum" in options:
+        momentum = options.get("outer_momentum", 0.0)
+        outer = optax.sgd(options.get("outer_rate", 1.0), momentum, nesterov=True)
+    return onebit_jax.local_steps(
+        own, exchange, sync.ending_at(steps) if steps else sync, outer
+    )
+
+
 _EXCHANGES = {
     "adam": "exact_mean",
     "sgd": "exact_mean",
-    "muon": "exact_mean",
     "onebit_adam": "sign_mean",
     "onebit_lamb": "sign_mean",
     "zero_one_adam": "sign_mean",
+    "muon": "exact_mean",
     "local": "sign_mean",
     "binsgdm": "random_vote_mean",
     "distributed_lion": "vote_mean",
@@ -240,7 +273,12 @@ def make_exchange(
     made: dict[str, Callable[..., onebit_jax.Exchange]] = {
         "exact_mean": onebit_jax.exact_mean,
         "sign_mean": onebit_jax.sign_mean,
-        "quantized_mean": onebit_jax.quantized_mean,
+        "quantized_mean": functools.partial(
+            onebit_jax.quantized_mean, bits=options.get("bits", 4)
+        ),
+        "sign_mean, mean_abs": functools.partial(
+            onebit_jax.sign_mean, scale="mean_abs"
+        ),
         "no_feedback": _no_feedback,
         "vote_mean": onebit_jax.vote_mean,
         "vote_mean, mean back": functools.partial(onebit_jax.vote_mean, back="mean"),
@@ -258,7 +296,7 @@ def make_exchange(
 
 def _no_feedback(axes: AxisNames, **scale: Any) -> onebit_jax.Exchange:
     exchange = onebit_jax.sign_mean(axes, **scale)
-    return WithoutFeedback(exchange, exchange.axes)
+    return DecayedErrors(exchange, exchange.axes, 0)
 
 
 def _quantized(bits: Any, axes: AxisNames, block: int = 1024) -> onebit_jax.Exchange:
@@ -358,7 +396,7 @@ def describe(option: str, value: Any) -> str:
       >>> describe("lead", 0.5), describe("growth", "none"), describe("scale", "rms")
       ('lead 0.5', 'no growth', 'rms')
     """
-    if option in ("send", "scale", "exchange"):
+    if option in ("send", "scale", "exchange", "optimizer"):
         return str(value)
     if option == "growth":
         return "no growth" if value == "none" else f"growth by {value}"
@@ -368,22 +406,24 @@ def describe(option: str, value: Any) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class WithoutFeedback(onebit_jax.Exchange):
-    """An exchange whose errors are forgotten instead of sent later, and cause no delay.
+class DecayedErrors(onebit_jax.Exchange):
+    """An exchange of whose errors, the workers' and the servers', a part is sent later.
 
     Attributes:
       exchange: With errors.
       axes: Its own.
+      decay: What its errors are multiplied by; 0 for none that is sent later.
     """
 
     exchange: onebit_jax.Exchange
     axes: tuple[str, ...]
+    decay: float
 
     def init(self, params: Any) -> Any:
         """The exchange's state."""
         return self.exchange.init(params)
 
     def update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        """The exchange's update, with errors of zero."""
+        """The exchange's update, with the errors decayed."""
         agreed, errors = self.exchange.update(updates, state, params)
-        return agreed, jax.tree.map(lambda e: e * 0, errors)
+        return agreed, jax.tree.map(lambda e: e * self.decay, errors)

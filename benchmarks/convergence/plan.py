@@ -126,6 +126,13 @@ def read_plan(file: Path) -> Study:
     for table in tables.pop("rounds", []):
         rounds.append(_round(table, tasks, arms, rounds))
         arms |= rounds[-1].product
+    for name, options in arms.items():
+        tuned = arms.get(options.get("rate_of", name))
+        if tuned is None or ("rate_of" in options and "rate_of" in tuned):
+            raise SystemExit(
+                f"The arm {name!r} must have as rate_of an arm with a rate of its own, "
+                f"not {options['rate_of']!r}."
+            )
     study = _made(
         Study, "The plan", tables, tasks=tasks, arms=arms, rounds=tuple(rounds)
     )

@@ -37,7 +37,8 @@ def tuning_cases(study: Study, done: Mapping[Case, Run]) -> list[Case]:
             arm
             for each in study.rounds
             if task.name in each.tasks
-            for arm in round_arms(study, each, done)
+            for name in round_arms(study, each, done)
+            for arm in (study.arms[name].get("rate_of", name), name)
         ]
         for arm in dict.fromkeys([study.baseline, *used]):
             cases += _tuning(study, task, arm, done)
@@ -114,13 +115,19 @@ def _ranked(
 def _grid(
     study: Study, task: TaskPlan, arm: str, done: Mapping[Case, Run]
 ) -> list[tuple[float, float]]:
-    """The rates and b1 that an arm is tried with; none before the baseline is tuned."""
+    """The rates and b1 that an arm is tried with; none before the baseline is tuned.
+
+    An arm with `rate_of` has the one setting that the arm of that name is tuned to.
+    """
     if arm == study.baseline:
         return list(itertools.product(task.learning_rate, task.b1))
     best = tuned(study, task, study.baseline, done)
     if best is None:
         return []
     options = study.arms[arm]
+    if "rate_of" in options:
+        setting = tuned(study, task, options["rate_of"], done)
+        return [setting] if setting else []
     own = options.get("own_rate", False)
     rates = task.learning_rate if own is True else best[:1]
     if isinstance(own, list):

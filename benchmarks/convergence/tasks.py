@@ -84,7 +84,8 @@ def read_flags(task: TaskPlan, **changes: Any) -> Flags:
         )
     module = MODULES[task.module]
     given = module.parse(task.flags).training
-    flags = replace(given, workers=given.workers or VIRTUAL_WORKERS, **changes)
+    workers = {"workers": given.workers or VIRTUAL_WORKERS}
+    flags = replace(given, **(workers | changes))
     module.check(flags)
     if getattr(flags, "long_seq", None):
         raise SystemExit(

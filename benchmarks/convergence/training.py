@@ -87,7 +87,7 @@ def train_case(training: Training) -> Run:
 
 def _train(training: Training, folder: Path) -> Run:
     case, options = training.case, training.options
-    own = {"clip": options["clip"]} if "clip" in options else {}
+    own = {name: options[name] for name in ("clip", "workers") if name in options}
     if "freeze" in options:
         own["freeze_step"] = options["freeze"]
         if options["freeze"] < 1:  # a share of the steps

@@ -11,7 +11,11 @@ import optax
 import pytest
 
 import onebit_jax
-from benchmarks.convergence.arms import compressed_parts, make_exchange
+from benchmarks.convergence.arms import (
+    DecayedErrors,
+    compressed_parts,
+    make_exchange,
+)
 from benchmarks.convergence.intervals import beside, effects, estimate, progress_lost
 from benchmarks.convergence.picture import drawn_study
 from benchmarks.convergence.plan import read_plan
@@ -275,6 +279,26 @@ def test_what_an_arm_does_not_say_is_the_librarys():
     assert compressed_parts(published) == onebit_jax.Compressed.published()
 
 
+def test_an_arm_runs_at_the_setting_that_another_is_tuned_to(plan_file):
+    """Which is tuned for it, though no round has that arm itself."""
+    like = 'like = { optimizer = "local", rate_of = "own" }'
+    text = PLAN.replace("\n[[rounds]]", f"{like}\n\n[[rounds]]", 1)
+    text = text.replace('"own", "slow"]', '"like", "slow"]')
+    plan_file.write_text(text)
+    plan, done = read_plan(plan_file), {}
+    while cases := wanted(plan, done):
+        best = 1e-3 if cases[0].arm == "own" else 2e-3
+        loss = abs(cases[0].learning_rate - best) + cases[0].b1
+        done[cases[0]] = run_of(cases[0], loss)
+    of_text = [c for c in done if c.task == "text"]
+    assert {c[2:4] for c in of_text if c.arm == "like"} == {(1e-3, 0.5)}
+    assert {c[2:4] for c in of_text if c.arm == "sign"} == {(2e-3, 0.5)}
+    for other in ("like", "nobody"):
+        plan_file.write_text(text.replace('rate_of = "own"', f'rate_of = "{other}"'))
+        with pytest.raises(SystemExit, match="must have as rate_of an arm with a rate"):
+            read_plan(plan_file)
+
+
 @pytest.mark.parametrize("name", ["sign_mean", "no_feedback"])
 def test_only_the_exchange_without_error_feedback_forgets(name):
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -288,3 +312,20 @@ def test_only_the_exchange_without_error_feedback_forgets(name):
     errors = jax.tree.leaves(state)
     assert errors
     assert all(not leaf.any() for leaf in errors) == (name == "no_feedback")
+
+
+def test_decayed_errors_are_a_share_of_those_of_the_exchange():
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    exchange = make_exchange("quantized_mean", {}, "data")
+    batch, errors = jax.random.normal(jax.random.key(0), (2, 2048)), []
+    for each in (exchange, DecayedErrors(exchange, exchange.axes, 0.5)):
+        run = onebit_jax.data_parallel(
+            lambda p, x: jnp.mean((p["kernel"] - x[0]) ** 2),
+            optax.chain(each, optax.sgd(0.1)),
+            mesh,
+        )
+        params, state = run.init({"kernel": jnp.zeros(2048)})
+        errors.append(jax.tree.leaves(run.step(params, state, batch)[1]))
+    assert any(np.any(whole) for whole in errors[0])
+    for whole, half in zip(*errors, strict=True):
+        np.testing.assert_array_equal(np.asarray(half), np.asarray(whole) / 2)

@@ -1,6 +1,7 @@
 """Local steps: any optimizer inside, any exchange and any optimizer outside."""
 
 import functools
+import io
 
 import dense
 import jax
@@ -16,8 +17,7 @@ import onebit_jax
 from onebit_jax import every, exact_mean, local_steps, sign_mean
 
 SHAPE, BLOCK, RATE = (16, 20), 32, 0.05
-RESUMED = 52
-"""The step before which a run is saved and restored, inside all intervals."""
+RESUMED = 53
 MEAN = exact_mean("data")
 
 
@@ -80,13 +80,18 @@ def errors_of(state):
     return worker, np.asarray(state.server_error.value, float).reshape(-1)[:size]
 
 
-def placed_anew(params, state, tx, mesh):
-    """Saved parameters and state on the mesh, as restored from a checkpoint."""
-    like = onebit_jax.abstract_state(tx, params, mesh)
-    everywhere = jax.NamedSharding(mesh, P())
-    return jax.device_put(params, everywhere), jax.tree.map(
-        lambda x, at: jax.device_put(x, at.sharding), state, like
-    )
+def saved_and_restored(tree):
+    """Through a file, into arrays that are sharded as those were."""
+    leaves, structure = jax.tree.flatten(tree)
+    file = io.BytesIO()
+    np.savez(file, *jax.device_get(leaves))
+    file.seek(0)
+    with np.load(file) as saved:
+        restored = [
+            jax.device_put(saved[f"arr_{i}"], leaf.sharding)
+            for i, leaf in enumerate(leaves)
+        ]
+    return jax.tree.unflatten(structure, restored)
 
 
 @pytest.mark.parametrize("inner", INNER)
@@ -95,6 +100,9 @@ def placed_anew(params, state, tx, mesh):
 )
 def test_is_its_transcription_by_one_bit(inner, workers, devices, interval):
     """100 steps in float64, the agreed parameters and errors begun anew in each round.
+
+    The run is saved and goes on in the middle of an interval, the transcription does
+    not stop.
 
     Rounding decides signs next to zero, so that no trajectory of signs is another's.
     """
@@ -114,8 +122,8 @@ def test_is_its_transcription_by_one_bit(inner, workers, devices, interval):
     for step in range(1, 101):
         each = targets(step, workers * devices)
         if step == RESUMED:
-            saved = jax.device_get((params, state))
-            params, state = placed_anew(*saved, tx, mesh)
+            assert step % interval != 1
+            params, state = saved_and_restored((params, state))
         params, state, _ = run.step(params, state, each)
         team = np.asarray(each, float).reshape(workers, devices, *SHAPE).mean(axis=1)
         moved = moved - RATE * own(p + moved - team)
@@ -127,6 +135,9 @@ def test_is_its_transcription_by_one_bit(inner, workers, devices, interval):
         sent = dense.two_phases(flat, *errors, codec, blocks)
         decided = ~sent.undecided & (np.abs(flat + errors[0]).min(axis=0) > 5e-4)
         assert decided.mean() > 0.8
+        first, *others = (shard.data for shard in params.addressable_shards)
+        for other in others:
+            np.testing.assert_array_equal(first, other)
         change = (np.asarray(params, float) - p).reshape(-1)
         near = np.abs(change - sent.agreed) < 5e-4
         # Of what workers send alike the server may still be undecided.
@@ -240,6 +251,24 @@ def test_a_worker_whose_gradients_are_not_finite_stays_where_it_is():
             assert np.any(state.moved.value[0] != before[0])
     assert np.isfinite(params).all()
     assert np.asarray(state.inner.inner.total_notfinite.value).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("exchange", [MEAN, sign_mean("data", block_size=BLOCK)])
+def test_a_distance_that_is_not_finite_is_every_workers_from_the_next_round(exchange):
+    """Nobody is told in its interval, and nothing hides it afterwards."""
+    run = onebit_jax.simulated(
+        loss_fn, local_steps(optax.sgd(RATE), exchange, every(2)), workers=2
+    )
+    params, state = run.init(jnp.zeros(SHAPE))
+    each = targets(0, 2)
+    params, state, _ = run.step(params, state, each.at[1, 3, 4].set(jnp.nan))
+    assert np.isfinite(params).all()
+    healthy, ill = state.moved.value
+    assert np.isfinite(healthy).all()
+    assert np.isnan(ill[3, 4])
+    params, state, _ = run.step(params, state, each)
+    assert np.isnan(params[3, 4])
+    assert not np.any(state.moved.value)
 
 
 def test_an_exchange_inside_a_wrapper_that_cannot_hold_it_is_refused():
