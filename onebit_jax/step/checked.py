@@ -12,6 +12,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.experimental import multihost_utils
 
+from onebit_jax.step.checks import check_known_stage
 from onebit_jax.workers.processes import check_same
 from onebit_jax.workers.states import check_stage
 
@@ -105,6 +106,8 @@ class Step:
         last = len(given) - 1
         is_last = any(x is self._last() for x in _first_array(args[last]))
         begun = self._begun if is_last else frozenset()
+        if stage not in begun:
+            check_known_stage(args[last], stage)
         check_stage(args[last], stage, begun=stage in begun)
         result = self.jitted(*args, **options)
         for x in _first_array(result[last]):

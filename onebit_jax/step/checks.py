@@ -164,7 +164,7 @@ def _kinds(tree: Any, above: Any = ()) -> dict[str, str]:
     return kinds
 
 
-def check_stage(state: Any, stage: str | None) -> None:
+def check_known_stage(state: Any, stage: str | None) -> None:
     """Refuses a stage that the optimizer does not have."""
     parts = [stages for _, stages in stages_by_part(state).values()]
     # A nested stage ('compressed/measuring') cannot be compiled alone.

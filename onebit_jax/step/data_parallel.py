@@ -18,8 +18,8 @@ from onebit_jax.step.checked import Step
 from onebit_jax.step.checks import (
     check_axes,
     check_batch,
+    check_known_stage,
     check_made_for,
-    check_stage,
     check_workers_of,
 )
 from onebit_jax.step.local_gradients import local_value_and_grad
@@ -178,7 +178,7 @@ class _Run:
         shapes = jax.tree.map(_shape_of, params, self.placed(params, specs))
         made = abstract_state(self.tx, shapes, self.mesh)
         check_made_for(state, made)
-        check_stage(state, stage)
+        check_known_stage(state, stage)
         split, everywhere = PartitionSpec(self.axes), PartitionSpec()
         of_values = split if is_local_stage(state, stage) else everywhere
         if set(self.axes) & set(self.mesh.abstract_mesh.explicit_axes):

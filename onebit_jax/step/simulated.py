@@ -13,8 +13,8 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from onebit_jax.step.checked import Step
 from onebit_jax.step.checks import (
     check_batch,
+    check_known_stage,
     check_made_for,
-    check_stage,
     check_workers_of,
 )
 from onebit_jax.step.data_parallel import DataParallel, local_step
@@ -91,7 +91,7 @@ def simulated(
         check_batch(batch, workers, (axis,), "to run.step after the batch")
         check_workers_of(state, {axis: workers})
         check_made_for(state, jax.eval_shape(state_of, params))
-        check_stage(state, stage)
+        check_known_stage(state, stage)
         local = is_local_stage(state, stage)
         one = functools.partial(
             local_step, loss_fn, transformation, (axis,), has_aux, stage, local

@@ -81,7 +81,8 @@ def worker_step(
         sharded over the workers' axes, the state is one of another number of workers or
         of other axes, processes hold other values or run another program, or the stage
         cannot be the next.
-      TypeError: from a call, if the step does not return what is carried.
+      TypeError: if no mesh is given; from a call, if the step does not return what is
+        carried.
 
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax, optax
@@ -101,6 +102,11 @@ def worker_step(
       >>> print(params, loss)
       0.5 0.5
     """
+    if not isinstance(mesh, Mesh):
+        raise TypeError(
+            "worker_step is given the mesh, and makes a decorator: write "
+            f"@worker_step(mesh, axis) above the step, got {mesh!r}."
+        )
     axes = workers_of(mesh, axis)
 
     def decorate(step: Callable[..., Any]) -> WorkerStep:

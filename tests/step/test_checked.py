@@ -102,6 +102,8 @@ def test_a_loss_divided_by_the_mean_of_the_workers_counts(how):
 def test_a_stage_that_needs_what_nothing_has_learnt(how):
     run = runs_of()[how]
     params, state = run.init({"w": jnp.zeros(3)})
+    with pytest.raises(ValueError, match="has no stage 'compresed': name one of its"):
+        run.step(params, state, BATCH, stage="compresed")
     with pytest.raises(ValueError, match="begin with stage='warmup', or leave"):
         run.step(params, state, BATCH, stage="compressed")
     for stage in ("warmup", "warmup", "compressed"):

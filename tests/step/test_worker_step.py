@@ -177,6 +177,8 @@ def test_what_cannot_be_is_refused():
         averaged(params, state, x[:3])
     with pytest.raises(ValueError, match="pass the key to the step by name"):
         averaged(params, state, jax.random.key(0))
+    with pytest.raises(TypeError, match=r"write @worker_step\(mesh, axis\)"):
+        onebit_jax.worker_step(own_step(tx, "data"))
     with pytest.raises(ValueError, match="the mesh has no axis 'dta'"):
         onebit_jax.worker_step(mesh, "dta")
 
