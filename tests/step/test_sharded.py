@@ -156,3 +156,46 @@ def test_local_steps_of_sharded_parameters_keep_them_sharded(kind):
         rows = 32 // (2 if specs is SPECS else 1)
         assert {x.addressable_shards[0].data.shape for x in moved} == {(1, rows, 64)}
     np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+BOTH = {"up": P("data", "model"), "down": P("model", "data"), "bias": P("model")}
+
+
+def placed_on(mesh, trees, specs):
+    return {
+        k: jax.device_put(np.asarray(x), NamedSharding(mesh, specs[k]))
+        for k, x in trees.items()
+    }
+
+
+@kinds
+def test_sharded_over_two_axes_it_goes_on_with_fewer_replicas(kind):
+    """From host arrays, as a checkpoint restores them, and where they were."""
+    sizes, tx = {"replica": 2, "data": 2, "model": 2}, optimizer()
+    meshes = [mesh_over({**sizes, "replica": n}, kind) for n in (2, 1)]
+    runs = [onebit_jax.data_parallel(loss_fn, tx, m, axis="replica") for m in meshes]
+    params, state = runs[0].init(params_on(meshes[0], BOTH))
+    x = np.random.default_rng(1).normal(size=(8, 32)).astype(np.float32)
+    losses = []
+    for _ in range(FREEZE + 2):
+        params, state, loss = runs[0].step(params, state, x)
+        losses.append(float(loss))
+    compiled = runs[0].step.lower(params, state, x).compile()
+    moved = onebit_jax.traffic(compiled, meshes[0]).collectives
+    update = [c for c in moved if c.stage != "every" and c.axes != ("replica",)]
+    assert max(c.bytes for c in update) < 4 * 32 * 64 / 2
+
+    params = placed_on(meshes[1], params, BOTH)
+    like = onebit_jax.abstract_state(tx, params, meshes[1], saved_on=meshes[0])
+    state = jax.tree.map(
+        lambda saved, at: jax.device_put(np.asarray(saved), at.sharding), state, like
+    )
+    state = onebit_jax.resize(state, tx, params, *meshes)
+    for _ in range(2):
+        params, state, loss = runs[1].step(params, state, x)
+        losses.append(float(loss))
+    assert losses == sorted(losses, reverse=True), losses
+    for tree in (params, state[0].mu, state[0].nu):
+        for name, spec in BOTH.items():
+            placed = NamedSharding(tree[name].sharding.mesh, spec)
+            assert tree[name].sharding.is_equivalent_to(placed, tree[name].ndim), name
