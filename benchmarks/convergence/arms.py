@@ -33,7 +33,7 @@ GROWTHS = {
 _COMMON = ("optimizer", *RUN_OPTIONS)
 _SIGNS = ("exchange", "scale")
 _OPTIONS = {
-    "adam": (*_COMMON, *_SIGNS, "nesterov"),
+    "adam": (*_COMMON, *_SIGNS, "nesterov", "mean_clip"),
     "sgd": (*_COMMON, *_SIGNS),
     "onebit_adam": (
         *_COMMON,
@@ -186,6 +186,10 @@ def _optimizer(
     if name == "adam":
         nesterov = options.get("nesterov", False)
         adam = optax.adamw(schedule, b1, nesterov=nesterov, **decay)
+        if "mean_clip" in options:
+            exchange = optax.chain(
+                exchange, optax.clip_by_global_norm(options["mean_clip"])
+            )
         return optax.chain(exchange, adam)
     if name == "sgd":
         decayed = optax.add_decayed_weights(weight_decay, decays)
