@@ -10,7 +10,7 @@ import jax
 from jax.extend.core import Literal
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from onebit_jax.workers.placement import abstract_state, state_specs
+from onebit_jax.workers.placement import abstract_state, check_params, state_specs
 from onebit_jax.workers.stages import stage_of
 from onebit_jax.workers.states import name_in, stages_by_part
 from onebit_jax.workers.transfers import Transfer, sent_bytes
@@ -84,9 +84,12 @@ def stage_costs(
     # Explicit axes, the default from jax 0.11 on, would ask for placed arguments.
     automatic = (AxisType.Auto,) * len(axis_sizes)
     mesh = AbstractMesh(tuple(axis_sizes.values()), tuple(axis_sizes), automatic)
-    state = abstract_state(tx, params, mesh)
-    parts = stages_by_part(state)
-    found = list(_traced(tx, params, state, mesh, parts, **extra))
+    check_params(params)
+    # Whatever mesh the caller has set.
+    with jax.sharding.use_abstract_mesh(mesh):
+        state = abstract_state(tx, params, mesh)
+        parts = stages_by_part(state)
+        found = list(_traced(tx, params, state, mesh, parts, **extra))
     if not parts:
         return {"every": _merged(each.transfer for each in found)}
     everywhere = [f for f in found if f.stage is None]

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from optax import contrib
@@ -279,6 +280,13 @@ def check_params(params: Any) -> None:
     for path, node in jax.tree.leaves_with_path(params, is_leaf=is_variable):
         place = jax.tree_util.keystr(path) or "itself"
         kinds = {kind.__name__ for kind in type(node).__mro__}
+        if not (is_variable(node) or hasattr(node, "dtype") or np.isscalar(node)):
+            raise TypeError(
+                f"the parameters' leaf {place} is no array but {node!r}: give the "
+                "arrays alone, as params, rest = eqx.partition(model, "
+                "eqx.is_inexact_array) of Equinox does, and put the model together in "
+                "the loss."
+            )
         is_key = jnp.issubdtype(getattr(node, "dtype", float), jax.dtypes.prng_key)
         if is_key or kinds & _NOT_TRAINED:
             kind = "a random key" if is_key else f"Flax's {type(node).__name__}"

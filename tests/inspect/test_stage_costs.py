@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import optax
 import pytest
 from jax import lax
-from virtual_workers import mesh_of
+from jax.sharding import AxisType
+from virtual_workers import mesh_of, mesh_over
 
 import onebit_jax
 
@@ -191,3 +192,14 @@ def test_whose_stage_it_is_must_be_seen():
     tx = optax.partition({"a": part, "b": part}, {"u": "a", "v": "b"})
     with pytest.raises(ValueError, match="cannot tell whose stage 'sends' is: compile"):
         onebit_jax.stage_costs(tx, {"u": jnp.zeros(3), "v": jnp.zeros(3)}, {"data": 4})
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_they_are_the_same_whatever_mesh_is_set(kind):
+    mesh = mesh_over({"data": 2, "model": 2}, kind)
+    tx = onebit_jax.onebit_adam(
+        0.1, onebit_jax.sign_mean("data"), onebit_jax.freeze_at(2)
+    )
+    costs = onebit_jax.stage_costs(tx, jnp.zeros((64, 8)), mesh.shape)
+    with jax.set_mesh(mesh):
+        assert onebit_jax.stage_costs(tx, jnp.zeros((64, 8)), mesh.shape) == costs

@@ -314,3 +314,16 @@ def test_nnx_optimizers_are_told_that_they_cannot_hold_an_exchange():
                 ValueError, match=r"nnx\.Optimizer cannot hold .* split"
             ):
                 nnx.Optimizer(each, tx, wrt=nnx.Param)
+
+
+def test_what_is_no_array_is_refused_by_name():
+    """As in a module of Equinox, whose functions are leaves."""
+    mesh, tx = mesh_of(1), onebit_jax.sign_mean("data")
+    model = {"w": jnp.ones(3), "act": jax.nn.relu}
+    for make in (
+        lambda: onebit_jax.init(tx, model, mesh),
+        lambda: onebit_jax.data_parallel(len, tx, mesh).init(model),
+        lambda: onebit_jax.stage_costs(tx, model, mesh.shape),
+    ):
+        with pytest.raises(TypeError, match=r"leaf \['act'\] is no array"):
+            make()
