@@ -89,8 +89,11 @@ class BlockLayout(NamedTuple):
         self, blocks: Float[Array, "total_blocks block_size"]
     ) -> list[Float[Array, " size"]]:
         """The inverse of `joined`: each leaf's values, flat."""
-        starts = [rows.start * self.block_size for rows in self.slices]
-        return parted(blocks.reshape(-1), starts, self.sizes)
+        # By rows, whose number fits in 32 bits where that of values may not.
+        rows = parted(blocks, [each.start for each in self.slices], self.blocks)
+        return [
+            each.reshape(-1)[:size] for each, size in zip(rows, self.sizes, strict=True)
+        ]
 
 
 class Division(NamedTuple):

@@ -279,7 +279,7 @@ class _OnebitLamb:
     parts: Compressed
 
     def init(self, params: optax.Params) -> ScaleByOnebitLambState:
-        layers = len(jax.tree.leaves(params))
+        layers = max(len(jax.tree.leaves(params)), 1)
         # Each anew: a buffer that is in a state twice cannot be donated.
         mu, nu, nu_fresh = (
             optax.tree.zeros_like(params, dtype=jnp.float32) for _ in range(3)
@@ -425,8 +425,8 @@ def _equal_magnitudes(momentum: optax.Params) -> Float32[Array, " layers"]:
     over the L layers that have a momentum; 1 for a layer with less than a millionth of
     the mean.
     """
-    sizes = [jnp.float32(max(m.size, 1)) for m in jax.tree.leaves(momentum)]
-    magnitudes = _norms(momentum) / jnp.sqrt(jnp.array(sizes, jnp.float32))
+    sizes = row(lambda m: jnp.float32(max(m.size, 1)), momentum)
+    magnitudes = _norms(momentum) / jnp.sqrt(jnp.maximum(sizes, 1))
     number = jnp.sum(magnitudes > 0, dtype=jnp.float32)
     mean = jnp.sum(magnitudes) / jnp.maximum(number, 1)
     known = magnitudes > _NEGLIGIBLE * mean

@@ -142,28 +142,30 @@ class WorkerStep:
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Runs the step; see `worker_step`."""
-        *given, placed = self._given(args)
+        *given, placed = self._given(args, options)
         result = self.checked(*given, placed, **options)
-        self._last = tuple(map(weakref.ref, _first_arrays(result[: self._carried])))
+        self._last = tuple(map(weakref.ref, jax.tree.leaves(result[: self._carried])))
         self._placed = placed
         return with_leaves(result)
 
     def lower(self, *args: Any, **options: Any) -> Any:
         """As of a function that `jax.jit` returns."""
-        return self.checked.lower(*self._given(args), **options)
+        return self.checked.lower(*self._given(args, options), **options)
 
-    def _given(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _given(self, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
         """The arguments on the mesh, and where the compiler must leave them."""
         if len(args) < self._carried:
             raise TypeError(
                 f"pass the {self._carried} arguments that are carried, and the batches "
                 "after them, by position: a name is for what is no list of examples."
             )
-        carried = _each_once(arrays_alone(args[: self._carried]))
         batches = args[self._carried :]
-        # There may be thousands to look at, and those that it returned are in place.
-        firsts = zip(_first_arrays(carried), self._last, strict=False)
-        if {x is last() for x, last in firsts} == {True}:
+        carried = _each_once(arrays_alone(args[: self._carried]), (batches, options))
+        # What it returned is in place.
+        leaves = jax.tree.leaves(carried)
+        if len(leaves) == len(self._last) and all(
+            x is last() for x, last in zip(leaves, self._last, strict=True)
+        ):
             return (*carried, *batches, self._placed)
         carried = self._on_mesh(carried)
         placed: list[NamedSharding | None] = []
@@ -179,15 +181,28 @@ class WorkerStep:
 
         The step returns none, and would be compiled anew for what it returned.
         """
-        if not any(map(_is_off_mesh, jax.tree.leaves(carried))):
+        explicit = bool(self._mesh.abstract_mesh.explicit_axes)
+        if not explicit and not any(map(_is_off_mesh, jax.tree.leaves(carried))):
             return carried
 
         def put(x: Any, spec: PartitionSpec) -> Any:
+            if explicit and self._is_short(x):
+                # The same buffers, under the sharding that the step returns.
+                at = sharding_of(self._mesh, x.sharding.spec, x.ndim)
+                return jax.device_put(x, at, donate=True)
             if not _is_off_mesh(x):
                 return x
             return copied(x, sharding_of(self._mesh, spec, np.ndim(x)))
 
         return jax.tree.map(put, carried, state_specs(carried))
+
+    def _is_short(self, x: Any) -> bool:
+        """True of a partition with fewer entries than dimensions."""
+        if isinstance(x, Tracer) or not isinstance(x, jax.Array):
+            return False
+        if not isinstance(x.sharding, NamedSharding) or x.sharding.mesh != self._mesh:
+            return False
+        return len(x.sharding.spec) < x.ndim
 
     def _kept(self, x: Any, is_local: bool) -> NamedSharding | None:
         sharding = getattr(x, "sharding", None)
@@ -197,29 +212,25 @@ class WorkerStep:
         return sharding if names_of(sharding.spec) or not is_local else None
 
 
-def _each_once(carried: Any) -> Any:
-    """Copies of an array that stands at two places, as an average of parameters may.
+def _each_once(carried: Any, beside: Any) -> Any:
+    """Copies of arrays that stand at two places, as an average of parameters may.
 
-    It would be donated twice, which ends the process.
+    They would be donated twice, or read beside their donation, which ends the process.
     """
+    seen = {id(x) for x in jax.tree.leaves(beside)}
     arrays = [x for x in jax.tree.leaves(carried) if isinstance(x, jax.Array)]
-    if len(set(map(id, arrays))) == len(arrays):
+    if len(seen | set(map(id, arrays))) == len(seen) + len(arrays):
         return carried
-    seen: set[int] = set()
 
     def once(x: Any) -> Any:
+        if isinstance(x, Tracer) or not isinstance(x, jax.Array):
+            return x
         if id(x) in seen:
             return jnp.copy(x)
-        if isinstance(x, jax.Array) and not isinstance(x, Tracer):
-            seen.add(id(x))
+        seen.add(id(x))
         return x
 
     return jax.tree.map(once, carried)
-
-
-def _first_arrays(carried: tuple[Any, ...]) -> list[Any]:
-    """The first array of each tree."""
-    return [x for tree in carried for x in jax.tree.leaves(tree)[:1]]
 
 
 def _is_off_mesh(x: Any) -> bool:
@@ -360,7 +371,7 @@ class _OfWorkers:
         return treedef.unflatten(
             [
                 x if at is None else jax.lax.with_sharding_constraint(x, at)
-                for x, at in zip(leaves, placed, strict=False)
+                for x, at in zip(leaves, placed, strict=True)
             ]
         )
 

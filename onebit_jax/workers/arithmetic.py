@@ -107,16 +107,21 @@ def parted(
     flat: Float[Array, " size"], starts: Sequence[int], sizes: Sequence[int]
 ) -> list[Float[Array, " part"]]:
     """Parts of a row of values, by their first places and their sizes."""
+    # Of places beyond what 32 bits hold the compiler must know.
+    places = hidden(starts) if flat.size < 2**31 else starts
     return [
-        lax.dynamic_slice(flat, (start,), (size,))
-        for start, size in zip(hidden(starts), sizes, strict=True)
+        lax.dynamic_slice_in_dim(flat, place, size)
+        for place, size in zip(places, sizes, strict=True)
     ]
 
 
 def row(of_leaf: Callable[..., Array], *trees: Any) -> Float32[Array, " leaves"]:
-    """A number of each leaf, in the order of the leaves."""
+    """A number of each leaf, in their order; a zero where there is none.
+
+    Orbax saves no empty arrays.
+    """
     numbers = jax.tree.leaves(jax.tree.map(of_leaf, *trees))
-    return jnp.stack([*map(replicated, numbers), jnp.float32(0)])[:-1]
+    return jnp.stack(list(map(replicated, numbers)) or [jnp.float32(0)])
 
 
 def numbers_of(tree: Any, *rows: Float32[Array, " leaves"]) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ from onebit_jax import (
     freeze_at,
     onebit_adam,
 )
+from onebit_jax.optimizers.parts.growth import _nodes as growth_nodes
 
 WORKERS, COUNTS, SIDE = 4, 2000, 16
 SHAPES = {
@@ -60,7 +61,7 @@ def test_random_sums_say_the_mean_squares_of_the_mean_in_the_mean():
         jnp.arange(1, 1 + COUNTS), jax.tree.map(jnp.float32, own)
     )
     said = jax.device_get(said)
-    matrices, wholes = map(iter, (said.matrices, said.wholes.T))
+    matrices, wholes = iter(growth_nodes(said)), iter(said.wholes.T)
     for name in sorted(own):
         expected = mean_squares(np.mean(own[name], axis=0))
         found = {"whole": None}

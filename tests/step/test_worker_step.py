@@ -327,3 +327,29 @@ def test_an_array_at_two_places_is_not_donated_twice():
     (carried,) = step({"params": params, "average": params}, x)
     np.testing.assert_array_equal(carried["params"], jnp.full(4, 9.0))
     np.testing.assert_array_equal(carried["average"], jnp.full(4, 5.0))
+
+
+def test_an_array_that_is_carried_may_stand_beside_too():
+    """A frozen copy of the parameters, as of distillation, is no copy at first."""
+    mesh, tx = mesh_of(2), optimizer("data")
+
+    @onebit_jax.worker_step(mesh, "data")
+    def step(params, state, x, *, anchor):
+        def own_loss(p):
+            far = optax.tree.sum(jax.tree.map(lambda a, b: (a - b) ** 2, p, anchor))
+            return loss_fn(p, x) + far
+
+        loss, gradients = onebit_jax.local_value_and_grad(own_loss, "data")(params)
+        updates, state = tx.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, loss
+
+    params = jax.device_put(params_of(), NamedSharding(mesh, P()))
+    state, x = onebit_jax.init(tx, params, mesh), batches()[0]
+    for _ in range(2):
+        params, state, loss = step(params, state, x, anchor=params)
+    assert np.isfinite(loss)
+    # One leaf is of another device, and the caller keeps it.
+    best = jax.device_put(np.ones((64, 32), np.float32), jax.devices()[1])
+    params, state, loss = step({**params, "down": best}, state, x, anchor=params)
+    assert np.isfinite(loss)
+    assert not best.is_deleted()

@@ -327,3 +327,16 @@ def test_what_is_no_array_is_refused_by_name():
     ):
         with pytest.raises(TypeError, match=r"leaf \['act'\] is no array"):
             make()
+
+
+def test_states_without_leaves_have_no_empty_arrays():
+    """Orbax saves none; a label of optax.partition may have no parameters."""
+    for tx in (
+        onebit_adam(0.1, sign_mean("data"), freeze_at(2)),
+        onebit_jax.onebit_lamb(0.1, sign_mean("data"), freeze_at(2)),
+    ):
+        for params in ({}, {"w": jnp.zeros((16, 16))}):
+            state = onebit_jax.init(tx, params, mesh_of(1))
+            rows = [x for x in jax.tree.leaves(state) if x.ndim == 1]
+            assert rows
+            assert all(x.size for x in rows)

@@ -21,7 +21,7 @@ from onebit_jax.workers.arithmetic import (
 from onebit_jax.workers.stages import run_nested_stage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import Any
 
     from jax import Array
@@ -56,13 +56,12 @@ class MeanSquares(NamedTuple):
     """Mean squares of the mean gradient, running means over steps.
 
     Attributes:
-      wholes: (leaves,) those of the leaves that are no matrices, in their order; None
-        where there are none, as Orbax saves no empty arrays.
-      matrices: those of the others.
+      wholes: (leaves,) those of the leaves that are no matrices, in their order.
+      matrices: `MatrixMeans` in the place of each other leaf; None for the rest.
     """
 
-    wholes: Float32[Array, " leaves"] | None
-    matrices: tuple[MatrixMeans, ...]
+    wholes: Float32[Array, " leaves"]
+    matrices: optax.Params
 
 
 class GrowthState(NamedTuple):
@@ -215,21 +214,20 @@ class GrowthByMeanSquares:
         count: Int32[Array, ""],
         axes: tuple[str, ...],
     ) -> GrowthState:
-        leaves = jax.tree.leaves(gradients)
+        leaves, treedef = jax.tree.flatten(gradients)
         signs = self._signs(leaves, count)
         (matrices, others), (of_lines, of_others) = (
             self._by_kind(leaves, x) for x in (leaves, signs)
         )
         sums = (
             list(map(_sums_of_lines, matrices, of_lines)),
-            jnp.stack(list(map(_some_sums, others, of_others))) if others else None,
+            list(map(_some_sums, others, of_others)),
         )
         lines, some = means(jax.tree.map(replicated, sums), axes)
-        wholes = None
-        if others:
-            sizes = jnp.array([max(x.size, 1) for x in others], jnp.float32)
-            wholes = jnp.sum(jnp.square(some), axis=1) / sizes
-        squares = MeanSquares(wholes, tuple(map(_of_sums, lines, matrices)))
+        squares = MeanSquares(
+            row(lambda s, x: jnp.sum(jnp.square(s)) / max(x.size, 1), some, others),
+            self._placed(leaves, treedef, map(_of_sums, lines, matrices)),
+        )
         now = optax.tree.update_moment(squares, state.now, decay**self.period, 1)
         return state._replace(now=now, measured=state.measured + 1)
 
@@ -255,7 +253,7 @@ class GrowthByMeanSquares:
         leaves, treedef = jax.tree.flatten(nu)
         mean = jax.tree.map(lambda x: x / weight_now * weight_frozen, state.now)
         matrices, others = self._by_kind(leaves, leaves)
-        lines = map(_grown, matrices, mean.matrices, state.frozen.matrices)
+        lines = map(_grown, matrices, *map(_nodes, (mean, state.frozen)))
         wholes = iter(_grown_wholes(others, mean.wholes, state.frozen.wholes))
         grown = [next(lines if self._by_lines(v) else wholes) for v in leaves]
         return treedef.unflatten(grown)
@@ -290,14 +288,27 @@ class GrowthByMeanSquares:
         return [list(itertools.islice(parts, len(of_leaf))) for of_leaf in sizes]
 
     def _means(self, squares: optax.Params) -> MeanSquares:
-        leaves = jax.tree.leaves(squares)
+        leaves, treedef = jax.tree.flatten(squares)
         matrices, others = self._by_kind(leaves, leaves)
         return MeanSquares(
-            row(lambda x: jnp.sum(x) / float(max(x.size, 1)), others)
-            if others
-            else None,
-            tuple(map(_means_of_lines, matrices)),
+            row(lambda x: jnp.sum(x) / float(max(x.size, 1)), others),
+            self._placed(leaves, treedef, map(_means_of_lines, matrices)),
         )
+
+    def _placed(
+        self, leaves: list[Array], treedef: Any, of_matrices: Iterator[MatrixMeans]
+    ) -> optax.Params:
+        """A tree of what is of matrices, and of None."""
+        return treedef.unflatten(
+            [next(of_matrices) if self._by_lines(x) else None for x in leaves]
+        )
+
+
+def _nodes(squares: MeanSquares) -> list[MatrixMeans]:
+    def is_one(node: object) -> bool:
+        return isinstance(node, MatrixMeans)
+
+    return jax.tree.leaves(squares.matrices, is_leaf=is_one)
 
 
 def _means_of_lines(squares: Float32[Array, "*n m k"]) -> MatrixMeans:
@@ -374,12 +385,8 @@ def _grown(
 
 
 def _grown_wholes(
-    nu: list[Array],
-    now: Float32[Array, " leaves"] | None,
-    frozen: Float32[Array, " leaves"] | None,
+    nu: list[Array], now: Float32[Array, " leaves"], frozen: Float32[Array, " leaves"]
 ) -> list[Array]:
-    if now is None or frozen is None:
-        return []
     # Without gradients before the freeze all variances of a leaf are zero.
     growth = jnp.where(frozen > 0, _ratio(now, frozen), 0)
     added = jnp.where(frozen > 0, 0, now)
