@@ -425,7 +425,7 @@ def _equal_magnitudes(momentum: optax.Params) -> Float32[Array, " layers"]:
     over the L layers that have a momentum; 1 for a layer with less than a millionth of
     the mean.
     """
-    sizes = row(lambda m: jnp.float32(max(m.size, 1)), momentum)
+    sizes = row(lambda m: jnp.float32(float(max(m.size, 1))), momentum)
     magnitudes = _norms(momentum) / jnp.sqrt(jnp.maximum(sizes, 1))
     number = jnp.sum(magnitudes > 0, dtype=jnp.float32)
     mean = jnp.sum(magnitudes) / jnp.maximum(number, 1)

@@ -225,7 +225,11 @@ class GrowthByMeanSquares:
         )
         lines, some = means(jax.tree.map(replicated, sums), axes)
         squares = MeanSquares(
-            row(lambda s, x: jnp.sum(jnp.square(s)) / max(x.size, 1), some, others),
+            row(
+                lambda s, x: jnp.sum(jnp.square(s)) / float(max(x.size, 1)),
+                some,
+                others,
+            ),
             self._placed(leaves, treedef, map(_of_sums, lines, matrices)),
         )
         now = optax.tree.update_moment(squares, state.now, decay**self.period, 1)
