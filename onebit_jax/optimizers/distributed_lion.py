@@ -161,7 +161,7 @@ def scale_by_distributed_lion(
 
 
 def _abstention(axes: tuple[str, ...], count: Int32[Array, ""]) -> Float32[Array, ""]:
-    """What a worker sends instead of 0, by the place that it has in this step."""
+    """The value that a worker sends instead of 0, by its place in this step."""
     place = (worker_index(axes) + count // 2) % bound_workers(axes)
     # Inside a host its mean must not count beside the gradients of others.
     return jnp.where(place % 2 == 1, -_LITTLE, _LITTLE)

@@ -124,7 +124,7 @@ _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 class WorkerStep:
-    """What `worker_step` makes of a step.
+    """A step of one's own, run by every worker.
 
     Args:
       step: the step, checked and jitted.
@@ -177,7 +177,7 @@ class WorkerStep:
         return (*carried, *batches, Static(tuple(placed)))
 
     def _on_mesh(self, carried: Any) -> Any:
-        """What is carried, without arrays of one device.
+        """The carried trees, without arrays of one device.
 
         The step returns none, and would be compiled anew for what it returned.
         """
@@ -189,7 +189,7 @@ class WorkerStep:
             if explicit and self._is_short(x):
                 # The same buffers, under the sharding that the step returns.
                 at = sharding_of(self._mesh, x.sharding.spec, x.ndim)
-                return jax.device_put(x, at, donate=True)
+                return jax.device_put(x, at)
             if not _is_off_mesh(x):
                 return x
             return copied(x, sharding_of(self._mesh, spec, np.ndim(x)))
@@ -287,7 +287,7 @@ class _OfWorkers:
         stage: str | None = None,
         **same: Any,
     ) -> tuple[Any, ...]:
-        """What is carried anew, and the means of what the step tells besides."""
+        """The carried trees anew, and the means of what the step tells besides."""
         carried, (*batches, placed) = args[: self.carried], args[self.carried :]
         batches = tuple(batches)
         workers = math.prod(self.mesh.shape[name] for name in self.axes)
@@ -363,7 +363,7 @@ class _OfWorkers:
         return anew, jax.tree.map_with_path(of_all, values)
 
     def kept(self, carried: Any, placed: tuple[NamedSharding | None, ...]) -> Any:
-        """What is carried, where it was; the compiler would choose other places."""
+        """The carried trees where they were; the compiler would choose other places."""
         automatic = set(self.mesh.abstract_mesh.auto_axes) - set(self.axes)
         if not placed or not automatic:
             return carried

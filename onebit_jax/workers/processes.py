@@ -1,4 +1,4 @@
-"""What must be the same in all processes, compared before it is trained."""
+"""Values that must be the same in all processes, compared before training."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _parts(leaf: Any) -> dict[str, Any]:
 
 
 def _gathered(own: bytes) -> list[bytes]:
-    """What each process tells, in their order."""
+    """The message of each process, in their order."""
     sizes = multihost_utils.process_allgather(np.int32(len(own)))
     padded = np.zeros(sizes.max(), np.uint8)
     padded[: len(own)] = np.frombuffer(own, np.uint8)

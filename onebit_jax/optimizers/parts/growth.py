@@ -268,7 +268,7 @@ class GrowthByMeanSquares:
     def _by_kind(
         self, leaves: list[Array], of_leaves: Sequence[Any]
     ) -> tuple[list[Any], list[Any]]:
-        """What is of leaves that are matrices, and of the others."""
+        """The parts that are of matrices, and those of other leaves."""
         kinds = [self._by_lines(x) for x in leaves]
         return (
             [y for is_one, y in zip(kinds, of_leaves, strict=True) if is_one],
