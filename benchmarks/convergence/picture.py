@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.convergence.report import runs_of
+from benchmarks.convergence.study import of_hull, round_points
 from benchmarks.convergence.tasks import read_flags
 
 if TYPE_CHECKING:
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from benchmarks.convergence.plan import Study
+    from benchmarks.convergence.frontier import Point
+    from benchmarks.convergence.plan import Round, Study
     from benchmarks.convergence.runs import Case, Run
 
 MOST_ARMS = 10
@@ -25,7 +27,11 @@ MOST_ARMS = 10
 
 def write_picture(file: Path, study: Study, done: Mapping[Case, Run]) -> None:
     """Writes the picture of a study beside its plan, once it has runs."""
-    figure = drawn_study(study, done)
+    confirmed = [each for each in study.rounds if of_hull(study, each, done)]
+    if confirmed:
+        figure = drawn_frontier(study, confirmed[-1], done)
+    else:
+        figure = drawn_study(study, done)
     if figure is not None:
         figure.savefig(file.with_suffix(".png"), dpi=120)
 
@@ -76,6 +82,55 @@ def drawn_study(study: Study, done: Mapping[Case, Run]) -> Figure | None:
         fontsize="small",
     )
     return figure
+
+
+def drawn_frontier(study: Study, each: Round, done: Mapping[Case, Run]) -> Figure:
+    """Draws what a round has confirmed, over all arms that it was chosen of."""
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    axes = figure.subplots()
+    confirmed = round_points(study, each, done)
+    chosen = of_hull(study, each, done)
+    tried = [
+        at
+        for earlier in study.rounds
+        if earlier.name in each.hull
+        for at in round_points(study, earlier, done)
+        if at.arm in earlier.product
+    ]
+    of_workers = {at.arm: study.arms[at.arm]["workers"] for at in tried}
+    for i, workers in enumerate(sorted(set(of_workers.values()))):
+        own = [at for at in tried if of_workers[at.arm] == workers]
+        axes.plot(*_places(own), ".", color=f"C{i}", alpha=0.3)
+        line = [
+            at for at in confirmed if at.arm in chosen and of_workers[at.arm] == workers
+        ]
+        line.sort(key=lambda at: at.fewer)
+        axes.errorbar(
+            *_places(line),
+            yerr=[100 * at.share.half_width for at in line],
+            color=f"C{i}",
+            marker="o",
+            capsize=3,
+            label=f"{workers} workers",
+        )
+    others = [at for at in confirmed if at.arm not in [*chosen, study.baseline]]
+    for i, at in enumerate(others):
+        axes.plot(*_places([at]), "*^sD"[i % 4], color="black", label=at.arm)
+    axes.axhline(0, color="grey", linestyle=":")
+    highest = max([0.05, *(2 * at.share.mean for at in confirmed)])
+    axes.set(
+        xlabel=f"times fewer bytes than {study.baseline}'s over the whole run",
+        ylabel=f"held-out loss beside tuned {study.baseline}, %",
+        xscale="log",
+        ylim=(None, 100 * highest),
+    )
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure
+
+
+def _places(points: Sequence[Point]) -> tuple[list[float], list[float]]:
+    return [at.fewer for at in points], [100 * at.share.mean for at in points]
 
 
 def _draw(

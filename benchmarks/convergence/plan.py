@@ -62,6 +62,7 @@ class Round:
       arms: Names of arms, the baseline and those of the product among them.
       product: The options of each arm that the product of factors has made.
       best: Arms of an earlier round to add, once it is complete.
+      hull: Earlier rounds, the arms of whose hulls are added once they are complete.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Round:
     arms: tuple[str, ...]
     product: Mapping[str, Options]
     best: Best | None = None
+    hull: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ def _round(
         ("arm", named, arms),
         (
             "earlier round",
-            [made.best.of] if made.best else [],
+            [*made.hull, *([made.best.of] if made.best else [])],
             [r.name for r in earlier],
         ),
     ):
@@ -174,6 +176,13 @@ def _round(
                 raise SystemExit(
                     f"{where} names the {kind} {name!r}: choose of {', '.join(known)}."
                 )
+    for each in earlier:
+        if each.name in made.hull and any(
+            "workers" not in o for o in each.product.values()
+        ):
+            raise SystemExit(
+                f"{where} needs the factor 'workers' in {each.name!r} for its hull."
+            )
     baseline = next(iter(arms))
     if baseline not in made.arms:
         raise SystemExit(f"{where} must name the baseline, {baseline!r}, as an arm.")

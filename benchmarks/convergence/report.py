@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 from benchmarks.convergence.arms import describe
 from benchmarks.convergence.intervals import beside, effects, progress_lost
-from benchmarks.convergence.study import round_arms, round_cases, tuned, tuning_cases
+from benchmarks.convergence.study import (
+    of_hull,
+    round_arms,
+    round_cases,
+    round_points,
+    tuned,
+    tuning_cases,
+)
 from benchmarks.convergence.tasks import read_flags
 from benchmarks.page import table
 
@@ -44,6 +51,7 @@ def page(name: str, study: Study, done: Mapping[Case, Run]) -> str:
             for task in each.tasks
             for part in _round(study, each, task, done)
         ),
+        *(_frontier(study, each, done) for each in study.rounds if each.hull),
         f"![Held-out loss by {over}]({picture})" if done else "",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -91,6 +99,23 @@ def _round(study: Study, each: Round, task: str, done: Mapping[Case, Run]) -> li
     middle = "median difference (nats)"
     heads = ["level", "beside", middle, "pairs in which it is better"]
     return [*parts, table(heads, rows)] if rows else parts
+
+
+def _frontier(study: Study, each: Round, done: Mapping[Case, Run]) -> str:
+    chosen = of_hull(study, each, done)
+    rows = [
+        [
+            str(study.arms[at.arm]["workers"]) if at.arm in chosen else "",
+            at.arm,
+            f"{at.fewer:,.4g}",
+            percent(at.share),
+        ]
+        for at in round_points(study, each, done)
+        if at.arm != study.baseline
+    ]
+    heads = ["workers", "arm", "times fewer bytes", f"loss beside {study.baseline}"]
+    title = f"## {each.name}: in the mean of the tasks"
+    return "\n\n".join([title, table(heads, rows)]) if rows else ""
 
 
 def runs_of(

@@ -6,6 +6,7 @@ import itertools
 import statistics
 from typing import TYPE_CHECKING
 
+from benchmarks.convergence.frontier import Point, hull, points
 from benchmarks.convergence.runs import Case
 
 if TYPE_CHECKING:
@@ -83,17 +84,42 @@ def round_cases(study: Study, each: Round, done: Mapping[Case, Run]) -> list[Cas
 
 
 def round_arms(study: Study, each: Round, done: Mapping[Case, Run]) -> list[str]:
-    """The arms of a round; its best ones only once the earlier round is complete."""
-    if not each.best:
+    """The arms of a round; those of earlier rounds only once these are complete."""
+    names = [*each.hull, *([each.best.of] if each.best else [])]
+    earlier = [r for r in study.rounds if r.name in names]
+    if not all(_is_complete(study, r, done) for r in earlier):
         return list(each.arms)
-    (earlier,) = (r for r in study.rounds if r.name == each.best.of)
-    arms = round_arms(study, earlier, done)
-    cases = round_cases(study, earlier, done)
-    expected = len(arms) * len(earlier.tasks) * len(earlier.seeds)
-    is_complete = len(cases) == expected and all(case in done for case in cases)
-    ranked = _ranked(study, earlier, cases, done) if is_complete else []
-    best = [arm for arm in ranked if arm != study.baseline][: each.best.count]
-    return list(dict.fromkeys([*each.arms, *best]))
+    best = []
+    if each.best:
+        cases = round_cases(study, earlier[-1], done)
+        ranked = _ranked(study, earlier[-1], cases, done)
+        best = [arm for arm in ranked if arm != study.baseline][: each.best.count]
+    return list(dict.fromkeys([*each.arms, *best, *of_hull(study, each, done)]))
+
+
+def round_points(study: Study, each: Round, done: Mapping[Case, Run]) -> list[Point]:
+    """Where the arms of a round stand that have run in all of its tasks."""
+    runs = [done[case] for case in round_cases(study, each, done) if case in done]
+    return points(runs, study.baseline)
+
+
+def of_hull(study: Study, each: Round, done: Mapping[Case, Run]) -> list[str]:
+    """The arms of the hulls of a round's earlier rounds, one for each of `workers`."""
+    by_workers: dict[int, list[Point]] = {}
+    for earlier in study.rounds:
+        if earlier.name in each.hull:
+            for at in round_points(study, earlier, done):
+                if at.arm in earlier.product:
+                    workers = earlier.product[at.arm]["workers"]
+                    by_workers.setdefault(workers, []).append(at)
+    return [at.arm for found in by_workers.values() for at in hull(found)]
+
+
+def _is_complete(study: Study, each: Round, done: Mapping[Case, Run]) -> bool:
+    cases = round_cases(study, each, done)
+    arms = round_arms(study, each, done)
+    expected = len(arms) * len(each.tasks) * len(each.seeds)
+    return len(cases) == expected and all(case in done for case in cases)
 
 
 def _ranked(

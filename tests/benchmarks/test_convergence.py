@@ -17,7 +17,7 @@ from benchmarks.convergence.arms import (
     make_exchange,
 )
 from benchmarks.convergence.intervals import beside, effects, estimate, progress_lost
-from benchmarks.convergence.picture import drawn_study
+from benchmarks.convergence.picture import drawn_frontier, drawn_study
 from benchmarks.convergence.plan import read_plan
 from benchmarks.convergence.report import page
 from benchmarks.convergence.runs import Case, Run, Store
@@ -163,6 +163,53 @@ def test_the_best_arms_of_a_complete_round_go_on(plan):
     assert arms == {"Adam", "own", "sign"}
 
 
+HULL = """
+[[rounds]]
+name = "rounds"
+seeds = [1]
+arms = ["Adam"]
+
+[rounds.product]
+workers = [2, 4]
+sync_every = [1, 8, 16, 32]
+optimizer = ["local"]
+
+[[rounds]]
+name = "frontier"
+seeds = [7, 8]
+arms = ["Adam", "own"]
+hull = ["rounds"]
+"""
+
+
+def test_the_arms_that_no_line_between_two_others_beats_go_on(plan_file):
+    plan_file.write_text(PLAN.split("[[rounds]]")[0] + HULL)
+    plan = read_plan(plan_file)
+    shares = {1: 0.9, 8: 1.2, 16: 1.1, 32: 1.3}
+
+    def run(case):
+        options = plan.arms[case.arm]
+        every = options.get("sync_every", 1)
+        loss = shares[every] if "workers" in options else 1.0
+        return run_of(case, loss)._replace(sent_bytes=3200 // every)
+
+    done = {}
+    while cases := wanted(plan, done):
+        done[cases[0]] = run(cases[0])
+    order = [case.seed for case in done if case.arm not in ("Adam", "own")]
+    assert order == sorted(order), "chosen when all have run"
+    last = {case.arm for case in done if case.seed == 8}
+    # Of each number of workers: 8 lies above the line from 1 to 16.
+    assert last == {"Adam", "own"} | {
+        f"workers {n}, sync every {h}, local" for n in (2, 4) for h in (1, 16, 32)
+    }
+    text = page("study.toml", plan, done)
+    assert "| 4 | workers 4, sync every 16, local | 16 | +10.00% ± 0.00% |" in text
+    figure = drawn_frontier(plan, plan.rounds[-1], done)
+    _, labels = figure.axes[0].get_legend_handles_labels()
+    assert sorted(labels) == ["2 workers", "4 workers", "own"]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -180,6 +227,11 @@ def test_the_best_arms_of_a_complete_round_go_on(plan):
         ('tasks = ["text"]', 'tasks = ["other"]', "task 'other'"),
         ('arms = ["Adam", "sign"', 'arms = ["sign"', "baseline"),
         ('of = "ablation"', 'of = "best"', "earlier round 'best'"),
+        (
+            "best = {",
+            'hull = ["ablation"]\nbest = {',
+            "the factor 'workers' in 'ablation'",
+        ),
         ('scale = ["rms", "mean_abs"]', 'scale = "rms"', "list"),
         ('"rms", "mean_abs"', '"largest"', "largest"),
     ],
