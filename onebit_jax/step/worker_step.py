@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from onebit_jax.step.checked import Step
+from onebit_jax.step.checked import Step, each_once
 from onebit_jax.step.checks import check_axes, check_batch, check_workers_of
 from onebit_jax.step.data_parallel import (
     as_float,
@@ -161,7 +161,9 @@ class WorkerStep:
                 "after them, by position: a name is for what is no list of examples."
             )
         batches = args[self._carried :]
-        carried = _each_once(arrays_alone(args[: self._carried]), (batches, options))
+        carried = arrays_alone(args[: self._carried])
+        # Before they are placed: two arrays may have one buffer then.
+        carried = each_once(carried, jax.tree.leaves(carried), (batches, options))
         # What it returned is in place.
         leaves = jax.tree.leaves(carried)
         if len(leaves) == len(self._last) and all(
@@ -211,27 +213,6 @@ class WorkerStep:
             return None
         # Workers' own arrays may come undivided, by tx.init in jax.set_mesh.
         return sharding if names_of(sharding.spec) or not is_local else None
-
-
-def _each_once(carried: Any, beside: Any) -> Any:
-    """Copies of arrays that stand at two places, as an average of parameters may.
-
-    They would be donated twice, or read beside their donation, which ends the process.
-    """
-    seen = {id(x) for x in jax.tree.leaves(beside)}
-    arrays = [x for x in jax.tree.leaves(carried) if isinstance(x, jax.Array)]
-    if len(seen | set(map(id, arrays))) == len(seen) + len(arrays):
-        return carried
-
-    def once(x: Any) -> Any:
-        if isinstance(x, Tracer) or not isinstance(x, jax.Array):
-            return x
-        if id(x) in seen:
-            return jnp.copy(x)
-        seen.add(id(x))
-        return x
-
-    return jax.tree.map(once, carried)
 
 
 def _is_off_mesh(x: Any) -> bool:
