@@ -173,46 +173,44 @@ class WorkerStep:
         carried = self._on_mesh(carried)
         placed: list[NamedSharding | None] = []
         for path, node in jax.tree.leaves_with_path(carried, is_leaf=is_worker_local):
-            is_local = is_worker_local(node)
-            if not is_local and not isinstance(node, Tracer):
+            if not is_worker_local(node) and not isinstance(node, Tracer):
                 spec_inside(self._mesh, self._axes, path[1:], node)
-            placed += [self._kept(x, is_local) for x in jax.tree.leaves(node)]
+            placed += map(self._kept, jax.tree.leaves(node))
         return (*carried, *batches, Static(tuple(placed)))
 
     def _on_mesh(self, carried: Any) -> Any:
-        """The carried trees, without arrays of one device.
+        """The carried trees under the shardings that the step returns.
 
-        The step returns none, and would be compiled anew for what it returned.
+        It would be compiled anew for these.
         """
-        explicit = bool(self._mesh.abstract_mesh.explicit_axes)
-        if not explicit and not any(map(_is_off_mesh, jax.tree.leaves(carried))):
-            return carried
 
         def put(x: Any, spec: PartitionSpec) -> Any:
-            if explicit and self._is_short(x):
-                # The same buffers, under the sharding that the step returns.
-                at = sharding_of(self._mesh, x.sharding.spec, x.ndim)
-                return jax.device_put(x, at)
-            if not _is_off_mesh(x):
+            if _is_off_mesh(x):
+                return copied(x, sharding_of(self._mesh, spec, np.ndim(x)))
+            here = self._spec_here(x)
+            if here is None:
                 return x
-            return copied(x, sharding_of(self._mesh, spec, np.ndim(x)))
+            # Workers' own arrays come undivided, by tx.init in jax.set_mesh.
+            spec = here if names_of(spec) <= names_of(here) else spec
+            # The same buffers, under the sharding that the step returns.
+            return jax.device_put(x, sharding_of(self._mesh, spec, x.ndim))
 
         return jax.tree.map(put, carried, state_specs(carried))
 
-    def _is_short(self, x: Any) -> bool:
-        """True of a partition with fewer entries than dimensions."""
+    def _spec_here(self, x: Any) -> PartitionSpec | None:
+        """The partition of an array that is on this mesh."""
         if isinstance(x, Tracer) or not isinstance(x, jax.Array):
-            return False
-        if not isinstance(x.sharding, NamedSharding) or x.sharding.mesh != self._mesh:
-            return False
-        return len(x.sharding.spec) < x.ndim
-
-    def _kept(self, x: Any, is_local: bool) -> NamedSharding | None:
-        sharding = getattr(x, "sharding", None)
-        if not isinstance(sharding, NamedSharding) or sharding.mesh != self._mesh:
             return None
-        # Workers' own arrays may come undivided, by tx.init in jax.set_mesh.
-        return sharding if names_of(sharding.spec) or not is_local else None
+        sharding = x.sharding
+        if isinstance(sharding, NamedSharding) and sharding.mesh == self._mesh:
+            return sharding.spec
+        return None
+
+    def _kept(self, x: Any) -> NamedSharding | None:
+        sharding = getattr(x, "sharding", None)
+        if isinstance(sharding, NamedSharding) and sharding.mesh == self._mesh:
+            return sharding
+        return None
 
 
 def _is_off_mesh(x: Any) -> bool:

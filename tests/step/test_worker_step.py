@@ -306,6 +306,20 @@ def test_what_is_no_array_by_name_is_compiled_in():
         step(params, state, jnp.ones(4), train=True)
 
 
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_state_of_inits_own_is_compiled_for_once(kind):
+    mesh, tx = mesh_over({"data": 2, "model": 2}, kind), optimizer("data")
+    with jax.set_mesh(mesh):
+        state = tx.init(params_of())
+    step = onebit_jax.worker_step(mesh, "data")(own_step(tx, "data"))
+    params, losses = params_of(), []
+    for x in batches()[:2]:
+        params, state, told = step(params, state, x)
+        losses.append(told["loss"])
+    assert step.checked.jitted._cache_size() == 1
+    np.testing.assert_allclose(losses, by_data_parallel(False)[1][:2], rtol=1e-5)
+
+
 def test_a_state_that_was_saved_is_gone_on_with(tmp_path):
     """On an explicit mesh, whose loss asks for explicit axes; to the bit."""
     mesh, tx = mesh_over({"data": 2, "model": 2}, AxisType.Explicit), optimizer("data")
