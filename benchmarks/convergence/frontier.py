@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from benchmarks.convergence.intervals import Estimate, estimate, pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from benchmarks.convergence.runs import Run
+    from benchmarks.convergence.runs import Case, Run
 
 
 class Point(NamedTuple):
@@ -18,7 +18,8 @@ class Point(NamedTuple):
 
     Attributes:
       arm: Its name.
-      fewer: How many times fewer bytes its workers sent than the baseline's.
+      fewer: How many times fewer bytes each of its workers sent than as many of the
+        baseline's, which all-reduce by rings; infinite where they sent none.
       share: By how much its loss lies above the baseline's of the same seed, as a share
         of that, in the mean of the tasks; with its interval over the seeds.
     """
@@ -28,12 +29,15 @@ class Point(NamedTuple):
     share: Estimate
 
 
-def points(runs: Sequence[Run], baseline: str) -> list[Point]:
+def points(
+    runs: Sequence[Run], baseline: str, workers: Callable[[Case], int]
+) -> list[Point]:
     """Where the arms of a round stand, but those that diverged.
 
     Args:
       runs: those of the round, the baseline's among them.
       baseline: the arm that all are compared with.
+      workers: how many a case has.
 
     Returns:
       A point for each arm that ran in every task, in their order.
@@ -53,9 +57,21 @@ def points(runs: Sequence[Run], baseline: str) -> list[Point]:
             by_seed.setdefault(run.case.seed, []).append(share)
         means = [sum(s) / len(s) for s in by_seed.values() if len(s) == len(base)]
         if means and all(map(math.isfinite, means)):
-            fewer = [beside.sent_bytes / run.sent_bytes for run, beside in both]
-            found.append(Point(arm, sum(fewer) / len(fewer), estimate(means)))
+            sent = sum(run.sent_bytes for run, _ in both)
+            # Those of another number of workers by what rings send: 2 (n - 1) / n.
+            theirs = sum(
+                beside.sent_bytes
+                * _of_ring(workers(run.case))
+                / _of_ring(workers(beside.case))
+                for run, beside in both
+            )
+            fewer = theirs / sent if sent else math.inf
+            found.append(Point(arm, fewer, estimate(means)))
     return found
+
+
+def _of_ring(workers: int) -> float:
+    return (workers - 1) / workers
 
 
 def hull(points: Sequence[Point]) -> list[Point]:

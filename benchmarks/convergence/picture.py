@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -115,11 +116,15 @@ def drawn_frontier(study: Study, each: Round, done: Mapping[Case, Run]) -> Figur
         )
     others = [at for at in confirmed if at.arm not in [*chosen, study.baseline]]
     for i, at in enumerate(others):
-        axes.plot(*_places([at]), "*^sD"[i % 4], color="black", label=at.arm)
+        if math.isfinite(at.fewer):
+            axes.plot(*_places([at]), "*^sD"[i % 4], color="black", label=at.arm)
+        else:
+            level = 100 * at.share.mean
+            axes.axhline(level, color="black", linestyle="--", label=at.arm)
     axes.axhline(0, color="grey", linestyle=":")
     highest = max([0.05, *(2 * at.share.mean for at in confirmed)])
     axes.set(
-        xlabel=f"times fewer bytes than {study.baseline}'s over the whole run",
+        xlabel=f"times fewer bytes than {study.baseline}, over the whole run",
         ylabel=f"held-out loss beside tuned {study.baseline}, %",
         xscale="log",
         ylim=(None, 100 * highest),

@@ -107,7 +107,7 @@ def _frontier(study: Study, each: Round, done: Mapping[Case, Run]) -> str:
         [
             str(study.arms[at.arm]["workers"]) if at.arm in chosen else "",
             at.arm,
-            f"{at.fewer:,.4g}",
+            f"{at.fewer:,.4g}" if math.isfinite(at.fewer) else "sends nothing",
             percent(at.share),
         ]
         for at in round_points(study, each, done)

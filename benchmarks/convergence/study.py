@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.convergence.frontier import Point, hull, points
 from benchmarks.convergence.runs import Case
+from benchmarks.convergence.tasks import read_flags
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -100,7 +101,12 @@ def round_arms(study: Study, each: Round, done: Mapping[Case, Run]) -> list[str]
 def round_points(study: Study, each: Round, done: Mapping[Case, Run]) -> list[Point]:
     """Where the arms of a round stand that have run in all of its tasks."""
     runs = [done[case] for case in round_cases(study, each, done) if case in done]
-    return points(runs, study.baseline)
+    of_tasks = {task: read_flags(study.tasks[task]).workers for task in each.tasks}
+
+    def workers(case: Case) -> int:
+        return study.arms[case.arm].get("workers", of_tasks[case.task])
+
+    return points(runs, study.baseline, workers)
 
 
 def of_hull(study: Study, each: Round, done: Mapping[Case, Run]) -> list[str]:
