@@ -140,18 +140,39 @@ class WorkerStep:
         # The first arrays of what it returned last, and where they all were.
         self._last: tuple[Callable[[], Any], ...] = ()
         self._placed = Static(())
+        # Python's integers that the step changes, by their places.
+        self._counts: frozenset[int] = frozenset()
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Runs the step; see `worker_step`."""
+        return self._counting(self._run, *args, **options)
+
+    def lower(self, *args: Any, **options: Any) -> Any:
+        """As of a function that `jax.jit` returns."""
+
+        def lower(*args: Any, **options: Any) -> Any:
+            return self.checked.lower(*self._given(args, options), **_by_name(options))
+
+        return self._counting(lower, *args, **options)
+
+    def _counting(self, run: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Runs it again if the step turns out to change an integer of Python's.
+
+        The count of a TrainState begins as 0, and comes back as an array; the sizes in
+        a module stay numbers.
+        """
+        try:
+            return run(*args, **options)
+        except _CountsError as error:
+            self._counts |= error.places
+            return run(*args, **options)
+
+    def _run(self, *args: Any, **options: Any) -> Any:
         *given, placed = self._given(args, options)
         result = self.checked(*given, placed, **_by_name(options))
         self._last = tuple(map(weakref.ref, jax.tree.leaves(result[: self._carried])))
         self._placed = placed
         return with_leaves(result)
-
-    def lower(self, *args: Any, **options: Any) -> Any:
-        """As of a function that `jax.jit` returns."""
-        return self.checked.lower(*self._given(args, options), **_by_name(options))
 
     def _given(self, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
         """The arguments on the mesh, and where the compiler must leave them."""
@@ -161,7 +182,7 @@ class WorkerStep:
                 "after them, by position: a name is for what is no list of examples."
             )
         batches = args[self._carried :]
-        carried = arrays_alone(args[: self._carried])
+        carried = arrays_alone(args[: self._carried], self._counts)
         # Before they are placed: two arrays may have one buffer then.
         carried = each_once(carried, jax.tree.leaves(carried), (batches, options))
         # What it returned is in place.
@@ -232,14 +253,31 @@ class Static:
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 
 
-def arrays_alone(tree: Any) -> Any:
-    """A tree whose leaves are arrays, what is none being part of its structure."""
+class _CountsError(Exception):
+    """The step changes integers of Python's, at these places among the leaves."""
 
-    def held(x: Any) -> Any:
-        # The count of a TrainState begins as Python's 0, and comes back as an array.
-        return x if isinstance(x, _ARRAYS) or type(x) is int else Static(x)
+    def __init__(self, places: frozenset[int]):
+        super().__init__(places)
+        self.places = places
 
-    return jax.tree.map(held, tree)
+
+def arrays_alone(tree: Any, counts: frozenset[int] = frozenset()) -> Any:
+    """A tree whose leaves are arrays, what is none being part of its structure.
+
+    Args:
+      tree: any.
+      counts: places of leaves that are arrays whatever they are.
+
+    Returns:
+      The tree, with what is no array in `Static` nodes.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef.unflatten(
+        [
+            x if i in counts or isinstance(x, _ARRAYS) else Static(x)
+            for i, x in enumerate(leaves)
+        ]
+    )
 
 
 def _by_name(options: dict[str, Any]) -> dict[str, Any]:
@@ -255,13 +293,33 @@ def _by_name(options: dict[str, Any]) -> dict[str, Any]:
 
 def with_leaves(tree: Any) -> Any:
     """The inverse of `arrays_alone`."""
-
-    def is_static(node: Any) -> bool:
-        return isinstance(node, Static)
-
     return jax.tree.map(
-        lambda x: x.value if is_static(x) else x, tree, is_leaf=is_static
+        lambda x: x.value if _is_static(x) else x, tree, is_leaf=_is_static
     )
+
+
+def _is_static(node: Any) -> bool:
+    return isinstance(node, Static)
+
+
+def _check_counts(carried: Any, anew: Any) -> None:
+    """Tells of integers in place of which the step returns something else."""
+    before, after = (
+        jax.tree.flatten(tree, is_leaf=_is_static) for tree in (carried, anew)
+    )
+    if before[1] == after[1]:
+        both = enumerate(zip(before[0], after[0], strict=True))
+        changed = frozenset(
+            i
+            for i, (x, y) in both
+            if _is_count(x) and not (_is_static(y) and x.value == y.value)
+        )
+        if changed:
+            raise _CountsError(changed)
+
+
+def _is_count(node: Any) -> bool:
+    return isinstance(node, Static) and type(node.value) is int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,6 +385,7 @@ class _OfWorkers:
         if self.carried == 1 and type(result) is not tuple:
             result = (result,)
         anew, values = arrays_alone(result[: self.carried]), result[self.carried :]
+        _check_counts(carried, anew)
         if jax.tree.structure(anew) != jax.tree.structure(carried):
             raise TypeError(
                 f"the step must return its first {self.carried} arguments anew, in "

@@ -236,6 +236,7 @@ class Layer:
     activation: Callable
     is_training: bool
     dtype: type
+    width: int
     count: int
 
 
@@ -247,7 +248,7 @@ def test_a_module_keeps_its_functions_and_is_compiled_once():
         assert model.is_training
 
         def loss_of(weights):
-            hidden = model.activation(x @ weights["up"])
+            hidden = model.activation(x @ weights["up"]).reshape(-1, model.width)
             outputs = hidden @ weights["down"] + weights["bias"][None]
             return jnp.mean((outputs - x) ** 2)
 
@@ -260,15 +261,18 @@ def test_a_module_keeps_its_functions_and_is_compiled_once():
 
     # Arrays of the host and of one device, and a Python number.
     given = {**params_of(), "up": jnp.asarray(params_of()["up"])}
-    model, losses = Layer(given, jnp.tanh, True, np.float32, 0), []
+    model, losses = Layer(given, jnp.tanh, True, np.float32, 64, 0), []
+    programs = set()
     state = onebit_jax.init(tx, params_of(), mesh)
     for x in batches():
         model, state, loss = step(model, state, x)
         losses.append(float(loss))
+        programs.add(step.checked.jitted._cache_size())
     assert_same(model.weights, losses)
     assert (model.activation, model.is_training) == (jnp.tanh, True)
+    assert type(model.width) is int
     assert int(model.count) == STEPS
-    assert step.checked.jitted._cache_size() == 1
+    assert len(programs) == 1
     np.testing.assert_array_equal(given["up"], params_of()["up"], "it is not donated")
 
 
