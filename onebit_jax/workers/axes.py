@@ -184,7 +184,9 @@ def _warn_of_averages(axes: tuple[str, ...]) -> None:
             f"gradients that are averaged over {axes} already cannot be told from each "
             "worker's own inside jax.pmap or shard_map(check_vma=False): leave out the "
             "jax.lax.pmean of gradients, which sends them in full precision, or use "
-            "onebit_jax.worker_step, which refuses it; without one all is well.",
+            "onebit_jax.worker_step, which refuses it. Without one all is well; it "
+            "is told once, and warnings.filterwarnings('ignore', 'gradients that are "
+            "averaged') before the first step silences it.",
             stacklevel=2,
         )
 

@@ -1,6 +1,7 @@
 """Refusals of bad input, each a sentence that says what to do."""
 
 import functools
+import re
 import warnings
 
 import jax
@@ -413,6 +414,16 @@ def test_averages_that_nothing_records_are_told_of_once():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         jax.eval_shape(update, values, state)
+
+    # What the sentence says silences it, does.
+    said = re.search(r"filterwarnings\('ignore', '(.*)'\)", str(told[0].message))
+    assert said
+    wider = jnp.ones((2, 400))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", said[1])
+        init = jax.pmap(tx.init, axis_name="data")
+        jax.eval_shape(update, wider, jax.eval_shape(init, wider))
 
 
 def test_gradients_that_would_be_summed_over_another_axis():
