@@ -48,9 +48,7 @@ def exact_mean(values, errors, server_error):
     return Result(values.mean(axis=0), 0 * errors, 0 * server_error, undecided)
 
 
-def two_phases(
-    values, errors, server_error, codec, blocks, served=None, near=near_zero
-):
+def two_phases(values, errors, server_error, codec, blocks, near=near_zero):
     """Workers encode, servers average and encode again; both keep errors.
 
     Args:
@@ -58,16 +56,14 @@ def two_phases(
       errors: (workers, size).
       server_error: (size,).
       codec: from values and their blocks to what is decoded from their code.
-      blocks: (size,), of the workers.
-      served: (size,), of the servers; those of the workers if left out.
+      blocks: (size,).
       near: from values, their size and blocks to whether rounding may decide them.
     """
-    served = blocks if served is None else served
     x = values + errors
     sent = np.stack([codec(row, blocks) for row in x])
     y = sent.mean(axis=0) + server_error
-    agreed = codec(y, served)
-    undecided = near(y, np.abs(sent).max(axis=0) + np.abs(server_error), served)
+    agreed = codec(y, blocks)
+    undecided = near(y, np.abs(sent).max(axis=0) + np.abs(server_error), blocks)
     undecided |= np.stack([near(row, np.abs(x).max(), blocks) for row in x]).any(axis=0)
     return Result(agreed, x - sent, y - agreed, undecided)
 

@@ -64,9 +64,8 @@ class Case:
       simulation: of a leaf that is not exchanged exactly.
       inside: axes inside of which the mean is exact, before all else.
       specs: how parameters are sharded over an axis that has no workers.
-      spoils: how much is not finite where one value is not: its 'block', the 'leaf',
-        the whole 'tree', the 'value' alone, or 'nothing'.
-      fused: whether all leaves are exchanged as one, with padding at the end.
+      spoils: how much is not finite where one value is not: its 'block', the 'value'
+        alone, or 'nothing'.
       is_mean: whether the sum of what is returned is that of the means, but for errors.
       exact_below: leaves, or shards, of fewer values go exactly.
       exact_1d: whether leaves of fewer than two dimensions do too.
@@ -85,7 +84,6 @@ class Case:
     inside: tuple[str, ...] = ()
     specs: Any = None
     spoils: str = "block"
-    fused: bool = False
     is_mean: bool = True
     exact_below: float = BLOCK // 32 + 2
     exact_1d: bool = False
@@ -130,17 +128,7 @@ class Case:
 
     def simulate(self, values, before):
         """A step of all leaves by the simulation, from the errors before it."""
-        if not self.fused:
-            return {n: self.simulate_leaf(n, values[n], *before[n]) for n in SHAPES}
-        each = [np.concatenate([values[n] for n in SHAPES], axis=1)]
-        each += [np.concatenate(x, axis=-1) for x in zip(*before.values(), strict=True)]
-        agreed, errors, server_error, undecided = self.simulation(*each, blocks=None)
-        # The last leaf has the padding.
-        ends = np.cumsum([math.prod(SHAPES[n]) for n in SHAPES])[:-1]
-        parts = [np.split(x, ends, axis=-1) for x in (agreed, errors, server_error)]
-        parts.append(np.split(undecided, ends))
-        rows = zip(*parts, strict=True)
-        return {n: dense.Result(*row) for n, row in zip(SHAPES, rows, strict=True)}
+        return {n: self.simulate_leaf(n, values[n], *before[n]) for n in SHAPES}
 
     def simulate_leaf(self, name, values, errors, server_error):
         """A step of a leaf by the simulation; values as workers have them.
@@ -248,7 +236,11 @@ CASES = {
         resized=moved(hosts(2, 2), hosts(2, 4), hosts(8, 1)),
     ),
     "hierarchical-sign-2x4": two_levels(
-        lambda: signs("host"), 2, 4, simulation=by_signs, resized=moved(hosts(3, 2))
+        lambda: signs("host"),
+        2,
+        4,
+        simulation=by_signs,
+        resized=moved(hosts(3, 2), hosts(1, 4)),
     ),
     "hierarchical-sign-1x4": two_levels(
         lambda: signs("host"), 1, 4, simulation=by_signs, spoils="value"
@@ -387,14 +379,10 @@ CASES = {
 
 
 def kind_of(exchange):
-    """The classes that an exchange is made of, and if it is fused."""
+    """The classes that an exchange is made of."""
     inside = getattr(exchange, "exchange", None)
-    return (
-        type(exchange),
-        getattr(exchange, "fused", False),
-        type(getattr(exchange, "codec", None)),
-        inside and kind_of(inside),
-    )
+    codec = type(getattr(exchange, "codec", None))
+    return type(exchange), codec, inside and kind_of(inside)
 
 
 def first_of_each_kind():

@@ -28,15 +28,7 @@ def errors_of(case, state):
                 number = len(case.shards_of(names[0]))
                 fill(case, found, names, worker, group, shards=range(number))
     elif hasattr(state, "worker_error"):
-        worker, server = state.worker_error.value, state.server_error.value
-        if case.fused:
-            ends = np.cumsum(list(sizes.values()))[:-1]
-            own = np.split(flat(worker), ends, axis=1)
-            served = np.split(flat(server).reshape(-1), ends)
-            return dict(zip(SHAPES, zip(own, served, strict=True), strict=True))
-        if isinstance(server, dict):
-            return {n: (flat(worker[n]), flat(server[n]).reshape(-1)) for n in SHAPES}
-        fill(case, found, SHAPES, worker, state)
+        fill(case, found, SHAPES, state.worker_error.value, state)
     return found
 
 

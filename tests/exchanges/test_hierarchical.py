@@ -11,9 +11,8 @@ from virtual_workers import Workers, mesh_of, mesh_over
 import onebit_jax
 
 
-@pytest.mark.parametrize("devices", [2, 4])
-def test_hosts_exchange_a_share_of_the_bits(devices):
-    hosts, size = 8 // devices, 2**16
+def test_hosts_exchange_a_share_of_the_bits():
+    hosts, devices, size = 4, 2, 2**16
     tx = onebit_jax.hierarchical(onebit_jax.sign_mean("host"), within="device")
     run = Workers(tx, jnp.zeros(size), mesh_over({"host": hosts, "device": devices}))
     found = run.traffic(jax.ShapeDtypeStruct((8, size), jnp.float32))
@@ -27,27 +26,13 @@ def test_hosts_exchange_a_share_of_the_bits(devices):
     assert all(c.bytes <= size / 8 * 33 / 32 for c in gathered)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        onebit_jax.count_mean("host", block_size=64),
-        onebit_jax.sign_mean("host", block_size=64, exact_below=500),
-        onebit_jax.sign_mean("host", block_size=64, error_dtype=jnp.bfloat16),
-    ],
-)
-def test_resizing_with_another_exchange_is_refused(other):
-    params = [jnp.zeros(3000), jnp.zeros(100)]
-    right = onebit_jax.sign_mean("host", block_size=64)
-    mesh = mesh_over({"host": 4, "device": 2})
-    state = onebit_jax.init(onebit_jax.hierarchical(right, "device"), params, mesh)
-    with pytest.raises(ValueError, match="options, exchange and parameters"):
-        onebit_jax.resize(
-            state,
-            onebit_jax.hierarchical(other, "device"),
-            params,
-            mesh,
-            mesh_over({"host": 2, "device": 2}),
-        )
+def test_one_host_freezes_no_variance():
+    tx = onebit_jax.hierarchical(onebit_jax.sign_mean("host"), within="device")
+    adam = onebit_jax.onebit_adam(0.1, tx, onebit_jax.freeze_at(1))
+    run = Workers(adam, jnp.ones(64), mesh_over({"host": 1, "device": 2}))
+    for _ in range(2):
+        run.update(jnp.ones((2, 64)))
+    assert onebit_jax.metrics(run.state)["frozen_at"] == 0
 
 
 def test_a_state_of_tiny_leaves_alone_can_be_saved():

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from exchanges.replayed_votes import LEVELS, replayed
-from jax.sharding import AxisType
 from scipy import stats
 from virtual_workers import Workers, mesh_of, mesh_over
 
@@ -94,35 +93,6 @@ def test_ends_are_certain_and_what_is_beyond_counts_as_they_do(back):
     np.testing.assert_array_equal(found, [expected] * 3)
 
 
-@each_back
-def test_each_call_draws_anew_and_again_from_the_same_state(back):
-    values = np.full((4, 500), 0.3)
-    found = answers(values, 5, back=back)
-    np.testing.assert_array_equal(found[3:], answers(values, 2, 3, back=back))
-    assert len(np.unique(found, axis=0)) == 5
-    assert (found[0] != answers(values, back=back, seed=1)[0]).any()
-
-
-def test_each_worker_draws_its_own():
-    """Of values of which one worker's alone are not certain."""
-    votes = []
-    for worker in range(4):
-        values = np.ones((4, 500))
-        values[worker] = 0.0
-        votes.append(answers(values, 2) < 1)
-    votes = np.array(votes)
-    assert len(np.unique(votes.reshape(4, -1), axis=0)) == 4
-    # Two of four of each value, and of no two workers always the same.
-    np.testing.assert_array_equal(votes.sum(axis=0), 2)
-
-
-def test_servers_draw_their_own():
-    """A quarter of the values each, of which workers vote as many."""
-    values = np.zeros((4, 4 * 32 * 8))
-    found = answers(values, back="vote")[0].reshape(4, -1)
-    assert len(np.unique(found, axis=0)) == 4
-
-
 def test_devices_of_a_host_and_shards_draw_their_own():
     """Halves of a leaf, which devices, or shards, exchange each by itself."""
     half = np.full((4, 256), 0.3, np.float32)
@@ -152,19 +122,6 @@ def test_the_count_of_calls_moves_to_other_workers():
     state = first._replace(count=first.count + 7)
     moved = onebit_jax.resize(state, tx, jnp.zeros(40), run.mesh, mesh_of(2))
     assert int(moved.count) == 7
-
-
-@pytest.mark.parametrize(
-    "exchange", [random_vote_mean("data"), vote_mean("data", back="mean")]
-)
-def test_more_workers_than_can_be_counted_are_refused(exchange):
-    mesh = jax.sharding.AbstractMesh((2**16,), ("data",), (AxisType.Auto,))
-    update = jax.shard_map(
-        lambda x: exchange.update(x[0], exchange.init(x[0]))[0],
-        mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P(),
-    )  # fmt: skip
-    with pytest.raises(ValueError, match=r"no more than 65535 .*there are 65536"):
-        jax.eval_shape(update, jax.ShapeDtypeStruct((2**16, 100), jnp.float32))
 
 
 def test_arguments_that_make_no_sense_are_refused():

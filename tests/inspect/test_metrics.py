@@ -13,7 +13,6 @@ from virtual_workers import Workers, mesh_of
 import onebit_jax
 from onebit_jax import (
     GrowthByMeanSquares,
-    data_parallel,
     freeze_at,
     onebit_adam,
     sign_mean,
@@ -114,17 +113,6 @@ def test_other_states_have_no_such_metrics():
     state = nested.init(jnp.zeros(3))
     state = state._replace(inner=state.inner._replace(skipped=jnp.int32(2)))
     assert onebit_jax.metrics(state)["skipped"] == 2
-
-
-def test_a_static_stage_reaches_the_optimizer():
-    run = data_parallel(lambda p, x: jnp.mean(x @ p), optimizer(), mesh_of(2))
-    params, state = run.init(jnp.ones(4))
-    batch = jnp.ones((2, 4))
-    for stage in (*["warmup"] * FREEZE, "compressed"):
-        params, state, _ = run.step(params, state, batch, stage=stage)
-    assert int(onebit_jax.metrics(state)["compressed"]) == 1
-    compiled = run.step.lower(params, state, batch, stage="warmup").compile()
-    assert onebit_jax.traffic(compiled, mesh_of(2)).stages == ("warmup",)
 
 
 def test_a_model_may_have_attributes_of_the_same_names():

@@ -155,18 +155,3 @@ def test_a_warm_up_over_other_axes_is_refused():
     votes = onebit_jax.vote_mean("data")
     with pytest.raises(TypeError, match="votes have no scale"):
         onebit_adam(0.1, exchange, freeze_at(9), warmup_exchange=votes)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "error", "message"),
-    [
-        ({"floor": 1e-6}, TypeError, "floor must be a FloorAtMean"),
-        ({"growth": 8}, TypeError, "growth must be a GrowthByMeanSquares"),
-        ({"bound": 0.0}, ValueError, "bound must be more than 0"),
-        ({"lead": -1.0}, ValueError, "lead must be a finite number of steps"),
-    ],
-    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
-)
-def test_wrong_parts_are_refused(wrong, error, message):
-    with pytest.raises(error, match=message):
-        onebit_jax.Compressed(**wrong)

@@ -101,9 +101,3 @@ def test_wrong_arguments_are_refused(wrong, error, message):
     right = {"exchange": sign_mean("data"), "freeze": freeze_at(10)}
     with pytest.raises(error, match=message):
         onebit_lamb(0.1, **(right | wrong))
-
-
-def test_it_needs_parameters():
-    tx = onebit_lamb(0.1, exact_mean("data"), freeze_at(10))
-    with pytest.raises(ValueError, match="needs the parameters"):
-        Workers(tx, jnp.ones(3), mesh_of(2)).update(jnp.ones((2, 3)))

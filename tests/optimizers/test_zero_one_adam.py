@@ -47,11 +47,6 @@ def adam(learning_rate=0.1, exchange=None, **options):
     return zero_one_adam(learning_rate, exchange, freeze_at(3), **options)
 
 
-def test_it_needs_parameters():
-    with pytest.raises(ValueError, match="needs the parameters"):
-        Workers(adam(), jnp.zeros(5), mesh_of(2)).update(targets())
-
-
 def loss_fn(p, target):
     return 0.5 * jnp.sum((p - jnp.mean(target, axis=0)) ** 2)
 
@@ -66,6 +61,15 @@ def test_each_worker_computes_its_gradients_at_its_own_parameters(static):
     tx, mesh = adam(), mesh_of(2)
     run = onebit_jax.data_parallel(loss_fn, tx, mesh)
     params, state = run.init(jnp.zeros(5))
+    own_params = jax.jit(
+        jax.shard_map(
+            lambda p, s: onebit_jax.own_params(p, s)[None],
+            mesh=mesh,
+            in_specs=(P(), onebit_jax.state_specs(state)),
+            out_specs=P("data"),
+        )
+    )
+    mean_params = jax.jit(onebit_jax.mean_params)
     refreshes = formulas.due_steps(16, 20)
     syncs = formulas.due_steps(2, 20, 4)
     leaf = formulas.ZeroOneAdam(
@@ -85,13 +89,10 @@ def test_each_worker_computes_its_gradients_at_its_own_parameters(static):
         assert loss.shape == losses.shape
         np.testing.assert_allclose(loss, losses, rtol=1e-4)
         np.testing.assert_allclose(params, p, rtol=1e-4, atol=1e-5)
-        each = jax.shard_map(
-            lambda p, s: onebit_jax.own_params(p, s)[None], mesh=mesh,
-            in_specs=(P(), onebit_jax.state_specs(state)), out_specs=P("data"),
-        )(params, state)  # fmt: skip
         expected = p + 0.1 * np.broadcast_to(leaf.moved, (2, 5))
+        each = own_params(params, state)
         np.testing.assert_allclose(each, expected, rtol=1e-4, atol=1e-5)
-        mean = onebit_jax.mean_params(params, state)
+        mean = mean_params(params, state)
         np.testing.assert_allclose(mean, expected.mean(0), rtol=1e-4, atol=1e-5)
         differed += np.ptp(leaf.moved, axis=0).max() > 0.1
     assert differed >= 8, "no worker is ever alone"
@@ -182,17 +183,6 @@ def test_a_schedule_of_weight_decay_goes_on(decay):
 
 def weight_decay(count):
     return 0.1 / (1.0 + jnp.asarray(count, jnp.float32))
-
-
-def test_hyperparameters_may_be_arrays_of_another_dtype():
-    """Under strict promotion, which refuses to mix them."""
-    names = "learning_rate", "b1", "b2", "eps", "weight_decay"
-    half = jnp.bfloat16(0.5)
-    parts = onebit_jax.Compressed(lead=None, growth=None, bound=half)
-    tx = adam(**dict.fromkeys(names, half), compressed=parts)
-    run = Workers(tx, jnp.zeros(5), mesh_of(2))
-    updates = run.update(targets(), jnp.zeros(5))
-    assert updates.dtype == run.state.nu.dtype == jnp.float32
 
 
 @pytest.mark.parametrize(("base", "earliest"), [(1.0, 4), (2.0, 20)])

@@ -1,7 +1,5 @@
 """Skipping, accumulating and clipping around an exchange."""
 
-from typing import Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,14 +39,6 @@ def start():
 
 def bits(tree):
     return [np.asarray(x).tobytes() for x in jax.tree.leaves(tree)]
-
-
-def test_without_the_wrapper_it_would_not_be_skipped():
-    tx = optax.chain(exact_mean("data"), optax.sgd(1.0))
-    updates = Workers(tx, start(), mesh_of(WORKERS)).update(
-        gradients(0).at[0, 0].set(jnp.nan)
-    )
-    assert np.isnan(updates).any()
 
 
 @pytest.mark.parametrize(
@@ -260,34 +250,6 @@ def test_auxiliary_integers_and_numbers_are_averaged_too():
     run = data_parallel(loss, tx, mesh_of(2), has_aux=True)
     *_, aux = run.step(*run.init(jnp.ones(1)), jnp.ones((2, 1)))
     assert aux == {"byte": 200.0, "number": 3.0}
-
-
-def test_a_worker_takes_gradients_at_its_own_parameters():
-    """Where a state adds to the parameters, the loss and its gradient see them."""
-
-    @onebit_jax.optimizer_state
-    class Moved(NamedTuple):
-        moved: Any
-
-        def distance(self):
-            return self.moved
-
-    def init(params):
-        slices = 1 if "data" in jax.sharding.get_abstract_mesh().manual_axes else 2
-        two = jnp.full((slices, *params.shape), 2.0)
-        return Moved(onebit_jax.WorkerLocal(two, ("data",), "average"))
-
-    def update(updates, state, params=None):
-        del params
-        return jax.tree.map(lambda g: jax.lax.pmean(g, "data"), updates), state
-
-    tx = optax.GradientTransformation(init, update)
-    run = data_parallel(lambda p, x: jnp.sum(p**2) * jnp.mean(x), tx, mesh_of(2))
-    params, state, loss = run.step(*run.init(jnp.ones(1)), jnp.ones((2, 1)))
-    np.testing.assert_allclose([loss, *params], [9.0, 1.0 + 6.0])
-    np.testing.assert_allclose(onebit_jax.mean_params(params, state), [9.0])
-    with pytest.raises(ValueError, match=r"inside jax\.shard_map"):
-        onebit_jax.own_params(params, state)
 
 
 def test_data_parallel_over_one_axis_of_two():

@@ -83,17 +83,7 @@ def test_a_mesh_without_the_axis():
         data_parallel(lambda p, x: p, exact_mean("dta"), mesh_of(2), axis="dta")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "sign_mean",
-        "exact_mean",
-        "onebit_adam",
-        "clip",
-        "accumulate",
-    ],
-)
-@pytest.mark.parametrize("how", ["grad", "pmean"])
+@pytest.mark.parametrize(("name", "how"), [("accumulate", "grad"), ("clip", "pmean")])
 def test_gradients_that_are_averaged_already(name, how):
     """jax.grad of replicated parameters sums over the workers without being asked."""
     mesh, tx = mesh_of(4), TRANSFORMATIONS[name]("data")
@@ -159,15 +149,6 @@ def test_local_gradients_are_the_workers_own():
     np.testing.assert_array_equal(gq, np.ones((4, 2)))
 
 
-def test_a_state_of_another_number_of_workers():
-    tx = sign_mean("data")
-    run = Workers(tx, jnp.zeros(5000), mesh_of(2))
-    run.state = onebit_jax.init(tx, jnp.zeros(5000), mesh_of(4))
-    run.state = jax.device_put(run.state, jax.devices()[0])
-    with pytest.raises(ValueError, match=r"on the 2 workers.*onebit_jax.resize"):
-        run.update(jnp.zeros((2, 5000)))
-
-
 def test_data_parallel_with_a_state_of_another_number_of_workers():
     tx = onebit_adam(0.1, sign_mean("data"), freeze_at(2))
     runs = {
@@ -201,48 +182,13 @@ def test_a_batch_that_cannot_be_shared_equally():
             run.step(params, state, batch)
 
 
-def test_a_state_made_from_another_tree():
-    tx = sign_mean("data")
-    run = Workers(tx, jnp.zeros(2000), mesh_of(2))
-    with pytest.raises(ValueError, match="updates' own tree"):
-        run.update(jnp.zeros((2, 3000)))
-    with pytest.raises(ValueError, match=r"on the old mesh, \{'data': 2\}"):
-        onebit_jax.resize(run.state, tx, jnp.zeros(3000), mesh_of(2), mesh_of(4))
-    adam = onebit_adam(0.1, tx, freeze_at(1))
-    state = onebit_jax.init(adam, jnp.zeros(5), mesh_of(2))
-    with pytest.raises(ValueError, match="options, exchange and parameters"):
-        onebit_jax.resize(state, adam, jnp.zeros(6), mesh_of(2), mesh_of(4))
-
-
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.complex64, jnp.bool_])
-@pytest.mark.parametrize("name", ["sign_mean", "onebit_adam"])
-def test_leaves_that_are_not_real_numbers(name, dtype):
+def test_leaves_that_are_not_real_numbers(dtype):
     params = {"fine": jnp.zeros(3), "odd": jnp.zeros(3, dtype)}
     told = {jnp.complex64: "its real and its imaginary part"}
     told = told.get(dtype, "out of the parameters, and pass it beside the batch")
     with pytest.raises(TypeError, match=rf"\['odd'\] is .*{told}"):
-        onebit_jax.init(TRANSFORMATIONS[name]("data"), params, mesh_of(2))
-
-
-@pytest.mark.parametrize(
-    "tx",
-    [
-        sign_mean("data"),
-        onebit_jax.per_shard(sign_mean("data"), PartitionSpec()),
-        onebit_jax.distributed_lion(0.1, onebit_jax.vote_mean("data")),
-    ],
-)
-def test_a_tree_of_one_leaf_that_is_not_real_numbers(tx):
-    """The leaf has no name in it."""
-    with pytest.raises(TypeError, match="leaves only, but the only leaf is int32"):
-        onebit_jax.init(tx, jnp.zeros(3, jnp.int32), mesh_of(2))
-
-
-@pytest.mark.parametrize("dtype", [jnp.int32, jnp.complex64])
-def test_updates_that_are_not_real_numbers(dtype):
-    run = Workers(exact_mean("data"), jnp.zeros(3), mesh_of(2))
-    with pytest.raises(TypeError, match=r"exact_mean .*floating-point"):
-        run.update(jnp.zeros((2, 3), dtype))
+        onebit_jax.init(sign_mean("data"), params, mesh_of(2))
 
 
 def test_a_stage_that_does_not_exist():
@@ -388,14 +334,6 @@ def test_an_axis_that_is_not_the_states(make):
         jax.jit(update(right))()
 
 
-def test_accumulated_gradients_of_another_number_of_workers():
-    tx = accumulate(exact_mean("data"), 2, "data")
-    run = Workers(tx, jnp.zeros(3), mesh_of(2))
-    run.state = onebit_jax.init(tx, jnp.zeros(3), mesh_of(4))
-    with pytest.raises(ValueError, match="per_worker's state was not made"):
-        run.update(jnp.zeros((2, 3)))
-
-
 def test_averages_that_nothing_records_are_told_of_once():
     tx = sign_mean("data")
     values = jnp.ones((2, 300))
@@ -436,7 +374,8 @@ def test_gradients_that_would_be_summed_over_another_axis():
             return jax.lax.pmean(gradients, axes)
 
         rows, out = PartitionSpec(("data", "host")), PartitionSpec()
-        return jax.shard_map(own, mesh=mesh, in_specs=rows, out_specs=out)(x)
+        mapped = jax.shard_map(own, mesh=mesh, in_specs=rows, out_specs=out)
+        return jax.jit(mapped)(x)
 
     def loss(p, x):
         return jnp.mean(x @ p)

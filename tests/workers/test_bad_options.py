@@ -75,21 +75,6 @@ def test_a_codec_that_gives_other_words_or_values(wrong, match):
         (lambda: adam(lead=float("inf")), "lead must be a finite .* None, got inf"),
         (lambda: adam(growth=False), "growth must be a GrowthByMeanSquares or None"),
         (lambda: adam(floor=1e-6), "floor must be a FloorAtMean or None, got 1e-06"),
-        (
-            lambda: onebit_adam(
-                0.1, sign_mean("data"), freeze_at(2), compressed={"lead": None}
-            ),
-            r"must be a Compressed, such as Compressed.published\(\), got",
-        ),
-        (
-            lambda: onebit_jax.onebit_lamb(
-                0.1,
-                sign_mean("data"),
-                freeze_at(2),
-                compressed=onebit_jax.Compressed(growth=None),
-            ),
-            r"1-bit LAMB has no lead: give Compressed\(lead=None",
-        ),
         (lambda: onebit_jax.GrowthByMeanSquares(0), "period must be from 1 step"),
         (lambda: onebit_jax.GrowthByMeanSquares(2**31), "period must be from 1 step"),
         (
@@ -152,34 +137,6 @@ def test_what_is_not_a_whole_number():
         accumulate(exact_mean("data"), 2.5, "data")
     with pytest.raises(TypeError, match="integer"):
         sign_mean("data", block_size=1024.0)
-
-
-def test_what_is_not_an_exchange_or_a_freeze_rule():
-    with pytest.raises(TypeError, match=r"needs an exchange.*, got 'data'\.$"):
-        onebit_adam(0.1, "data", freeze_at(1))
-    # A schedule is compared with the freeze: only once that is known to be one.
-    falling = optax.linear_schedule(0.1, 0.0, 10)
-    for make in (onebit_adam, onebit_jax.onebit_adamw, onebit_jax.onebit_lamb):
-        for rate in (0.1, falling):
-            with pytest.raises(TypeError, match=r"needs a freeze rule.*, got 100\.$"):
-                make(rate, sign_mean("data"), 100)
-
-
-@pytest.mark.parametrize(
-    "make", [onebit_adam, onebit_jax.onebit_lamb, onebit_jax.zero_one_adam]
-)
-@pytest.mark.parametrize(
-    "votes",
-    [
-        onebit_jax.vote_mean("data"),
-        onebit_jax.random_vote_mean("data"),
-        onebit_jax.hierarchical(onebit_jax.vote_mean("data"), "device"),
-        onebit_jax.per_shard(onebit_jax.vote_mean("data"), jax.P("model")),
-    ],
-)
-def test_votes_beside_a_variance(make, votes):
-    with pytest.raises(TypeError, match="votes have no scale: give it"):
-        make(0.1, votes, freeze_at(1))
 
 
 @pytest.mark.parametrize(
