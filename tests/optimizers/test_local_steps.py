@@ -303,6 +303,46 @@ def test_the_last_step_of_a_run_synchronises():
     assert found == [0, 0, -3, -3]
 
 
+def test_parts_of_the_parameters_synchronise_in_turn():
+    """The step that sends most sends a part, and each part is trained as if alone."""
+    begin, rate, workers = {"a": 1, "b": 3}, 0.25, 2
+    exchange = sign_mean("data", block_size=BLOCK, exact_below=0)
+
+    def in_turn(exchange):
+        rules = {name: every(4, first=first) for name, first in begin.items()}
+        parts = {n: local_steps(optax.sgd(rate), exchange, r) for n, r in rules.items()}
+        return optax.partition(parts, {name: name for name in begin})
+
+    zeros, sizes = {name: jnp.zeros(SHAPE) for name in begin}, {"data": workers}
+    whole = local_steps(optax.sgd(rate), exchange, every(4))
+    each, at_once = (
+        {
+            stage: onebit_jax.sent_bytes(cost, sizes)
+            for stage, cost in onebit_jax.stage_costs(tx, zeros, sizes).items()
+        }
+        for tx in (in_turn(exchange), whole)
+    )
+    assert each["a:sync"] == each["b:sync"] == at_once["sync"] / 2 > 0
+    assert each["a:local"] == each["b:local"] == 0
+
+    run = onebit_jax.data_parallel(
+        lambda p, x: sum(loss_fn(each, x) for each in p.values()),
+        in_turn(MEAN),
+        mesh_of(workers),
+    )
+    params, state = run.init(zeros)
+    agreed, moved = dict.fromkeys(begin, 0), dict.fromkeys(begin, 0)
+    for step in range(1, 9):
+        batch = targets(step, workers)
+        params, state, _ = run.step(params, state, batch)
+        for name, first in begin.items():
+            ahead = agreed[name] + moved[name] - np.asarray(batch).mean(axis=0)
+            moved[name] = moved[name] - rate * ahead
+            if step % 4 == first:
+                agreed[name], moved[name] = agreed[name] + moved[name], 0
+            np.testing.assert_allclose(params[name], agreed[name], atol=1e-5)
+
+
 def test_weight_decay_is_of_a_workers_own_parameters_and_schedules_count_steps():
     rates = jnp.array([0.5, 0.25, 0.5])
     inner = optax.chain(

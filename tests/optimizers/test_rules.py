@@ -77,6 +77,8 @@ def test_intervals_grow_by_the_papers_formula(double_after, longest):
 
 def test_intervals_may_be_even_or_grow_by_steps_or_be_aligned():
     assert due_steps(every(4), 13) == [4, 8, 12]
+    assert due_steps(every(4, first=1), 13) == [1, 5, 9, 13]
+    assert due_steps(every(4, first=7), 13) == [7, 11]
     by_steps = growing_intervals(3, counting="steps", longest=4)
     assert due_steps(by_steps, 17) == [1, 2, 3, 5, 9, 13, 17]
     aligned = growing_intervals(3, aligned=True)

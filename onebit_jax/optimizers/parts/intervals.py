@@ -85,17 +85,19 @@ class IntervalState(NamedTuple):
     counted: Int32[Array, ""]
 
 
-def every(steps: int) -> IntervalRule:
+def every(steps: int, first: int | None = None) -> IntervalRule:
     """The last of every so many steps is due.
 
     Args:
       steps: from 1 to 2³⁰; 1 for every step.
+      first: the first due step, from 1 to 2³⁰; None for `steps`. Parts of the
+        parameters with first steps of their own synchronise in turn.
 
     Returns:
       A rule.
 
     Raises:
-      ValueError: if `steps` is out of range.
+      ValueError: if a number is out of range.
       TypeError: if it is no integer.
 
     Example:
@@ -109,7 +111,8 @@ def every(steps: int) -> IntervalRule:
       [False, False, True, False, False, True, False]
     """
     interval = _positive("steps", steps)
-    return _intervals(lambda: interval, lambda state, due, count: state)
+    waited = 0 if first is None else interval - _positive("first", first)
+    return _intervals(lambda: interval, lambda state, due, count: state, waited=waited)
 
 
 def growing_intervals(
@@ -282,11 +285,12 @@ def _intervals(
     after: Callable[[IntervalState, Bool[Array, ""], Int32[Array, ""]], IntervalState],
     *,
     aligned: bool = False,
+    waited: int = 0,
 ) -> IntervalRule:
     """A rule of a first interval, and of what becomes of the interval in each step."""
 
     def init_fn() -> IntervalState:
-        start = first(), 0, 0
+        start = first(), waited, 0
         return IntervalState(*(jnp.full([], n, jnp.int32) for n in start))
 
     def update_fn(
