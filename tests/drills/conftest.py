@@ -6,6 +6,7 @@ import pytest
 from launching import SMALL_PRETRAIN, Launched, arrays_of
 from runs import steps_of, without_speed, write_corpus
 
+from benchmarks.network import hosts as network_hosts
 from train.core import metrics_log
 
 STEPS, FREEZE, EVERY, SYNC = 40, 12, 5, 8
@@ -111,3 +112,12 @@ def drills(tmp_path_factory):
 @pytest.fixture
 def drill(drills):
     return drills("flat")
+
+
+@pytest.fixture
+def hosts():
+    lacking = network_hosts.missing()
+    if lacking:
+        pytest.skip(lacking)
+    with network_hosts.joined(2) as hosts:
+        yield hosts
