@@ -78,7 +78,7 @@ def test_a_step_of_your_own():
     assert accuracy > 0.9, "a quarter by chance"
     assert 0 < clipped < 50
     warmup, compressed = (
-        last_numbers(lines, rf"a worker sends .*\({stage}\)")[0]
+        last_numbers(lines, rf"a device sends .*\({stage}\)")[0]
         for stage in ("warmup", "compressed")
     )
     assert warmup > 20 * compressed

@@ -283,6 +283,7 @@ def make_exchange(
         "sign_mean, mean_abs": functools.partial(
             onebit_jax.sign_mean, scale="mean_abs"
         ),
+        "sign_mean, exact_1d": functools.partial(onebit_jax.sign_mean, exact_1d=True),
         "no_feedback": _no_feedback,
         "vote_mean": onebit_jax.vote_mean,
         "vote_mean, mean back": functools.partial(onebit_jax.vote_mean, back="mean"),

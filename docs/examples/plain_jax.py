@@ -66,7 +66,7 @@ def batch_of(step):
 
 
 compiled = train_step.lower(params, state, *batch_of(0)).compile()
-print(onebit_jax.traffic(compiled, mesh))  # bytes that a worker sends, by stage
+print(onebit_jax.traffic(compiled, mesh))  # bytes that a device sends, by stage
 for step in range(200):
     params, state, loss = compiled(params, state, *batch_of(step))
     loss.block_until_ready()  # virtual devices share threads: one step at a time

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import itertools
+import math
 import operator
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -160,13 +161,17 @@ class BlockExchange(Exchange):
           The values.
         """
 
+    def is_exact(self, shape: tuple[int, ...]) -> bool:
+        """True of leaves of few values, and of one dimension if these are exact."""
+        few = math.prod(shape) < max(1, self.exact_below)
+        return few or (self.exact_1d and len(shape) < 2)
+
     def divide(self, shapes: Sequence[tuple[int, ...]], workers: int) -> Division:
         """Divides leaves by this exchange's rule, for so many workers."""
         return divide(
             shapes,
             block_size=self.block_size,
-            exact_below=self.exact_below,
-            exact_1d=self.exact_1d,
+            is_exact=self.is_exact,
             small_below=self.small_below,
             workers=workers,
         )

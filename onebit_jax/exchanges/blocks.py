@@ -12,7 +12,7 @@ import numpy as np
 from onebit_jax.workers.arithmetic import parted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from jax import Array
     from jaxtyping import Float, Float32, Int32
@@ -123,8 +123,7 @@ def divide(
     shapes: Sequence[tuple[int, ...]],
     *,
     block_size: int,
-    exact_below: int,
-    exact_1d: bool,
+    is_exact: Callable[[tuple[int, ...]], bool],
     small_below: int,
     workers: int,
 ) -> Division:
@@ -133,8 +132,7 @@ def divide(
     Args:
       shapes: of the leaves.
       block_size: values a block.
-      exact_below: leaves of fewer values are exchanged exactly, and empty ones.
-      exact_1d: whether leaves of fewer than two dimensions are as well.
+      is_exact: whether a leaf of a shape is exchanged exactly, as empty ones must be.
       small_below: leaves of fewer values are encoded together.
       workers: what the number of blocks is padded to a multiple of.
 
@@ -144,7 +142,7 @@ def divide(
     exact, large, small = [], [], []
     for i, shape in enumerate(shapes):
         size = math.prod(shape)
-        if size < max(1, exact_below) or (exact_1d and len(shape) < 2):
+        if is_exact(shape):
             exact.append(i)
         # Padded to whole blocks, which must not be far larger than they are.
         elif size < small_below and block_size <= small_below:

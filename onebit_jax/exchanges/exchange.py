@@ -141,6 +141,14 @@ class Exchange(_Transformation):
         """The axes between whose members messages are compressed."""
         return self.axes
 
+    def is_exact(self, shape: tuple[int, ...]) -> bool:
+        """True of the shape of a leaf of which all workers agree on the mean itself.
+
+        An optimizer has no reason there to freeze a variance.
+        """
+        del shape
+        return False
+
     def is_alone(self) -> bool:
         """True of a single worker.
 
@@ -177,6 +185,11 @@ class ExactMean(Exchange):
     """The exchange of `exact_mean`."""
 
     axes: tuple[str, ...]
+
+    def is_exact(self, shape: tuple[int, ...]) -> bool:
+        """True of every leaf."""
+        del shape
+        return True
 
     def update(
         self,

@@ -121,6 +121,10 @@ class _Hierarchical(Exchange):
         """The hosts'."""
         return self.exchange.axes
 
+    def is_exact(self, shape: tuple[int, ...]) -> bool:
+        """The exchange's between hosts."""
+        return self.exchange.is_exact(shape)
+
     def is_alone(self) -> bool:
         """True of one host, whose devices exchange exactly."""
         return self.exchange.is_alone()

@@ -147,6 +147,10 @@ class PerShard(Exchange, of_shards=False):
         """The exchange's between workers."""
         return self.exchange.keeps_scale
 
+    def is_exact(self, shape: tuple[int, ...]) -> bool:
+        """The exchange's between workers."""
+        return self.exchange.is_exact(shape)
+
     def is_alone(self) -> bool:
         """True of one worker, however many devices share its parameters."""
         return self.exchange.is_alone()

@@ -44,14 +44,14 @@ class Collective(NamedTuple):
       op: its name in HLO, as 'all-reduce', without '-start'.
       dtype: its element type in HLO's names, as 'u32'; 'u32+f32' where XLA has
         combined several.
-      bytes: the payload of one worker: its operands, for an all-gather the result.
+      bytes: the payload of one device: its operands, for an all-gather the result.
       axes: the mesh axes it works over (none if it has groups of one); None where its
         groups are not those of any axes of the mesh.
-      group_size: n, the number of workers in a group.
+      group_size: n, the number of devices in a group.
       times: how often it runs in a step.
       stage: name of the stage that it runs in, or 'every' if it runs in all. Those of
         a stage 'a' also run in a stage 'a/b', which has more.
-      sent_bytes: the bytes each worker sends for it in a step, all times together.
+      sent_bytes: the bytes each device sends for it in a step, all times together.
     """
 
     op: str
@@ -80,7 +80,7 @@ class Traffic:
     mesh_axes: tuple[str, ...]
 
     def sent_bytes(self, stage: str | None = None, axis: str | None = None) -> int:
-        """Bytes each worker sends in one step.
+        """Bytes each device sends in one step.
 
         Args:
           stage: name of a stage; may be left out where the program does the same in
@@ -89,7 +89,7 @@ class Traffic:
             several axes at once counts for each of them.
 
         Returns:
-          A number of bytes; the most that any worker sends, where they differ.
+          A number of bytes; the most that any device sends, where they differ.
 
         Raises:
           ValueError: if the stage must be named or is not one of the program's, if the
@@ -134,8 +134,7 @@ class Traffic:
         rows = [("collective", "dtype", "bytes", "axes", "n", "times", "stage", "sent")]
         for kind, count in Counter(self.collectives).items():
             op, dtype, size, axes, n, times, stage, sent = kind
-            where = "?" if axes is None else ",".join(axes) or "-"
-            numbers = (f"{size:,}", where, str(n), str(times * count))
+            numbers = (f"{size:,}", _spelled(axes), str(n), str(times * count))
             rows.append((op, dtype, *numbers, stage, f"{sent * count:,}"))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         right = (False, False, True, False, True, True, False, True)
@@ -149,9 +148,25 @@ class Traffic:
         for stage in self.stages or (None,):
             name = f" ({stage})" if stage else ""
             lines.append(
-                f"a worker sends {self.sent_bytes(stage):,} bytes a step{name}"
+                f"a device sends {self.sent_bytes(stage):,} bytes a step{name}"
+                f"{self._by_axes(stage)}"
             )
         return "\n".join(lines)
+
+    def _by_axes(self, stage: str | None) -> str:
+        """The bytes over each set of mesh axes, where there are several."""
+        if len(self.mesh_axes) < 2:
+            return ""
+        sums = Counter[str]()
+        for collective in self.collectives:
+            if stage is None or is_of(stage, collective.stage):
+                sums[_spelled(collective.axes)] += collective.sent_bytes
+        sums.pop("-", None)
+        return "".join(f", {sent:,} of them over {axes}" for axes, sent in sums.items())
+
+
+def _spelled(axes: tuple[str, ...] | None) -> str:
+    return "?" if axes is None else ",".join(axes) or "-"
 
 
 def is_of(stage: str, other: str) -> bool:
@@ -160,12 +175,12 @@ def is_of(stage: str, other: str) -> bool:
 
 
 def traffic(compiled: jax.stages.Compiled, mesh: jax.sharding.Mesh) -> Traffic:
-    r"""The bytes each worker sends in one step, by collective, mesh axis and stage.
+    r"""The bytes each device sends in one step, by collective, mesh axis and stage.
 
     They are read off the optimised program, so they include what the partitioner
     added and what XLA combined, moved out of loops or widened (on CPU, an all-reduce
     of bfloat16 becomes one of float32). Of a payload of :math:`b` bytes in a group of
-    :math:`n` workers, a worker sends by rings, the algorithms that send least,
+    :math:`n` devices, a device sends by rings, the algorithms that send least,
     :math:`2 b (n - 1) / n` for an all-reduce; :math:`b (n - 1) / n` for a
     reduce-scatter, an all-to-all and an all-gather (:math:`b` of its result); and
     :math:`b` for a permutation and a broadcast; rounded up to whole bytes.

@@ -48,7 +48,8 @@ class ScaleByOnebitAdamState(NamedTuple):
     Attributes:
       count: number of steps taken.
       mu: momentum, float32, the same on all workers.
-      nu: variance, float32, without bias correction; frozen once `frozen_at` is set.
+      nu: variance, float32, without bias correction; frozen once `frozen_at` is set,
+        but for leaves that are exchanged exactly, where there is a growth.
       frozen_at: number of steps taken when the variance was frozen; 0 as long as it
         is not.
       floored: share of the frozen variances that the floor raised.
@@ -129,7 +130,9 @@ def scale_by_onebit_adam(
       {\sqrt{\rho_t v / (1 - \beta_2^T)} + \epsilon}, \pm B\right)
 
     The paper has no growth :math:`\rho`, floor of v, bound B and lead d. Without them
-    (`Compressed.published()`) and without bias correction it is the paper's.
+    (`Compressed.published()`) and without bias correction it is the paper's. With
+    growth, leaves that are exchanged exactly, whose momenta tell the mean gradients,
+    stay Adam's: none of the parts is theirs, and their variances move on.
 
     Args:
       exchange: what workers do after the freeze with their momenta, such as
@@ -220,7 +223,7 @@ class _OnebitAdam:
             frozen_at=jnp.zeros([], jnp.int32),
             floored=jnp.zeros([], jnp.float32),
             freeze=self.freeze.init(),
-            growth=growth and growth.init(params),
+            growth=growth and growth.init(self.parted(params)[0]),
             exchange=self.exchange.init(params),
             warmup=self.warmup_exchange.init(params),
         )
@@ -233,10 +236,19 @@ class _OnebitAdam:
         mean, exchanged = self.warmup_exchange.update(gradients, state.warmup)
         mean = optax.tree.cast(mean, jnp.float32)
         mu = optax.tree.update_moment(mean, state.mu, self.b1, 1)
-        nu = optax.tree.update_moment_per_elem_norm(mean, state.nu, self.b2, 2)
-        direction = self.corrected(mu, self.b1, state.count)
-        new_updates = self.ratio(direction, nu, state.count)
+        new_updates, nu = self.adam(mu, mean, state.nu, state.count)
         return new_updates, state._replace(mu=mu, nu=nu, warmup=exchanged)
+
+    def adam(
+        self,
+        mu: optax.Params,
+        mean: optax.Updates,
+        nu: optax.Params,
+        count: Int32[Array, ""],
+    ) -> tuple[optax.Updates, optax.Params]:
+        """Adam's updates, and the variances with the mean gradients added."""
+        nu = optax.tree.update_moment_per_elem_norm(mean, nu, self.b2, 2)
+        return self.ratio(self.corrected(mu, self.b1, count), nu, count), nu
 
     def norm(self, state: ScaleByOnebitAdamState) -> Any:
         """The 1-norm of the variance."""
@@ -244,12 +256,15 @@ class _OnebitAdam:
 
     def frozen(self, state: ScaleByOnebitAdamState) -> ScaleByOnebitAdamState:
         """The variance frozen, and its growth begun."""
-        growth = state.growth
+        (nu, exact), growth = self.parted(state.nu), state.growth
         if self.parts.growth is not None and growth is not None:
-            growth = self.parts.growth.freeze(state.nu, growth)
-        nu, floored = self.parts.raised(state.nu)
+            growth = self.parts.growth.freeze(nu, growth)
+        nu, floored = self.parts.raised(nu)
         return state._replace(
-            nu=nu, floored=floored, growth=growth, frozen_at=state.count
+            nu=_joined(nu, exact),
+            floored=floored,
+            growth=growth,
+            frozen_at=state.count,
         )
 
     def compressed(
@@ -263,16 +278,45 @@ class _OnebitAdam:
         growth = state.growth
         if self.parts.growth is not None and growth is not None:
             growth = self.parts.growth.follow(
-                gradients,
+                self.parted(gradients)[0],
                 growth,
                 decay=self.b2,
                 count=ordered_after(state.count, mu),
                 axes=self.exchange.axes,
             )
         state = state._replace(growth=growth)
-        direction = self.led(mu, state.mu, state.count)
-        new_updates = self.ratio(direction, self.grown(state), state.frozen_at)
-        return self.parts.cut(new_updates), state._replace(mu=mu, exchange=exchanged)
+        (now, exact_now), (last, exact_last), (nu, exact_nu) = map(
+            self.parted, (mu, state.mu, state.nu)
+        )
+        direction = self.led(now, last, state.count)
+        compressed = self.parts.cut(
+            self.ratio(direction, self.grown(nu, state), state.frozen_at)
+        )
+        # Their momenta tell the mean gradients.
+        mean = jax.tree.map(
+            lambda m, before: (m - self.b1 * before) / (1 - self.b1),
+            exact_now,
+            exact_last,
+        )
+        exact, exact_nu = self.adam(exact_now, mean, exact_nu, state.count)
+        return _joined(compressed, exact), state._replace(
+            mu=mu, nu=_joined(nu, exact_nu), exchange=exchanged
+        )
+
+    def parted(self, tree: Any) -> tuple[Any, Any]:
+        """The leaves that the compressed stage is for, and those that stay Adam's.
+
+        The second are those that are exchanged exactly, where there is a growth; in the
+        papers all variances are frozen.
+        """
+
+        def is_exact(x: Array) -> bool:
+            return self.parts.growth is not None and self.exchange.is_exact(x.shape)
+
+        return (
+            jax.tree.map(lambda x: None if is_exact(x) else x, tree),
+            jax.tree.map(lambda x: x if is_exact(x) else None, tree),
+        )
 
     def corrected(
         self, moment: optax.Params, decay: ArrayLike, steps: Int32[Array, ""]
@@ -300,17 +344,24 @@ class _OnebitAdam:
         nu = self.corrected(nu, self.b2, steps)
         return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + self.eps), mu, nu)
 
-    def grown(self, state: ScaleByOnebitAdamState) -> optax.Params:
+    def grown(self, nu: optax.Params, state: ScaleByOnebitAdamState) -> optax.Params:
         """The frozen variances with their growth so far."""
         rule = self.parts.growth
         if rule is None or state.growth is None:
-            return state.nu
+            return nu
         measured = rule.period * state.growth.measured
         now, frozen = (
             weight(self.b2, steps) if self.bias_correction else 1
             for steps in (state.frozen_at + measured, state.frozen_at)
         )
-        return rule.grow(state.nu, state.growth, weight_now=now, weight_frozen=frozen)
+        return rule.grow(nu, state.growth, weight_now=now, weight_frozen=frozen)
+
+
+def _joined(tree: Any, other: Any) -> Any:
+    """The leaves of two trees, each of which has None in the place of the other's."""
+    return jax.tree.map(
+        lambda x, y: y if x is None else x, tree, other, is_leaf=lambda x: x is None
+    )
 
 
 def onebit_adamw(

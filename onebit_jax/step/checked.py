@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.experimental import multihost_utils
@@ -73,13 +75,16 @@ class Step:
             state or other arguments, or would not run the same program, or `stage`
             cannot be the state's next.
         """
-        given = dict(zip(self._carried, args, strict=False))
+        number = len(self._carried)
+        given, others = dict(zip(self._carried, args, strict=False)), args[number:]
+        leaves = {name: jax.tree.leaves(tree) for name, tree in given.items()}
         # A look at one array of each, as there may be thousands; JAX can end in a
         # segmentation fault where all were donated.
-        first = {name: _first_array(tree) for name, tree in given.items()}
-        _check_not_donated(first, given)
+        _check_not_donated(list(map(_first_array, leaves.values())), given)
         try:
-            return self._run(given, *args, **options)
+            flat = list(itertools.chain(*leaves.values()))
+            given = each_once(given, flat, (others, options))
+            return self._run(given, *given.values(), *others, **options)
         except (RuntimeError, ValueError):
             _check_not_donated(given, given)
             raise
@@ -104,13 +109,15 @@ class Step:
         # To read a state's counters is to wait for the step that returns it: a state
         # that went through a stage already is not read for it again.
         last = len(given) - 1
-        is_last = any(x is self._last() for x in _first_array(args[last]))
+        is_last = any(
+            x is self._last() for x in _first_array(jax.tree.leaves(args[last]))
+        )
         begun = self._begun if is_last else frozenset()
         if stage not in begun:
             check_known_stage(args[last], stage)
         check_stage(args[last], stage, begun=stage in begun)
         result = self.jitted(*args, **options)
-        for x in _first_array(result[last]):
+        for x in _first_array(jax.tree.leaves(result[last])):
             self._last, self._begun = weakref.ref(x), begun | {stage}
         return result
 
@@ -123,13 +130,38 @@ class Step:
         return self.jitted.trace(*args, **options)
 
 
+def each_once(carried: Any, leaves: list[Any], beside: Any) -> Any:
+    """Copies of arrays that stand at two places, as an average of parameters may.
+
+    They would be donated twice, or read beside their donation, which ends the process.
+
+    Args:
+      carried: what is donated.
+      leaves: its leaves.
+      beside: what is given with it.
+    """
+    seen = set(map(id, jax.tree.leaves(beside)))
+    if len(seen.union(map(id, leaves))) == len(seen) + len(leaves):
+        return carried
+
+    def once(x: Any) -> Any:
+        if isinstance(x, Tracer) or not isinstance(x, jax.Array):
+            return x
+        if id(x) in seen:
+            return jnp.copy(x)
+        seen.add(id(x))
+        return x
+
+    return jax.tree.map(once, carried)
+
+
 def _is_concrete(x: Any) -> bool:
     return isinstance(x, jax.Array) and not isinstance(x, Tracer)
 
 
-def _first_array(state: Any) -> list[jax.Array]:
-    """The first array of a state, if it has one."""
-    return [x for x in jax.tree.leaves(state) if isinstance(x, jax.Array)][:1]
+def _first_array(leaves: list[Any]) -> list[jax.Array]:
+    """The first array of a tree's leaves, if it has one."""
+    return list(itertools.islice((x for x in leaves if isinstance(x, jax.Array)), 1))
 
 
 def _check_not_donated(looked_at: Any, given: Any) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from onebit_jax.step.checked import Step
+from onebit_jax.step.checked import Step, each_once
 from onebit_jax.step.checks import check_axes, check_batch, check_workers_of
 from onebit_jax.step.data_parallel import (
     as_float,
@@ -69,11 +69,12 @@ def worker_step(
       A decorator. What it makes is called with what is carried, which is donated (the
       optimizer's state from `onebit_jax.init(tx, params, mesh)`); with batches, whose
       leaves have the examples of all workers along their first axis; and by name with
-      what is the same on all workers, such as a random key. `stage`, by name, is
-      static, and must be a name of the step's own arguments. It returns what the step
-      does: what is carried, and the means over the workers of what stands behind it;
-      in a stage of steps of the workers' own these are each worker's, along a first
-      axis.
+      what is the same on all workers, such as a random key. What is no array, nor a
+      number, is compiled in, as `train=True`, a function or a configuration, and must
+      be hashable. `stage`, by name, is that of the optimizer, and must be a name of
+      the step's own arguments. It returns what the step does: what is carried, and the
+      means over the workers of what stands behind it; in a stage of steps of the
+      workers' own these are each worker's, along a first axis.
 
     Raises:
       ValueError: if the mesh lacks an axis; from a call, if batches cannot be shared
@@ -143,14 +144,14 @@ class WorkerStep:
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Runs the step; see `worker_step`."""
         *given, placed = self._given(args, options)
-        result = self.checked(*given, placed, **options)
+        result = self.checked(*given, placed, **_by_name(options))
         self._last = tuple(map(weakref.ref, jax.tree.leaves(result[: self._carried])))
         self._placed = placed
         return with_leaves(result)
 
     def lower(self, *args: Any, **options: Any) -> Any:
         """As of a function that `jax.jit` returns."""
-        return self.checked.lower(*self._given(args, options), **options)
+        return self.checked.lower(*self._given(args, options), **_by_name(options))
 
     def _given(self, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
         """The arguments on the mesh, and where the compiler must leave them."""
@@ -160,7 +161,9 @@ class WorkerStep:
                 "after them, by position: a name is for what is no list of examples."
             )
         batches = args[self._carried :]
-        carried = _each_once(arrays_alone(args[: self._carried]), (batches, options))
+        carried = arrays_alone(args[: self._carried])
+        # Before they are placed: two arrays may have one buffer then.
+        carried = each_once(carried, jax.tree.leaves(carried), (batches, options))
         # What it returned is in place.
         leaves = jax.tree.leaves(carried)
         if len(leaves) == len(self._last) and all(
@@ -212,27 +215,6 @@ class WorkerStep:
         return sharding if names_of(sharding.spec) or not is_local else None
 
 
-def _each_once(carried: Any, beside: Any) -> Any:
-    """Copies of arrays that stand at two places, as an average of parameters may.
-
-    They would be donated twice, or read beside their donation, which ends the process.
-    """
-    seen = {id(x) for x in jax.tree.leaves(beside)}
-    arrays = [x for x in jax.tree.leaves(carried) if isinstance(x, jax.Array)]
-    if len(seen | set(map(id, arrays))) == len(seen) + len(arrays):
-        return carried
-
-    def once(x: Any) -> Any:
-        if isinstance(x, Tracer) or not isinstance(x, jax.Array):
-            return x
-        if id(x) in seen:
-            return jnp.copy(x)
-        seen.add(id(x))
-        return x
-
-    return jax.tree.map(once, carried)
-
-
 def _is_off_mesh(x: Any) -> bool:
     if isinstance(x, Tracer | jax.ShapeDtypeStruct):
         return False
@@ -260,6 +242,17 @@ def arrays_alone(tree: Any) -> Any:
         return x if isinstance(x, _ARRAYS) or type(x) is int else Static(x)
 
     return jax.tree.map(held, tree)
+
+
+def _by_name(options: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by name, what is no array or number being part of the structure."""
+
+    def held(x: Any) -> Any:
+        is_number = isinstance(x, (*_ARRAYS, int, float, complex))
+        return x if is_number and not isinstance(x, bool) else Static(x)
+
+    # The stage is static by its name.
+    return {k: x if k == "stage" else jax.tree.map(held, x) for k, x in options.items()}
 
 
 def with_leaves(tree: Any) -> Any:
@@ -332,7 +325,7 @@ class _OfWorkers:
         """The step of one worker, where its axes are bound."""
         if stage is not None:
             same = {**same, "stage": stage}
-        result = self.function(*with_leaves(carried), *batches, **same)
+        result = self.function(*with_leaves(carried), *batches, **with_leaves(same))
         if self.carried == 1 and type(result) is not tuple:
             result = (result,)
         anew, values = arrays_alone(result[: self.carried]), result[self.carried :]

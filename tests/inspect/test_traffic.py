@@ -102,6 +102,10 @@ def test_loops_multiply():
     found = counted(f, (spec, P()), spec, jnp.ones(8 * 100), COUNT)
     times = {each.op: (each.times, each.sent_bytes) for each in found.collectives}
     assert times == {"collective-permute": (15, 15 * 400), "all-reduce": (5, 5 * 400)}
+    told = str(found).splitlines()[-1]
+    assert "sends 8,000 bytes a step" in told
+    assert "6,000 of them over a" in told
+    assert "2,000 of them over b" in told
 
 
 def test_an_unknown_trip_count_is_an_error():
@@ -149,8 +153,8 @@ def test_stages_of_a_conditional():
     assert found.sent_bytes("compressed") == 6 + COMPRESSED
     with pytest.raises(ValueError, match=r"ask for sent_bytes\('compressed'\)"):
         found.sent_bytes()
-    assert "a worker sends 606 bytes a step (warmup)" in str(found)
-    assert "a worker sends 156 bytes a step (compressed)" in str(found)
+    assert "a device sends 606 bytes a step (warmup)" in str(found)
+    assert "a device sends 156 bytes a step (compressed)" in str(found)
 
 
 @pytest.mark.parametrize("may_be_skipped", [True, False])
@@ -207,7 +211,7 @@ def test_a_stage_inside_of_a_stage_sends_more(static):
     assert sorted(found.stages) == ["compressed", "compressed/measuring", *first]
     assert found.sent_bytes("compressed") == COMPRESSED
     assert found.sent_bytes("compressed/measuring") == COMPRESSED + 60
-    assert "a worker sends 210 bytes a step (compressed/measuring)" in str(found)
+    assert "a device sends 210 bytes a step (compressed/measuring)" in str(found)
     if not static:
         assert found.sent_bytes("warmup") == EXACT
 

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from optimizers.cases import UntoldMean
 from virtual_workers import Workers, mesh_of
 
 import onebit_jax
 from onebit_jax import (
     Compressed,
     GrowthByMeanSquares,
-    exact_mean,
     freeze_at,
     onebit_adam,
 )
@@ -158,7 +158,7 @@ def test_the_variance_grows_with_its_row_its_column_and_the_whole(scene):
 @pytest.mark.parametrize("period", [1, 3])
 def test_a_step_that_measures_sends_its_sums_beside_what_others_send(period):
     parts = Compressed(growth=GrowthByMeanSquares(period))
-    tx = onebit_adam(0.1, exact_mean("data"), freeze_at(2), compressed=parts)
+    tx = onebit_adam(0.1, UntoldMean(("data",)), freeze_at(2), compressed=parts)
     params = {"w": jnp.zeros((2, 20, 30)), "b": jnp.zeros(7)}
     own = jax.tree.map(lambda p: jnp.ones((WORKERS, *p.shape)), params)
     run = Workers(tx, params, mesh_of(WORKERS))

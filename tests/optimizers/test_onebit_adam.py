@@ -99,6 +99,38 @@ def test_a_leaf_that_wakes_after_the_freeze_settles():
     assert np.abs(params["late"]).max() < 0.05
 
 
+@pytest.mark.parametrize("bias_correction", [True, False])
+def test_leaves_that_are_exchanged_exactly_stay_adams(bias_correction):
+    params, rates = tree_of(0), {"b1": 0.7, "b2": 0.9}
+    exchange = sign_mean("data", exact_1d=True)
+    assert exchange.is_exact((64,))
+    assert not exchange.is_exact((64, 64))
+    tx = onebit_jax.scale_by_onebit_adam(
+        exchange, freeze_at(3), **rates, bias_correction=bias_correction
+    )
+    published = onebit_jax.scale_by_onebit_adam(
+        exchange,
+        freeze_at(3),
+        **rates,
+        bias_correction=bias_correction,
+        compressed=onebit_jax.Compressed.published(),
+    )
+    run, frozen = (Workers(t, params, mesh_of(4)) for t in (tx, published))
+    mu, nu = (dict.fromkeys(("bias", "scale"), 0.0) for _ in range(2))
+    for step in range(1, 20):
+        # Of gradients that grow: a variance that is frozen is too small.
+        own = {k: 1.5**step * g for k, g in tree_of(step, 4).items()}
+        updates, others = run.update(own, params), frozen.update(own, params)
+        for k in mu:
+            mean = np.mean(own[k], axis=0, dtype=float)
+            mu[k] = 0.7 * mu[k] + 0.3 * mean
+            nu[k] = 0.9 * nu[k] + 0.1 * mean**2
+            weights = (1 - 0.7**step, 1 - 0.9**step) if bias_correction else (1, 1)
+            adam = mu[k] / weights[0] / (np.sqrt(nu[k] / weights[1]) + 1e-8)
+            np.testing.assert_allclose(updates[k], adam, rtol=1e-4, atol=1e-6)
+    assert np.all(np.abs(others["bias"]) > 10 * np.abs(updates["bias"]))
+
+
 def test_a_warm_up_with_an_exchange_of_its_own_is_adam_on_its_means():
     coarse, params = onebit_jax.quantized_mean("data", 4, block_size=32), tree_of(0)
     tx = onebit_adam(0.1, sign_mean("data"), freeze_at(9), warmup_exchange=coarse)

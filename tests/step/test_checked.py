@@ -49,6 +49,26 @@ def test_what_was_donated_is_named(how):
 
 
 @each
+def test_what_is_carried_may_stand_beside_too(how):
+    """As the parameters of a moment ago; XLA ends the process where it is donated."""
+
+    def near(params, x, anchor):
+        return loss(params, x) + jnp.sum((params["w"] - anchor["w"]) ** 2)
+
+    run = runs_of(SGD, near)[how]
+    params, state = run.init({"w": jnp.zeros(3)})
+    once, state, _ = run.step(params, state, BATCH, {"w": np.zeros(3, np.float32)})
+    params, state = run.init({"w": jnp.zeros(3)})
+    again, state, _ = run.step(params, state, BATCH, params)
+    np.testing.assert_array_equal(once["w"], again["w"])
+    average = {"w": again["w"], "b": again["w"]}
+    run = runs_of(SGD)[how]
+    _, state = run.init(average)
+    new, state, _ = run.step(average, state, BATCH)
+    np.testing.assert_array_equal(new["b"], once["w"])
+
+
+@each
 @pytest.mark.parametrize(
     ("params", "said"),
     [

@@ -272,6 +272,40 @@ def test_a_module_keeps_its_functions_and_is_compiled_once():
     np.testing.assert_array_equal(given["up"], params_of()["up"], "it is not donated")
 
 
+def test_what_is_no_array_by_name_is_compiled_in():
+    mesh = mesh_of(2)
+    tx = optax.chain(onebit_jax.exact_mean("data"), optax.sgd(1.0))
+
+    @onebit_jax.worker_step(mesh, "data")
+    def step(params, state, x, *, train, norm, scale, stage=None):
+        assert stage is None
+        value_and_grad = onebit_jax.local_value_and_grad(
+            lambda p, x: jnp.mean(scale["of"] * p * norm(x)), "data"
+        )
+        loss, gradients = value_and_grad(params, x)
+        updates, state = tx.update(gradients, state, params)
+        if train:
+            params = optax.apply_updates(params, updates)
+        return params, state, loss
+
+    params = jnp.float32(1)
+    state = onebit_jax.init(tx, params, mesh)
+    for train, scale, expected in ((True, 2.0, -1), (True, 3.0, -4), (False, 3.0, -4)):
+        params, state, _ = step(
+            params,
+            state,
+            jnp.ones(4),
+            train=train,
+            norm=jnp.square,
+            scale={"of": scale},
+        )
+        assert params == expected
+    # A number is an argument like an array, so that its next value needs no program.
+    assert step.checked.jitted._cache_size() == 2
+    with pytest.raises(TypeError, match="norm"):
+        step(params, state, jnp.ones(4), train=True)
+
+
 def test_a_state_that_was_saved_is_gone_on_with(tmp_path):
     """On an explicit mesh, whose loss asks for explicit axes; to the bit."""
     mesh, tx = mesh_over({"data": 2, "model": 2}, AxisType.Explicit), optimizer("data")
