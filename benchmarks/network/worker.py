@@ -126,15 +126,21 @@ def _prepare_step(
     )
     arguments = batch, np.uint32(0)
     carried = run.init(init_params(model, 0))
+
+    def compiled(stage: str | None) -> jax.stages.Compiled:
+        static = {} if stage is None else {"stage": stage}
+        return run.step.lower(*carried, *arguments, **static).compile()
+
+    step, before = compiled(stage), []
     if stage == "compressed":
         # Its variance is that of a step before: of none it would be no number.
-        before, *_ = onebit_jax.stage_costs(tx, carried[0], mesh.shape)
-        *carried, _ = run.step(*carried, *arguments, stage=before)
-    static = {} if stage is None else {"stage": stage}
-    step = run.step.lower(*carried, *arguments, **static).compile()
+        warmup, *_ = onebit_jax.stage_costs(tx, carried[0], mesh.shape)
+        before.append(compiled(warmup))
 
     def call() -> Any:
         nonlocal carried
+        while before:  # once all hosts have compiled
+            *carried, _ = before.pop()(*carried, *arguments)
         *carried, loss = step(*carried, *arguments)
         if not np.isfinite(loss.addressable_data(0)).all():
             raise FloatingPointError("a step that is not finite exchanges nothing")
