@@ -1,5 +1,5 @@
 # make env        build the environment, .venv/python3, alone
-# make pretrain   train a small language model with 1-bit Adam beside plain Adam
+# make pretrain   train a small language model by 1-bit Adam, Adam and local steps
 # make test       what every change must pass (six minutes on two cores)
 # make test-all   the long tests as well
 # make test-aot   the GPU kernels and whole clusters' steps, compiled for H200s without

@@ -90,4 +90,5 @@ def measure(
                 sent_bytes=sent_bytes,
                 tx_bytes=float(left[0]),
                 packet_bytes=float(left[1]),
+                rounds=replies[0]["rounds"],
             )

@@ -40,6 +40,8 @@ class Measurement:
       sent_bytes: Bytes that leave a host each time, counted from the compiled program.
       tx_bytes: Bytes that left the interface of the host that sent most, each time.
       packet_bytes: The same with the headers of each packet.
+      rounds: Messages between hosts that wait for one another, each time, as the
+        planner counts them; None in files of before they were counted.
     """
 
     hosts: int
@@ -54,6 +56,7 @@ class Measurement:
     sent_bytes: int
     tx_bytes: float
     packet_bytes: float
+    rounds: float | None = None
 
     @property
     def where(self) -> tuple[object, ...]:
@@ -197,7 +200,7 @@ def read_results(file: Path) -> Results:
     stored = json.loads(file.read_text(encoding="utf-8"))
     names = [each.name for each in dataclasses.fields(Measurement)]
     rows = [
-        Measurement(**{name: row[name] for name in names}) for row in stored["rows"]
+        Measurement(**{n: row[n] for n in names if n in row}) for row in stored["rows"]
     ]
     return Results(**(stored | {"rows": rows}))
 

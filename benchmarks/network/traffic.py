@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jax import Array
 
     from onebit_jax import Collective
+    from train.plan.cluster import LinkLoad
 
 DTYPES = {
     "bf16": jnp.bfloat16,
@@ -40,23 +41,31 @@ def between_hosts(collectives: Sequence[Collective], hosts: int) -> list[Collect
     ]
 
 
-def host_bytes(collectives: Sequence[Collective], hosts: int, devices: int) -> int:
-    """The bytes that all devices of a host together send to other hosts.
+def host_loads(
+    collectives: Sequence[Collective], hosts: int, devices: int
+) -> list[LinkLoad]:
+    """The loads that a program's collectives put on the links of hosts.
 
     Raises:
       NotImplementedError: The groups of a collective are not those of the mesh's axes.
     """
     # Hosts of one device each are the workers of a mesh of one axis.
     names = {AXIS: HOST, HOST: HOST, DEVICE: DEVICE}
-    total = 0
+    loads = []
     for each in collectives:
         if each.axes is None:
             raise NotImplementedError(f"cannot tell which hosts the {each.op} joins")
         axes = tuple(names[axis] for axis in each.axes)
         payload = each.bytes * each.times
-        load = link_load(Transfer(each.op, payload, axes), hosts, devices)
-        total += round(load.host_bytes)
-    return total
+        transfer = Transfer(each.op, payload, axes, each.times)
+        loads.append(link_load(transfer, hosts, devices))
+    return loads
+
+
+def host_bytes(collectives: Sequence[Collective], hosts: int, devices: int) -> int:
+    """The bytes that all devices of a host together send to other hosts."""
+    loads = host_loads(collectives, hosts, devices)
+    return sum(round(load.host_bytes) for load in loads)
 
 
 def collectives_alone(

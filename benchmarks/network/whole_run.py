@@ -5,7 +5,9 @@
 
 The study says what an arm has learnt after how many steps of which stages; the first
 command measures a step of each of these stages, of the BERT of its --model, on the
-testbed's limited links. A run is the sum of its steps' seconds.
+testbed's limited links. A run is the sum of its steps' seconds. These links have no
+latency: `--latency-ms` adds one by the planner's model, in which messages that wait
+for one another each take it.
 """
 
 from __future__ import annotations
@@ -64,10 +66,21 @@ class WholeRun(NamedTuple):
 
 
 def whole_runs(
-    runs: Mapping[str, Sequence[Run]], rows: Sequence[Measurement]
+    runs: Mapping[str, Sequence[Run]],
+    rows: Sequence[Measurement],
+    latency: float = 0.0,
 ) -> dict[str, WholeRun]:
-    """A task's runs by arm, the baseline's first, at the steps' seconds."""
-    medians = {(row.name, row.stage or EVERY): row.median for row in rows}
+    """A task's runs by arm, the baseline's first, at the steps' seconds.
+
+    Args:
+      runs: The study's.
+      rows: Steps of each stage of its arms.
+      latency: Seconds that a message takes beside its bytes.
+    """
+    medians = {
+        (row.name, row.stage or EVERY): row.median + (row.rounds or 0) * latency
+        for row in rows
+    }
     baseline, *others = runs
     names = {baseline: BASELINES["step"]} | {arm: arm for arm in others}
     target = mean_loss(runs[baseline])
@@ -108,7 +121,7 @@ def text(found: Mapping[str, WholeRun]) -> str:
 
 
 def read(
-    plan: Path, steps: Path, task: str
+    plan: Path, steps: Path, task: str, rate: str | None = None
 ) -> tuple[dict[str, list[Run]], list[Measurement]]:
     """A task's runs of the last round of a study by arm, and the steps of its arms.
 
@@ -118,8 +131,12 @@ def read(
     """
     study = read_plan(plan)
     rows = [row for row in read_results(steps).rows if row.kind == "step"]
-    if len({row.where for row in rows}) > 1:
-        raise SystemExit(f"{steps} must have steps of one rate and number of hosts.")
+    rows = [row for row in rows if rate in (None, row.rate)]
+    if len({row.where for row in rows}) != 1:
+        raise SystemExit(
+            f"{steps} must have steps of one number of hosts, and of one rate or of "
+            "that of --rate."
+        )
     if task not in study.tasks:
         known = ", ".join(study.tasks)
         raise SystemExit(f"--task must be one of {known}, not {task!r}.")
@@ -137,20 +154,29 @@ def main(
     plan: Annotated[Path, tyro.conf.Positional],
     steps: Annotated[Path, tyro.conf.Positional],
     task: str,
+    rate: str | None = None,
+    latency_ms: float = 0.0,
+    mark: str = MARK,
     page: Path | None = None,
 ) -> None:
     """Says how long whole runs take.
 
     Args:
       plan: A study of `benchmarks.convergence`, whose JSON lies beside it.
-      steps: The JSON that `python -m benchmarks.network --plan` wrote, of one rate.
+      steps: The JSON that `python -m benchmarks.network --plan` wrote.
       task: The study's task whose runs they are.
+      rate: Whose steps are taken, where the JSON has those of several.
+      latency_ms: Milliseconds that a message takes beside its bytes.
+      mark: The part of the page.
       page: The page whose marks the table goes between.
     """
-    lines = text(whole_runs(*read(plan, steps, task)))
+    runs, rows = read(plan, steps, task, rate)
+    if latency_ms and any(row.rounds is None for row in rows):
+        raise SystemExit(f"{steps} does not say how often steps wait: measure again.")
+    lines = text(whole_runs(runs, rows, latency_ms / 1e3))
     print(lines)
     if page is not None:
-        page.write_text(fill(page.read_text("utf-8"), MARK, lines), "utf-8")
+        page.write_text(fill(page.read_text("utf-8"), mark, lines), "utf-8")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 It reads requests from its standard input and writes a reply to each, in lines of JSON:
 
 - `prepare` compiles a workload: a training step of an optimizer in one stage, or an
-  exchange by itself. The reply has the bytes that leave a host.
+  exchange by itself. The reply has the bytes that leave a host, and
+  the messages between hosts that wait for one another.
 - `measure` runs it, or only its collectives, once unmeasured and then as often
   as it is told. The reply has the seconds of each time.
 """
@@ -28,7 +29,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import onebit_jax
 from benchmarks.convergence.arms import make_arm
-from benchmarks.network.traffic import between_hosts, collectives_alone, host_bytes
+from benchmarks.network.traffic import (
+    between_hosts,
+    collectives_alone,
+    host_bytes,
+    host_loads,
+)
 from benchmarks.random_batch import random_batch
 from models import SIZES
 from train.bert.objective import init_params, training_loss
@@ -61,11 +67,12 @@ class Settings:
 
 
 class Prepared(NamedTuple):
-    """A workload, its collectives between hosts alone, and the bytes that it sends."""
+    """A workload, its collectives between hosts alone, and what it sends."""
 
     call: Callable[[], Any]
     alone: Callable[[], Any]
     sent_bytes: int
+    rounds: float
 
 
 def prepare_step(
@@ -117,14 +124,26 @@ def _prepare_step(
         functools.partial(jax.make_array_from_process_local_data, split),
         random_batch(model, rows, settings.seq, jax.process_index()),
     )
-    static = {} if stage is None else {"stage": stage}
     arguments = batch, np.uint32(0)
     carried = run.init(init_params(model, 0))
-    step = run.step.lower(*carried, *arguments, **static).compile()
+
+    def compiled(stage: str | None) -> jax.stages.Compiled:
+        static = {} if stage is None else {"stage": stage}
+        return run.step.lower(*carried, *arguments, **static).compile()
+
+    step, before = compiled(stage), []
+    if stage == "compressed":
+        # Its variance is that of a step before: of none it would be no number.
+        warmup, *_ = onebit_jax.stage_costs(tx, carried[0], mesh.shape)
+        before.append(compiled(warmup))
 
     def call() -> Any:
         nonlocal carried
+        while before:  # once all hosts have compiled
+            *carried, _ = before.pop()(*carried, *arguments)
         *carried, loss = step(*carried, *arguments)
+        if not np.isfinite(loss.addressable_data(0)).all():
+            raise FloatingPointError("a step that is not finite exchanges nothing")
         return loss
 
     return _prepare(settings, mesh, step, call)
@@ -187,7 +206,9 @@ def _prepare(
         host_bytes(each, settings.hosts, settings.devices)
         for each in (every, sometimes)
     )
-    return Prepared(call, alone, sent_bytes + more // PERIOD)
+    loads = host_loads(every, settings.hosts, settings.devices)
+    rounds = sum(load.rounds for load in loads)
+    return Prepared(call, alone, sent_bytes + more // PERIOD, rounds)
 
 
 def measure(call: Callable[[], Any], repeats: int) -> list[float]:
@@ -219,7 +240,7 @@ def main(settings: Settings, index: int) -> None:
             workload = None  # Its memory is needed.
             prepare = PREPARE[request["prepare"]]
             workload = prepare(settings, mesh, **request["arguments"])
-            reply = {"sent_bytes": workload.sent_bytes}
+            reply = {"sent_bytes": workload.sent_bytes, "rounds": workload.rounds}
         else:
             assert workload, "nothing is prepared"
             call = operator.attrgetter(request["measure"])(workload)

@@ -29,7 +29,7 @@ from benchmarks.network.results import (
     speed_up,
     tables,
 )
-from benchmarks.network.traffic import collectives_alone, host_bytes
+from benchmarks.network.traffic import collectives_alone, host_bytes, host_loads
 from benchmarks.network.whole_run import text, whole_runs
 
 ROOT = Path(__file__).parents[2]
@@ -159,6 +159,10 @@ def test_a_whole_run_is_the_sum_of_its_steps():
     cells = [fewer, "0.01", "4.5", "20", "0.01", "3.6 |"]
     assert signs_row.split(" | ")[2:] == cells
     assert lates.endswith("| 5.0 |  |  |  |")
+    slow = [changed(row, rounds=4 if row.name == "adam" else 0) for row in rows]
+    later = whole_runs({"Adam": [adam], "signs": [signs]}, slow, 0.05)
+    assert later["Adam"].whole == pytest.approx(30 * (5 + 4 * 0.05))
+    assert later["signs"].whole == found["signs"].whole
 
 
 @pytest.mark.parametrize(
@@ -213,6 +217,9 @@ def test_bytes_that_leave_a_host(program):
     expected += DEVICES * size * (HOSTS - 1) // HOSTS
     _, collectives = program
     assert host_bytes(collectives, HOSTS, DEVICES) == expected
+    # Of messages that wait for one another two go up and down a tree of 8 or of 4.
+    rounds = sum(load.rounds for load in host_loads(collectives, HOSTS, DEVICES))
+    assert rounds == 2 * 3 + 2 * 2 + 1 + 2 + 2
     assert host_bytes(collectives, 1, HOSTS * DEVICES) == 0
     assert host_bytes([collectives[0]._replace(axes=("data",))], 2, 1) == size
 
@@ -339,7 +346,10 @@ def test_a_process_that_fails_ends_the_run(tmp_path, worker, what):
     ("flags", "names"),
     [
         ("--optimizers=", ["pmean", "sign_mean"]),
-        ("--optimizers=adam", ["adam", "pmean", "sign_mean"]),
+        (
+            "--optimizers=adam,onebit_adam",
+            ["adam", "pmean", "onebit_adam", "onebit_adam", "sign_mean"],
+        ),
     ],
 )
 def test_real_hosts(tmp_path, flags, names):
@@ -362,6 +372,6 @@ def test_real_hosts(tmp_path, flags, names):
         # The limit holds, but for what an idle link sends at once.
         burst = 8 * 70 * 1024 / 1e9
         assert each.median > each.wire_seconds - 4 * burst
-    *_, pmean, signs = rows
+    pmean, signs = (row for row in rows if row.kind == "exchange")
     assert pmean.sent_bytes == 4_000_000
     assert 30 < pmean.sent_bytes / signs.sent_bytes < 32

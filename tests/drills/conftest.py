@@ -6,16 +6,18 @@ import pytest
 from launching import SMALL_PRETRAIN, Launched, arrays_of
 from runs import steps_of, without_speed, write_corpus
 
+from benchmarks.network import hosts as network_hosts
 from train.core import metrics_log
 
-STEPS, FREEZE, EVERY = 40, 12, 5
+STEPS, FREEZE, EVERY, SYNC = 40, 12, 5, 8
 
 FORMS = {
-    "flat": (1, "sign_mean"),
-    "counts": (1, "count_mean"),
-    "hierarchical": (2, "sign_mean"),
+    "flat": (1, "--freeze-step", FREEZE),
+    "counts": (1, "--freeze-step", FREEZE, "--exchange", "count_mean"),
+    "hierarchical": (2, "--freeze-step", FREEZE),
+    "local": (1, "--optimizer", "local", "--inner", "muon", "--sync", SYNC),
 }
-"""Devices of each of two processes, and the exchange."""
+"""Devices of each of two processes, and flags."""
 
 
 def pytest_collection_modifyitems(items):
@@ -29,7 +31,7 @@ class Drill:
 
     def __init__(self, base, form="flat"):
         self.base = base
-        self.devices, self.exchange = FORMS[form]
+        self.devices, *self.form = FORMS[form]
         self.environment = {"JAX_COMPILATION_CACHE_DIR": str(base.parent / "compiled")}
         self.whole = base / "whole"
         self.corpus = base / "corpus"
@@ -44,15 +46,13 @@ class Drill:
             "--batch": 8,
             "--seq": 16,
             "--warmup-steps": 2,
-            "--freeze-step": FREEZE,
             "--checkpoint-every": EVERY,
             "--eval-every": STEPS,
             "--eval-sequences": 8,
             "--log-every": 1,
-            "--exchange": self.exchange,
             "--out": out,
         }
-        return [text for setting in settings.items() for text in setting]
+        return [*self.form, *(text for item in settings.items() for text in item)]
 
     def launch(self, *flags, launcher=(), processes=2):
         return Launched(
@@ -112,3 +112,12 @@ def drills(tmp_path_factory):
 @pytest.fixture
 def drill(drills):
     return drills("flat")
+
+
+@pytest.fixture
+def hosts():
+    lacking = network_hosts.missing()
+    if lacking:
+        pytest.skip(lacking)
+    with network_hosts.joined(2) as hosts:
+        yield hosts

@@ -1,99 +1,118 @@
 """A link between hosts that is cut: for some seconds, and for good."""
 
-import os
 import re
-import subprocess
-import sys
 import time
 
 import pytest
-from launching import ROOT, SMALL_PRETRAIN
+from drills.cluster import OWN_STEPS, Cluster
+from launching import SMALL_PRETRAIN
 from runs import steps_of
 
-from benchmarks.network import hosts as network_hosts
+from train.core.checkpoint import latest_step
 
-CUT_AT = 20
-
-
-@pytest.fixture
-def hosts():
-    lacking = network_hosts.missing()
-    if lacking:
-        pytest.skip(lacking)
-    with network_hosts.joined(2) as hosts:
-        yield hosts
+CUT_AT, SYNC = 20, 8
 
 
-class Cluster:
-    """A run whose two processes are on a host each, found by an explicit address."""
-
-    def __init__(self, hosts, drill, folder, *flags):
-        self.hosts, self.out = hosts, folder / "run"
-        self.outputs = [folder / f"{i}.txt" for i in range(2)]
-        command = [sys.executable, SMALL_PRETRAIN, *drill.flags(self.out), *flags]
-        command += ["--coordinator", f"{hosts[0].address}:29500", "--processes", 2]
-        self.processes = []
-        for i, (host, output) in enumerate(zip(hosts, self.outputs, strict=True)):
-            with output.open("wb") as file:
-                started = subprocess.Popen(
-                    host.command([*map(str, command), "--process", str(i)]),
-                    cwd=ROOT,
-                    env=os.environ | drill.environment,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                )
-            self.processes.append(started)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for process in self.processes:
-            process.kill()
-            process.wait(10)
-
-    def until(self, steps):
-        while len(steps_of(self.out)) < steps:
-            assert all(p.poll() is None for p in self.processes), self.said()
-            time.sleep(0.01)
-
-    def link(self, up):
-        switch = re.sub(r"-h\d+$", "-switch", self.hosts[1].name)
-        how = ("master", "bridge") if up else ("nomaster",)
-        command = ("ip", "-n", switch, "link", "set", "port1", *how)
-        subprocess.run(command, check=True)
-
-    def said(self):
-        return [re.split(r"[\r\n]+", o.read_text().strip()) for o in self.outputs]
+def pretraining(hosts, drill, folder, *flags):
+    command = [SMALL_PRETRAIN, *drill.flags(folder / "run"), *flags]
+    return Cluster(hosts, folder, command, drill.environment)
 
 
-def test_a_link_that_comes_back_loses_nothing(drill, hosts, tmp_path):
-    with Cluster(hosts, drill, tmp_path) as run:
-        run.until(CUT_AT)
+@pytest.mark.parametrize("form", ["flat", "local"])
+def test_a_link_that_comes_back_loses_nothing(drills, hosts, tmp_path, form):
+    """The trainer means its loss in every step, those of workers' own too."""
+    drill, out = drills(form), tmp_path / "run"
+    with pretraining(hosts, drill, tmp_path) as run:
+        run.until(lambda: len(steps_of(out)) >= CUT_AT)
         run.link(up=False)
         time.sleep(1)
-        reached = len(steps_of(run.out))
+        reached = len(steps_of(out))
         time.sleep(4)
-        assert len(steps_of(run.out)) == reached < 40  # it was cut
+        assert len(steps_of(out)) == reached < 40  # it was cut
         run.link(up=True)
-        assert [process.wait(120) for process in run.processes] == [0, 0], run.said()
-    drill.assert_nothing_was_lost(run.out)
+        assert run.end() == [0, 0], run.said()
+    drill.assert_nothing_was_lost(out)
+
+
+NAMED = (
+    r"error: .* did not end within 60 s: another process hangs or a link is down",
+    r"error: another process was lost, or the link to it, in ",
+    r"F\d{4} .*service detected fatal errors",
+)
+
+
+def assert_named(lines):
+    assert any(re.match(pattern, x) for x in lines for pattern in NAMED), lines
 
 
 @pytest.mark.parametrize("limits", [("--timeout", "60"), ("--heartbeat-timeout", "10")])
 def test_a_link_that_stays_cut_ends_all_in_bounded_time(drill, hosts, tmp_path, limits):
-    with Cluster(hosts, drill, tmp_path, *limits) as run:
-        run.until(CUT_AT)
+    out = tmp_path / "run"
+    with pretraining(hosts, drill, tmp_path, *limits) as run:
+        run.until(lambda: len(steps_of(out)) >= CUT_AT)
         run.link(up=False)
         cut = time.monotonic()
-        statuses = [process.wait(120) for process in run.processes]
+        statuses = run.end()
         assert time.monotonic() - cut < 90
     assert all(statuses)
-    named = (
-        r"error: .* did not end within 60 s: another process hangs or a link is down",
-        r"error: another process was lost, or the link to it, in ",
-        r"F\d{4} .*service detected fatal errors",
-    )
     for lines in run.said():
-        assert any(re.match(pattern, x) for x in lines for pattern in named), lines
-    drill.assert_goes_on(run.out)
+        assert_named(lines)
+    drill.assert_goes_on(out)
+
+
+def test_a_host_that_dies_in_an_interval(drills, hosts, tmp_path):
+    """Its process is killed and its link cut at once, so that nothing tells of it."""
+    drill, out = drills("local"), tmp_path / "run"
+    with pretraining(hosts, drill, tmp_path, "--heartbeat-timeout", 10) as run:
+        run.until(lambda: len(steps_of(out)) > CUT_AT)
+        run.link(up=False)
+        run.processes[1].kill()
+        killed = time.monotonic()
+        assert all(run.end())
+        assert time.monotonic() - killed < 60
+    assert_named(run.said()[0])
+    assert latest_step(out) % SYNC
+    drill.assert_goes_on(out)
+
+
+INTERVAL = 40
+
+
+def own_steps(hosts, folder, *flags):
+    return Cluster(hosts, folder, [OWN_STEPS, "--interval", INTERVAL, *flags])
+
+
+def steps_told(run):
+    """The newest step that each process has told of."""
+    told = [[x for x in lines if x.startswith("step ")] for lines in run.said()]
+    return [int(lines[-1].split()[1]) if lines else 0 for lines in told]
+
+
+def test_workers_take_their_own_steps_while_the_link_is_cut(hosts, tmp_path):
+    """A program of each stage: they wait at the synchronisation, and lose nothing."""
+    ends = {}
+    for name, is_cut in (("whole", False), ("cut", True)):
+        folder = tmp_path / name
+        folder.mkdir()
+        with own_steps(hosts, folder) as run:
+            if is_cut:
+                run.until(lambda: min(steps_told(run)) >= INTERVAL + 3)
+                run.link(up=False)
+                before = max(steps_told(run))
+                time.sleep(0.1 * INTERVAL + 2)  # longer than an interval
+                assert before < INTERVAL + 20
+                assert steps_told(run) == [2 * INTERVAL - 1] * 2
+                run.link(up=True)
+            assert run.end() == [0, 0], run.said()
+        ends[name] = [lines[-1] for lines in run.said()]
+    assert "ended with" in ends["cut"][0]
+    assert ends["cut"] == ends["whole"] == [ends["cut"][0]] * 2
+
+
+def test_heartbeats_that_are_missing_end_workers_in_their_own_steps(hosts, tmp_path):
+    """Steps need no link, but JAX's coordination service does."""
+    with own_steps(hosts, tmp_path, "--heartbeat", 10, "--pause", 1) as run:
+        run.until(lambda: min(steps_told(run)) >= 3)
+        run.link(up=False)
+        assert all(run.end())
+    assert 3 < min(steps_told(run)) < INTERVAL - 1

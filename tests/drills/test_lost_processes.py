@@ -9,7 +9,7 @@ from runs import steps_of
 
 from train.core.checkpoint import latest_step
 
-STEPS, FREEZE, EVERY = 40, 12, 5
+STEPS, FREEZE, EVERY, SYNC = 40, 12, 5, 8
 WARMUP, COMPRESSED = FREEZE - 5, FREEZE + 9
 """Steps at which the fault comes."""
 
@@ -33,6 +33,7 @@ def restarted(drill, out, launched, seconds):
         ("flat", 0, COMPRESSED),  # the coordinator
         ("counts", 1, COMPRESSED),
         ("hierarchical", 1, COMPRESSED),
+        ("local", 1, COMPRESSED),
     ],
 )
 def test_a_killed_process(drills, tmp_path, form, process, moment):
@@ -44,6 +45,7 @@ def test_a_killed_process(drills, tmp_path, form, process, moment):
     assert (reached <= FREEZE) == (moment == WARMUP)
     # Not more is trained again than since the last checkpoint.
     assert reached - saved <= EVERY
+    assert saved % SYNC  # of local steps: in the middle of an interval
     killed = f"[launch] process {process} failed first, killed by SIGKILL"
     assert killed in launched.said
 

@@ -31,7 +31,14 @@ def killed(drills, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("form", "processes"),
-    [("flat", 1), ("flat", 4), ("hierarchical", 1), ("hierarchical", 4)],
+    [
+        ("flat", 1),
+        ("flat", 4),
+        ("hierarchical", 1),
+        ("hierarchical", 4),
+        ("local", 1),
+        ("local", 4),
+    ],
 )
 def test_a_run_goes_on_with_other_processes(drills, killed, tmp_path, form, processes):
     drill, out = drills(form), tmp_path / "run"

@@ -2,7 +2,7 @@
 
 `run_command` is what `python -m` enters, and `train_from_scratch` the way from flags to
 a trained model of every task whose flags are `FromScratchFlags`: it opens the run, and
-trains it and, where that is asked for, plain Adam beside it. A run that has ended goes
+trains it and, where that is asked for, others beside it. A run that has ended goes
 on to the steps that are given, where they are more.
 """
 
@@ -188,13 +188,18 @@ def _arms(config: FromScratch) -> list[FromScratch]:
     """The flags of each optimizer's training, its folder among them."""
     if not config.compare:
         return [config]
-    adam = replace(
-        with_optimizer(config, "adam"),
-        compare=False,
-        out=config.out / "adam",
-        topology="auto",
-    )
-    return [config, adam]
+    beside = [
+        replace(
+            with_optimizer(config, name),
+            compare=False,
+            out=config.out / name,
+            topology="auto",
+            **flags,
+        )
+        for name, flags in config.compared.items()
+        if name != config.optimizer
+    ]
+    return [config, *beside]
 
 
 def _next_goal(run: Run[FromScratch], config: FromScratch) -> int:
@@ -225,17 +230,19 @@ def _begin(run: Run, last_file: str | None) -> None:
 
 def _report(run: Run[FromScratch], folders: Mapping[str, Path]) -> None:
     """Draws the optimizers beside each other, and compares how they ended."""
-    out, optimizer = run.flags.out, run.flags.optimizer
+    out = run.flags.out
     lines = {name: metrics_log.read(folder) for name, folder in folders.items()}
     if run.flags.compare or not (out / picture.FILE).exists():
         with writable(out):
             picture.draw(out / picture.FILE, lines)
     say(f"{out / picture.FILE}: loss and bytes sent")
-    found = [ended(name, x, run.flags.phases) for name, x in lines.items()]
-    if len(both := [each for each in found if each]) == 2:
-        say(closing(*both))
-        if optimizer != "onebit_adam":
+    every = (ended(name, x, run.flags.phases) for name, x in lines.items())
+    found = {each.name: each for each in every if each}
+    beside = found.pop("adam", None)
+    if beside and found:
+        say(closing(beside, *found.values()))
+        if found.keys() != {"onebit_adam"}:
             say(
-                f"both at one --learning-rate; {optimizer} has a best one of its own "
+                "all at one --learning-rate; each optimizer has a best one of its own "
                 "(docs/choosing.md)"
             )

@@ -31,7 +31,7 @@ from train.core.optimizer import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 T = TypeVar("T")
 Flags = TypeVar("Flags", bound="TrainingFlags")
@@ -179,6 +179,11 @@ class FromScratchFlags(TrainingFlags):
     goes on if --steps is more than it has."""
     compare: bool = False
     """Train plain Adam as well, on the same samples, and draw it beside."""
+
+    @property
+    def compared(self) -> Mapping[str, Mapping[str, Any]]:
+        """The optimizers that --compare trains beside, each with flags of its own."""
+        return {"adam": {}}
 
     @property
     def phases(self) -> Sequence[Plan]:

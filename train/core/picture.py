@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FILE = "training.png"
-_COLORS = ("tab:blue", "tab:orange")
+_COLORS = ("tab:blue", "tab:orange", "tab:green")
 _SMOOTHING = 0.8
 
 

@@ -2,8 +2,8 @@
 
 `--help` lists the flags. A run leaves in its folder `config.json` (what was asked
 for), `checkpoints`, `metrics.jsonl`, `training.png`, the text as `tokens`, and
-`tokenizer.json` if it was given one; with `--compare` plain Adam's own are in the
-folder `adam` inside it.
+`tokenizer.json` if it was given one; with `--compare` plain Adam's own and those of
+local steps are in the folders `adam` and `local` inside it.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,8 +46,16 @@ class LmConfig(TransformerFlags, CorpusFlags, FromScratchFlags):
     """Peak of the learning rate; it falls to a tenth at the end."""
     eval_every: Changeable[Count] = 100
     """Steps between evaluations on held-out text; there is one at the end."""
+    compare: bool = False
+    """Train plain Adam, and local steps of Muon that exchange one bit a value every
+    eighth, as well, on the same samples, and draw them beside."""
     out: Changeable[Path] = Path("runs/lm")
     """Folder for checkpoints, metrics, tokens and picture."""
+
+    @property
+    def compared(self) -> Mapping[str, Mapping[str, Any]]:
+        """The optimizers that --compare trains beside, each with flags of its own."""
+        return {**super().compared, "local": {"inner": "muon"}}
 
     @property
     def model_options(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class PredictedRun(NamedTuple):
     """A run of an optimizer.
 
     Attributes:
-      name: The optimizer's, as of `--optimizer`, and `--warmup-bits` where it has it.
+      name: The optimizer's, as of `--optimizer`, with `--warmup-bits` or `--sync`.
       steps: Steps by stage.
       gpu_bytes: Bytes that a GPU sends.
       host_bytes: Bytes that a host sends to others.
@@ -66,10 +66,10 @@ def predicted_runs(
     workers = cluster.hosts * cluster.gpus // shards
     compressing = update_seconds(model, work, workers, shards)
     runs = []
-    for chosen in _CHOICES:
+    for chosen in CHOICES:
         tx = _optimizer(chosen, mesh, freeze)
         costs = onebit_jax.stage_costs(tx, leaves, sizes)
-        taken = stage_steps(chosen.optimizer, steps, freeze)
+        taken = stage_steps(chosen, steps, freeze)
         gpu_bytes = host_bytes = seconds = 0.0
         for stage, transfers in costs.items():
             loads = cluster.loads((*transfers, loss_transfer(sizes)))
@@ -89,39 +89,47 @@ def predicted_runs(
     return runs
 
 
-class _Chosen(NamedTuple):
+class Choice(NamedTuple):
+    """An optimizer of the command line, and flags of its own."""
+
     optimizer: str
-    warmup_bits: Literal[2, 4, 8] | None
+    warmup_bits: Literal[2, 4, 8] | None = None
+    sync: int | None = None
 
     @property
     def name(self) -> str:
+        """The flags' text."""
         bits = f" --warmup-bits {self.warmup_bits}" if self.warmup_bits else ""
-        return self.optimizer + bits
+        sync = f" --sync {self.sync}" if self.sync else ""
+        return self.optimizer + bits + sync
 
 
-_CHOICES = [
-    _Chosen(name, bits)
+CHOICES = [
+    Choice(name, bits, sync)
     for name in sorted(OPTIMIZERS, key=lambda name: name != "adam")
     for bits in ((None, 4) if "warmup_bits" in OPTIMIZERS[name].flags else (None,))
+    for sync in ((8, 32) if "sync" in OPTIMIZERS[name].flags else (None,))
 ]
+"""All that a run is predicted with, Adam first."""
 
 
-def stage_steps(name: str, steps: int, freeze: int) -> dict[str, int]:
+def stage_steps(choice: Choice, steps: int, freeze: int) -> dict[str, int]:
     """The steps that a run has of each stage; `EVERY` for an optimizer without stages.
 
     Args:
-      name: The optimizer's.
+      choice: The optimizer.
       steps: All of them.
       freeze: Those before the variance is frozen, where it is.
 
     Example:
-      >>> from train.plan.family import stage_steps
-      >>> stage_steps('onebit_lamb', 100, 20)
+      >>> from train.plan.family import Choice, stage_steps
+      >>> stage_steps(Choice('onebit_lamb'), 100, 20)
       {'warmup': 20, 'compressed': 80}
     """
     workers = 2  # one would be plain Adam
     mesh = AbstractMesh((workers,), (AXIS,), (AxisType.Auto,))
-    tx = _optimizer(_Chosen(name, None), mesh, freeze)
+    # Bits in the warm-up change no step's stage.
+    tx = _optimizer(choice._replace(warmup_bits=None), mesh, freeze)
     run = onebit_jax.simulated(lambda p, x: jnp.mean(p[""] * x), tx, workers, axis=AXIS)
     batch = jnp.ones(workers)
 
@@ -137,7 +145,7 @@ def stage_steps(name: str, steps: int, freeze: int) -> dict[str, int]:
 
 
 def _optimizer(
-    chosen: _Chosen, mesh: AbstractMesh, freeze: int
+    chosen: Choice, mesh: AbstractMesh, freeze: int
 ) -> optax.GradientTransformationExtraArgs:
     topology = "flat" if 1 in mesh.shape.values() else "auto"
     exchange = OPTIMIZERS[chosen.optimizer].exchange or "sign_mean"
@@ -149,6 +157,7 @@ def _optimizer(
         weight_decay=0.0,
         clip=0.0,
         warmup_exchange=make_warmup_exchange(mesh, chosen.warmup_bits, topology),
+        sync=onebit_jax.every(chosen.sync) if chosen.sync else None,
     )
 
 

@@ -44,9 +44,9 @@ def test_a_run_without_a_loss_has_no_end(lines):
 
 
 def test_one_worker_that_sends_nothing_is_compared_by_its_loss_alone():
-    exact = closing(Ended("onebit_adam", 0.02, 0, 9.0), Ended("adam", 0.0, 0, 8.0))
+    exact = closing(Ended("adam", 0.0, 0, 8.0), Ended("onebit_adam", 0.02, 0, 9.0))
     assert "onebit_adam ends 0.0200 above adam" in exact
-    table = closing(Ended("onebit_adam", 2.02, 0, 9.0), Ended("adam", 2.0, 0, 8.0))
+    table = closing(Ended("adam", 2.0, 0, 8.0), Ended("onebit_adam", 2.02, 0, 9.0))
     _, *rows, sentence, advice = table.splitlines()
     assert [row.split()[2:4] for row in rows] == [["0.0", "-"]] * 2
     assert sentence.startswith("onebit_adam ends 1.0 % above adam, and one worker has")

@@ -1,5 +1,6 @@
 """The language model's text, its runs, and that they go on exactly."""
 
+import re
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -215,6 +216,21 @@ def held_out_loss(run, arrays):
 
 def by_path_name(path):
     return "params." + jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def test_comparing_closes_with_plain_adam_and_local_steps(config, capsys):
+    """Each in a folder of its own, on the same samples; drawn together."""
+    flags = {"freeze_step": None, "warmup_steps": 1, "steps": 2, "compare": True}
+    train(replace(config, optimizer="distributed_lion", **flags))
+    said = capsys.readouterr().out
+    for name in ("distributed_lion", "local"):
+        assert re.search(rf"^{name} ends \S+ % \w+ adam, and each worker", said, re.M)
+    local = run_folder.read(config.out / "local", command.MODULE, LmConfig).flags
+    assert (local.inner, local.freeze_step, local.compare) == ("muon", None, False)
+    adam = steps_of(config.out / "adam")
+    steps = steps_of(config.out / "local")
+    assert [line["stage"] for line in steps] == ["local", "sync"]
+    assert steps[0]["loss"] == pytest.approx(adam[0]["loss"], rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from train.core.optimizer import OPTIMIZERS
 from train.plan.cluster import GIGABIT, GpuCluster
-from train.plan.family import family_table, predicted_runs, stage_steps
+from train.plan.family import CHOICES, family_table, predicted_runs, stage_steps
 from train.plan.model import GpuWork, Model, arms
 
 STEPS, FREEZE = 200, 40
@@ -14,15 +14,17 @@ MODEL = Model("a model", (jax.ShapeDtypeStruct((512, 256), jnp.float32),), 1e9)
 WORK = GpuWork(0.05, 1, 0.005, 2e12)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_step_is_of_one_stage(name):
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.name)
+def test_every_step_is_of_one_stage(choice):
     # Optax's own arithmetic mixes integers and floats.
     with jax.numpy_dtype_promotion("standard"):
-        taken = stage_steps(name, STEPS, FREEZE)
+        taken = stage_steps(choice, STEPS, FREEZE)
     assert sum(taken.values()) == STEPS
-    if name == "zero_one_adam":
+    if choice.sync:
+        assert taken["sync"] == STEPS // choice.sync
+    elif choice.optimizer == "zero_one_adam":
         assert taken["variance"] == 16 + (FREEZE - 16) // 2
-    elif "freeze_step" in OPTIMIZERS[name].flags:
+    elif "freeze_step" in OPTIMIZERS[choice.optimizer].flags:
         assert taken["warmup"] == FREEZE
 
 
@@ -54,6 +56,11 @@ def test_a_run_adds_up_the_steps_that_the_table_above_it_has(hosts, gpus, overla
     )
     exact = FREEZE * runs["adam"].host_bytes / STEPS
     assert more == pytest.approx(exact * 7 / 8, rel=0.02)
+    # A round is one exchange by one bit; the mean of the loss is in every step.
+    eighth, rare = (runs[f"local --sync {n}"] for n in (8, 32))
+    a_round = above[f"1-bit Adam, {topology}, sign_mean"].compressed.host_bytes
+    for run in (eighth, rare):
+        assert run.host_bytes == pytest.approx(run.steps["sync"] * a_round, rel=0.02)
     lines = family_table(found, MODEL.parameters).splitlines()
     assert lines[2].split() == [
         "adam", f"{runs['adam'].gpu_bytes / 1e9:.2g}",
