@@ -12,14 +12,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.on_gpu.part import CUT, read, write
+from benchmarks.on_gpu.part import read, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
-GRACE = 3.0
-"""Seconds before the end of its share at which a part is to stop by itself."""
 
 
 class Part(NamedTuple):
@@ -88,9 +86,9 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
-def command(part: Part, folder: Path, seconds: float, tiny: bool) -> list[str]:
+def command(part: Part, folder: Path, tiny: bool) -> list[str]:
     """The command line of a part's process."""
-    given = part.name, str(folder), str(seconds), "tiny" * tiny
+    given = part.name, str(folder), "tiny" * tiny
     return [sys.executable, "-m", "benchmarks.on_gpu.part", *given]
 
 
@@ -99,7 +97,7 @@ def _run_part(part: Part, folder: Path, seconds: float, tiny: bool) -> dict[str,
     begun = time.monotonic()
     with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(
-            command(part, folder, seconds - GRACE, tiny),
+            command(part, folder, tiny),
             env=os.environ | _environment(folder, tiny),
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -118,9 +116,8 @@ def _run_part(part: Part, folder: Path, seconds: float, tiny: bool) -> dict[str,
     }
     if status == 0:
         return {"end": "done", **about}
-    if status in (CUT, None):
-        how = "stopped" if status == CUT else "was killed"
-        said = f"{how} at the end of its share, {seconds:.0f} s"
+    if status is None:
+        said = f"was killed at the end of its share, {seconds:.0f} s"
         return {"end": "cut", **about, "said": said}
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
     last = next((line for line in reversed(lines) if line.strip()), "nothing said")
