@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from benchmarks.on_gpu.part import read, write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -73,8 +73,7 @@ def run(
             ends[part.name] = {"end": "left out", "missing": part.missing}
         else:
             share = left * part.seconds / sum(shares)
-            with _terminated_by_exit():
-                ends[part.name] = _run_part(part, folder.resolve(), share, tiny)
+            ends[part.name] = _run_part(part, folder.resolve(), share, tiny)
             about = ends[part.name]
             said = f": {about['said']}" if "said" in about else ""
             _say(f"{part.name}: {about['end']} in {about['seconds']:.0f} s{said}")
@@ -144,16 +143,6 @@ def _environment(folder: Path, tiny: bool) -> dict[str, str]:
     # Compiling is most of what small sizes take.
     small = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     return common | (small if tiny else {})
-
-
-@contextlib.contextmanager
-def _terminated_by_exit() -> Iterator[None]:
-    """Lets this process end its part, which is in another session, before itself."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit("Terminated."))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -129,26 +129,6 @@ def ends_soon(process):
     return not is_running(process)
 
 
-def test_no_part_outlives_the_command(tmp_path):
-    code = f"""
-from pathlib import Path
-from benchmarks.on_gpu import run
-code = "import os; print(os.getpid()); os.execlp('sleep', 'sleep', '60')"
-run.command = lambda *_: [run.sys.executable, "-uSc", code]
-run.run([run.Part("a", 1)], Path({str(tmp_path)!r}), 1, tiny=True)
-"""
-    log = tmp_path / "a.log"
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
-    until = time.monotonic() + 60
-    while not (log.exists() and log.read_text()) and time.monotonic() < until:
-        time.sleep(0.05)
-    part = log.read_text().strip()
-    assert is_running(part)
-    process.terminate()
-    assert process.wait(60) == 1
-    assert ends_soon(part)
-
-
 def test_a_suite_that_was_not_run_has_failed(tmp_path, monkeypatch):
     """Also where its files cannot be read, which pytest calls an interruption."""
     status, record = pytest.ExitCode.TESTS_FAILED, Record(tmp_path / "right.json")
