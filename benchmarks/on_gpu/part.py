@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from train.core.text_file import replace_text
+
 if TYPE_CHECKING:
     from benchmarks.on_gpu.sizes import Sizes
 
@@ -59,10 +61,7 @@ class Record:
 
 def write(file: Path, values: dict[str, Any]) -> None:
     """Writes a JSON, whole or not at all."""
-    new = file.with_suffix(".new")
-    text = json.dumps(values, indent=1, ensure_ascii=False)
-    new.write_text(text + "\n", encoding="utf-8")
-    new.replace(file)
+    replace_text(file, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
 
 
 def read(folder: Path, part: str) -> dict[str, Any]:
