@@ -8,6 +8,8 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from train.core.text_file import replace_text
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -123,12 +125,10 @@ class Store:
         task = run.case.task
         self._tasks[task] = _settings(self._study.tasks[task])
         runs = [_to_json(each) for each in self.runs.values()]
-        new = self._file.with_suffix(".json.new")
         text = json.dumps(
             {"tasks": self._tasks, "runs": runs}, indent=1, allow_nan=False
         )
-        new.write_text(text + "\n", encoding="utf-8")
-        new.replace(self._file)
+        replace_text(self._file, text + "\n")
 
 
 def _settings(task: TaskPlan) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The device, versions, bandwidth of copies, and rate of a matrix product."""
+"""The device, versions, and rate of a matrix product."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.kernels.operations import copy
 from benchmarks.machine import processor
 from benchmarks.timing import seconds
 
@@ -57,13 +56,6 @@ def measure(sizes: Sizes, record: Record) -> None:
         },
     )
     record.write(driver=driver())
-    copies: list[dict[str, Any]] = []
-    for size in sizes.copies:
-        x = jax.random.normal(jax.random.key(0), (size,))
-        rate = 8 * size / _median(copy(x), sizes) / 1e9
-        copies.append({"size": size, "gb_per_s": rate})
-        record.write(copies=copies)
-        record.check()
     # Not zeros, which a GPU multiplies with less power and so at a higher clock.
     a, b = (
         jax.random.normal(key, (sizes.product,) * 2, jnp.dtype(sizes.dtype))

@@ -68,136 +68,66 @@ def _device(found: Found) -> str:
 
 def kernels_part(found: Found) -> str:
     """The part of `kernels.md`, as Markdown."""
-    parts = [_device(found), _ends(found), _tests(found)]
+    ends = [{"part": name, **end} for name, end in found["run"].items()]
+    parts = [_device(found), rows_table(ends)]
+    parts += [
+        f"The kernels' suite against float64, by `{name}`: "
+        f"{'passed' if passed else '**failed**, so that its times are of wrong ones'}."
+        for name, passed in found["right"].items()
+    ]
     if results := found["fast"].get("results"):
         parts.append(kernels_text(read_json(results)))
-        wrong = [name for name, x in found["fast"]["right"].items() if x is False]
-        if wrong:
-            parts.append(
-                f"Times of {' and '.join(wrong)} are those of **wrong** kernels."
-            )
     if product := found["facts"].get("product"):
-        parts.append(
-            f"Matrix product of {product['size']:,}², {product['dtype']}: "
-            f"{product['tflops_per_second']:.0f} TFLOP/s."
-        )
-    if found["optimizer"].get("rows"):
-        parts.append(_optimizer(found["optimizer"]))
+        parts.append(rows_table([product]))
+    if rows := found["optimizer"].get("rows"):
+        values = f"Steps of {found['optimizer']['values']:,} values:"
+        parts += [values, rows_table(rows)]
     return "\n\n".join(parts)
-
-
-def _ends(found: Found) -> str:
-    """A table of the parts and of how each ended."""
-    cells = [
-        (
-            name,
-            end["end"],
-            f"{end['seconds']:.0f}" if "seconds" in end else "",
-            end.get("said") or ", ".join(end.get("missing", [])),
-        )
-        for name, end in found["run"].items()
-    ]
-    return table(("part", "ended", "seconds", "said"), cells)
-
-
-def _tests(found: Found) -> str:
-    """The outcomes of the kernels' suite."""
-    lines = []
-    for implementation, tests in found["right"].get("tests", {}).items():
-        outcomes = tests["outcomes"]
-        failed = [name for name, x in outcomes.items() if x["outcome"] == "failed"]
-        said = f"{len(failed)} of {len(outcomes)} tests against float64 failed"
-        said += "" if tests["complete"] else ", not all of them were run"
-        lines.append(f"- `{implementation}`: {said}")
-        lines += [f"  - `{name}`" for name in failed]
-    return "\n".join(lines) or "The kernels' suite has not run."
-
-
-def _optimizer(found: Found) -> str:
-    """The optimizer's steps on the parameters of BERT."""
-    first = found["rows"][0].get("milliseconds")
-
-    def cells(row: Found) -> tuple[str, ...]:
-        name = row["name"], row["implementation"] or ""
-        if "error" in row:
-            return *name, row["error"], *[""] * 4
-        memory, peak = row["memory_bytes"], row["peak_bytes"]
-        return (
-            *name,
-            f"{row['milliseconds']:.3g}{'' if row['finite'] else ', **not finite**'}",
-            f"{row['milliseconds'] / first:.2f}" if first else "",
-            f"{memory['arguments'] / 1e9:.2f}",
-            f"{memory['together'] / 1e9:.2f}",
-            f"{peak / 1e9:.2f}" if peak else "",
-        )
-
-    heads = (
-        f"step of {found['values'] / 1e6:.0f} M values",
-        "compressed by",
-        "ms",
-        "of Adam's",
-        "GB of arguments",
-        "GB as compiled",
-        "GB at the peak",
-    )
-    return table(heads, map(cells, found["rows"]))
 
 
 def bert_part(found: Found) -> str:
     """The part of `bert.md`, as Markdown."""
     parts = [_device(found)]
-    attention = found["model"].get("attention", {})
-    if "errors" in attention:
-        rows = [
-            (of, *(f"{errors[i]:.2e}" for errors in attention["errors"].values()))
-            for i, of in enumerate(attention["of"])
-        ]
-        heads = "relative error in bfloat16 of", *attention["errors"]
-        verdict = "right" if attention["right"] else "**wrong**"
-        parts += [table(heads, rows), f"cuDNN's attention is {verdict}."]
-    elif attention:
-        parts.append(f"cuDNN's attention failed: {attention['error']}.")
+    if attention := found["model"].get("attention"):
+        parts.append(rows_table(attention))
     if steps := found["model"].get("rows"):
-        heads = (
-            "step",
-            "sequences",
-            "attention",
-            "ms",
-            "examples/s",
-            "TFLOP/s",
-            "of the matrix product",
-            "GB as compiled",
-        )
-        parts.append(table(heads, map(_step_cells, steps)))
+        parts.append(rows_table(steps))
     return "\n\n".join(parts)
 
 
-def _step_cells(row: Found) -> tuple[str, ...]:
-    what = f"{row['model']}, {row['dtype']}", f"{row['batch']} x {row['length']}"
-    if "error" in row:
-        return *what, row["attention"], row["error"], *[""] * 4
-    return (
-        *what,
-        row["attention"],
-        f"{row['milliseconds']:.4g}",
-        f"{row['examples_per_second']:.4g}",
-        f"{row['tflops_per_second']:.3g}",
-        f"{row['of_peak']:.0%}" if row["of_peak"] else "",
-        f"{row['memory_bytes'] / 1e9:.2f}",
-    )
+def rows_table(rows: Sequence[Found]) -> str:
+    """Rows as a table with a column for each name in them.
+
+    Example:
+      >>> from benchmarks.on_gpu.pages import rows_table
+      >>> print(rows_table([{"peak_gb": 2.0}, {"error": "no memory"}]))
+      | peak gb | error |
+      |---|---|
+      | 2 |  |
+      |  | no memory |
+    """
+    names = dict.fromkeys(name for row in rows for name in row)
+    heads = [name.replace("_", " ") for name in names]
+    return table(heads, ([_cell(row.get(name)) for name in names] for row in rows))
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def default_line(found: Found) -> str:
     """The line of `pallas_kernels._choose` that the measurements earn.
 
-    It has the operations that are right and nowhere slower than XLA's form.
+    It has the operations that are nowhere slower than XLA's form, of kernels that are
+    right.
     """
-    right = found["fast"].get("right", {})
     rows = found["fast"].get("results", {}).get("rows", [])
     earned = [
         name
         for name, timed in TIMED.items()
-        if right.get(name) and _never_slower(rows, timed)
+        if found["fast"].get("right") and _never_slower(rows, timed)
     ]
     kind = found["facts"]["device_kind"]
     return f"_MOSAIC of pallas_kernels/_choose.py: {kind!r}: frozenset({earned})"

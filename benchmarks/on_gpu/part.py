@@ -1,6 +1,6 @@
-"""The process of one part: its time, its JSON, its device.
+"""The process of one part: its JSON, its device.
 
-    python -m benchmarks.on_gpu.part NAME FOLDER SECONDS TINY
+    python -m benchmarks.on_gpu.part NAME FOLDER TINY
 
 TINY is empty for full sizes.
 """
@@ -10,19 +10,13 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from train.core.text_file import replace_text
+
 if TYPE_CHECKING:
     from benchmarks.on_gpu.sizes import Sizes
-
-CUT = 3
-"""The exit status of a part whose share of the time was too short."""
-
-
-class OutOfTimeError(Exception):
-    """The share of a part is over."""
 
 
 class Record:
@@ -30,31 +24,16 @@ class Record:
 
     Args:
       file: The JSON.
-      seconds: The share of the part.
-
-    Attributes:
-      values: All that was found.
     """
 
-    def __init__(self, file: Path, seconds: float):
+    def __init__(self, file: Path):
         self.file = file
         self.values: dict[str, Any] = {}
-        self._end = time.monotonic() + seconds
 
     def write(self, **values: Any) -> None:
         """Adds values."""
         self.values |= values
         write(self.file, self.values)
-
-    @property
-    def left(self) -> float:
-        """Seconds that are left."""
-        return self._end - time.monotonic()
-
-    def check(self) -> None:
-        """Stops the part, by `OutOfTimeError`, where its share is over."""
-        if self.left <= 0:
-            raise OutOfTimeError
 
     def device(self, sizes: Sizes) -> Any:
         """The device that is measured.
@@ -82,10 +61,7 @@ class Record:
 
 def write(file: Path, values: dict[str, Any]) -> None:
     """Writes a JSON, whole or not at all."""
-    new = file.with_suffix(".new")
-    text = json.dumps(values, indent=1, ensure_ascii=False)
-    new.write_text(text + "\n", encoding="utf-8")
-    new.replace(file)
+    replace_text(file, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
 
 
 def read(folder: Path, part: str) -> dict[str, Any]:
@@ -96,16 +72,11 @@ def read(folder: Path, part: str) -> dict[str, Any]:
 
 def main() -> None:
     """Measures a part."""
-    name, folder, seconds, tiny = sys.argv[1:]
+    name, folder, tiny = sys.argv[1:]
     from benchmarks.on_gpu.sizes import SIZES, TINY
 
-    record = Record(Path(folder, f"{name}.json"), float(seconds))
     part = importlib.import_module(f"benchmarks.on_gpu.{name}")
-    try:
-        part.measure(TINY if tiny else SIZES, record)
-    except OutOfTimeError:
-        record.write(cut=f"stopped at the end of its share, {float(seconds):.0f} s")
-        sys.exit(CUT)
+    part.measure(TINY if tiny else SIZES, Record(Path(folder, f"{name}.json")))
 
 
 if __name__ == "__main__":

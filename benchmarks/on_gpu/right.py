@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -14,89 +14,39 @@ if TYPE_CHECKING:
     from benchmarks.on_gpu.sizes import Sizes
 
 SUITE = "tests/pallas_kernels/test_kernels.py"
-LINES = 30
-"""Last lines of a failure that are kept."""
-
-AVERAGE = "average", "what_workers_sent"
-"""Words in the names of the tests of averaging; others test compression."""
-
-BOTH = "optimizer"
-"""The word in the names of the tests of both."""
 
 
-class Tests:
-    """A plugin of pytest that keeps each outcome, and stops when time is over."""
+class Device:
+    """A plugin of pytest that refuses another device, once JAX is configured."""
 
-    def __init__(self, implementation: str, sizes: Sizes, record: Record):
-        self.implementation, self.sizes, self.record = implementation, sizes, record
-        self.outcomes: dict[str, dict[str, Any]] = {}
-        self.complete = False
+    def __init__(self, sizes: Sizes, record: Record):
+        self.sizes, self.record = sizes, record
 
-    def pytest_sessionstart(self, session: Any) -> None:
-        """Refuses another device; pytest has configured JAX by now."""
-        self.session = session
+    def pytest_sessionstart(self) -> None:
+        """Refuses it."""
         self.record.device(self.sizes)
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        """Keeps an outcome."""
-        if report.when != "call" and report.passed:
-            return
-        about = {"outcome": report.outcome, "seconds": report.duration}
-        if report.failed:
-            about["said"] = report.longreprtext.split("\n")[-LINES:]
-        self.outcomes[report.nodeid.rpartition("::")[2]] = about
-        self.write()
-        if self.record.left <= 0:
-            self.session.shouldstop = "the share of the time is over"
-
-    def pytest_sessionfinish(self, session: Any) -> None:
-        """Notes whether all have run."""
-        self.complete = not session.shouldstop and bool(self.outcomes)
-        self.write()
-
-    def write(self) -> None:
-        """Writes what is known so far."""
-        tests = self.record.values.get("tests", {})
-        found = {
-            "complete": self.complete,
-            "right": verdicts(self.outcomes, self.complete),
-            "outcomes": self.outcomes,
-        }
-        self.record.write(tests={**tests, self.implementation: found})
-
-
-def verdicts(
-    outcomes: dict[str, dict[str, Any]], complete: bool
-) -> dict[str, bool | None]:
-    """By operation False where a test has failed, else True where all have run."""
-    failed = [name for name, x in outcomes.items() if x["outcome"] == "failed"]
-    of_average = [name for name in failed if any(word in name for word in AVERAGE)]
-    of_both = any(BOTH in name for name in failed)
-    passed = True if complete else None
-    return {
-        "compress": False if len(failed) > len(of_average) else passed,
-        "average_and_recompress": False if of_average or of_both else passed,
-    }
 
 
 def measure(sizes: Sizes, record: Record) -> None:
-    """Measures the part."""
+    """Measures the part: by implementation whether all tests have passed.
+
+    The log has the name of each test, and what the failed ones said.
+    """
     for implementation in (sizes.mosaic, "xla"):
-        run_suite(implementation, sizes, record)
-        record.check()
+        passed = run_suite(implementation, sizes, record)
+        record.write(**{implementation: passed})
         # On a device that a kernel has broken the next implementation's tests fail.
         jax.block_until_ready(jnp.zeros(1) + 1)
 
 
-def run_suite(implementation: str, sizes: Sizes, record: Record) -> None:
-    """Runs the tests of an implementation, whose outcomes the record takes.
+def run_suite(implementation: str, sizes: Sizes, record: Record) -> bool:
+    """Whether the tests of an implementation pass.
 
     Raises:
-      SystemExit: Pytest has not run them, for another reason than the time.
+      SystemExit: Pytest has not run them.
     """
     import pytest
 
-    tests = Tests(implementation, sizes, record)
     arguments = [
         str(ROOT / SUITE),
         f"--rootdir={ROOT}",
@@ -111,7 +61,7 @@ def run_suite(implementation: str, sizes: Sizes, record: Record) -> None:
         # A warning of a library is no wrong result.
         "-Wdefault",
     ]
-    status = pytest.main(arguments, plugins=[tests])
-    ran = pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED
-    if status not in ran and record.left > 0:
+    status = pytest.main(arguments, plugins=[Device(sizes, record)])
+    if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise SystemExit(f"The tests of {implementation} were not run: {status!r}.")
+    return status == pytest.ExitCode.OK

@@ -12,14 +12,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.on_gpu.part import CUT, read, write
+from benchmarks.on_gpu.part import read, write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
-GRACE = 3.0
-"""Seconds before the end of its share at which a part is to stop by itself."""
 
 
 class Part(NamedTuple):
@@ -75,8 +73,7 @@ def run(
             ends[part.name] = {"end": "left out", "missing": part.missing}
         else:
             share = left * part.seconds / sum(shares)
-            with _terminated_by_exit():
-                ends[part.name] = _run_part(part, folder.resolve(), share, tiny)
+            ends[part.name] = _run_part(part, folder.resolve(), share, tiny)
             about = ends[part.name]
             said = f": {about['said']}" if "said" in about else ""
             _say(f"{part.name}: {about['end']} in {about['seconds']:.0f} s{said}")
@@ -88,9 +85,9 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
-def command(part: Part, folder: Path, seconds: float, tiny: bool) -> list[str]:
+def command(part: Part, folder: Path, tiny: bool) -> list[str]:
     """The command line of a part's process."""
-    given = part.name, str(folder), str(seconds), "tiny" * tiny
+    given = part.name, str(folder), "tiny" * tiny
     return [sys.executable, "-m", "benchmarks.on_gpu.part", *given]
 
 
@@ -99,7 +96,7 @@ def _run_part(part: Part, folder: Path, seconds: float, tiny: bool) -> dict[str,
     begun = time.monotonic()
     with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(
-            command(part, folder, seconds - GRACE, tiny),
+            command(part, folder, tiny),
             env=os.environ | _environment(folder, tiny),
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -118,9 +115,8 @@ def _run_part(part: Part, folder: Path, seconds: float, tiny: bool) -> dict[str,
     }
     if status == 0:
         return {"end": "done", **about}
-    if status in (CUT, None):
-        how = "stopped" if status == CUT else "was killed"
-        said = f"{how} at the end of its share, {seconds:.0f} s"
+    if status is None:
+        said = f"was killed at the end of its share, {seconds:.0f} s"
         return {"end": "cut", **about, "said": said}
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
     last = next((line for line in reversed(lines) if line.strip()), "nothing said")
@@ -147,16 +143,6 @@ def _environment(folder: Path, tiny: bool) -> dict[str, str]:
     # Compiling is most of what small sizes take.
     small = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     return common | (small if tiny else {})
-
-
-@contextlib.contextmanager
-def _terminated_by_exit() -> Iterator[None]:
-    """Lets this process end its part, which is in another session, before itself."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit("Terminated."))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -20,7 +20,6 @@ class Sizes:
     Attributes:
       platform: JAX's name of the platform.
       mosaic: The implementation of `pallas_kernels` that is looked at, beside XLA's.
-      copies: Values of the arrays that are copied.
       dtype: Of the matrix product and of the model.
       product: Rows and columns of the matrix product's factors.
       tests: Tests of the kernels that are run, an expression for pytest's `-k`.
@@ -38,7 +37,6 @@ class Sizes:
 
     platform: str = "gpu"
     mosaic: str = "mosaic"
-    copies: tuple[int, ...] = (2**20, 2**24, 100 * 2**20, 320 * 2**20)
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     product: int = 8192
     tests: str = ""
@@ -68,7 +66,6 @@ SIZES = Sizes()
 TINY = Sizes(
     platform="cpu",
     mosaic="mosaic_interpreted",
-    copies=(2**16,),
     dtype="float32",
     product=512,
     tests="numbers_that_are_hard",

@@ -115,7 +115,7 @@ def test_the_operations_that_are_timed(capfd, card, size):
 
 @cards
 def test_the_bandwidth_and_the_peak(capfd, card):
-    x = placed(card, jax.ShapeDtypeStruct((max(SIZES.copies),), jnp.float32))
+    x = placed(card, jax.ShapeDtypeStruct((max(SIZES.kernels),), jnp.float32))
     call = copy(x)
     check(card, capfd, traced(call.function, *call.arguments))
     square = (SIZES.product,) * 2

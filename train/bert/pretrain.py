@@ -23,7 +23,6 @@ from train.core.commands import (
 )
 from train.core.flags import with_optimizer
 from train.core.processes.distributed import Cluster
-from train.data.model_folder import LAST_FILE
 from train.data.vocabulary import write_vocabulary
 
 if TYPE_CHECKING:
@@ -80,7 +79,6 @@ def pretrain(
         make_task=make_task,
         keep_files=keep_files,
         # Hugging Face's BERT has no Pre-LayerNorm.
-        last_file=None if config.pre_norm else LAST_FILE,
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
@@ -78,9 +79,19 @@ def saved_model(folder: Path, step: int) -> dict[str, Any]:
         return checkpointer.restore(path / "about")["model"]
 
 
-def arrays_with_params(folder: Path, step: int) -> Path:
-    """The folder of arrays that holds a checkpoint's `params`."""
-    return folder.resolve() / FOLDER / str(step) / "arrays"
+def saved_params(folder: Path, step: int, abstract: Any) -> Any:
+    """A checkpoint's parameters as NumPy arrays, whatever devices they were saved on.
+
+    Raises:
+      InputError: The checkpoint is damaged, or cannot be read.
+    """
+    path = folder.resolve() / FOLDER / str(step)
+    how = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), abstract)
+    wanted = ocp.args.PyTreeRestore(
+        item={"params": abstract}, restore_args={"params": how}, partial_restore=True
+    )
+    with _reading(path), ocp.PyTreeCheckpointer() as checkpointer:
+        return checkpointer.restore(path / "arrays", args=wanted)["params"]
 
 
 class Checkpoints:

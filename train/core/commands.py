@@ -118,7 +118,6 @@ def train_from_scratch(
     about: Callable[[Data], str],
     make_task: Callable[[FromScratch, Data, Mesh, int], Task],
     keep_files: Callable[[Data, Path], None] = lambda data, folder: None,
-    last_file: str | None = None,
 ) -> None:
     """Trains each optimizer of a run to its goal, and draws them beside each other.
 
@@ -132,8 +131,6 @@ def train_from_scratch(
       make_task: From the flags of one optimizer, the data, the workers and the steps to
         have trained at the end to what it trains.
       keep_files: Writes what the run's folder lacks of the data into it.
-      last_file: What a task writes last into its folder, at its end, if anything. If
-        all steps are done and it is missing, as after a kill there, the end runs anew.
 
     Raises:
       InputError: The workers cannot share a batch; or the folder is taken, or is not
@@ -157,11 +154,9 @@ def train_from_scratch(
                 f"({mesh.devices.flat[0].platform}), to step {run.until:,}"
             )
             for arm, of_arm in zip(arms, runs, strict=True):
-                is_whole = last_file is None or (arm.out / last_file).exists()
-                if latest_step(arm.out) < run.until or not is_whole:
-                    task = make_task(arm, data, mesh, run.until)
-                    begin = partial(_begin, of_arm, last_file)
-                    train(task, arm, run.until, mesh, watchdog, begin)
+                task = make_task(arm, data, mesh, run.until)
+                begin = partial(run_folder.write, of_arm)
+                train(task, arm, run.until, mesh, watchdog, begin)
             if is_main_process():
                 _report(run, {arm.optimizer: arm.out for arm in arms})
 
@@ -220,19 +215,11 @@ def _next_goal(run: Run[FromScratch], config: FromScratch) -> int:
     return goal
 
 
-def _begin(run: Run, last_file: str | None) -> None:
-    """Writes the run that goes on, and removes the last file of its earlier end."""
-    if last_file and is_main_process():
-        with writable(run.flags.out):
-            (run.flags.out / last_file).unlink(missing_ok=True)
-    run_folder.write(run)
-
-
 def _report(run: Run[FromScratch], folders: Mapping[str, Path]) -> None:
     """Draws the optimizers beside each other, and compares how they ended."""
     out = run.flags.out
     lines = {name: metrics_log.read(folder) for name, folder in folders.items()}
-    if run.flags.compare or not (out / picture.FILE).exists():
+    if run.flags.compare:
         with writable(out):
             picture.draw(out / picture.FILE, lines)
     say(f"{out / picture.FILE}: loss and bytes sent")

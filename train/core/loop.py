@@ -21,7 +21,6 @@ from train.core.mesh import HOST
 from train.core.metrics_log import EvalMetrics, StepMetrics
 from train.core.output import is_main_process, say
 from train.core.processes.distributed import meet
-from train.core.processes.session import uninterrupted
 from train.core.totals import Totals, count
 
 if TYPE_CHECKING:
@@ -321,8 +320,7 @@ class _Loop:
 
     def _save(self, newest: Checkpoint) -> None:
         self.watchdog.expect(f"the checkpoint of step {newest.totals.steps}")
-        with uninterrupted():  # half of one would be lost
-            self.checkpoints.save(newest, self.mesh)
+        self.checkpoints.save(newest, self.mesh)
 
 
 def _is_cpu(mesh: Mesh) -> bool:

@@ -25,8 +25,6 @@ FOLDER = "model"
 """The folder's name in that of a run."""
 VOCABULARY = "vocab.txt"
 TOKENIZER = "tokenizer_config.json"
-LAST_FILE = f"{FOLDER}/{huggingface.WEIGHTS}"
-"""The file of a run's folder that is written last: with it the model is whole."""
 
 
 def write_tokenizer(folder: Path, vocabulary: Vocabulary, *, cased: bool) -> None:

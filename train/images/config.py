@@ -57,8 +57,6 @@ class ImagesConfig(FromScratchFlags):
     """Peak of the learning rate; it falls to a tenth at the end."""
     eval_every: Changeable[Count] = 50
     """Steps between evaluations on held-out images; there is one at the end."""
-    eval_images: Count = 10_000
-    """Held-out images of an evaluation, or all where there are fewer."""
     statistics_images: Count = 1024
     """Training images by whose statistics an evaluation normalises, to the next whole
     batch."""

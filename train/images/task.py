@@ -216,7 +216,7 @@ def make_task(config: ImagesConfig, data: Dataset, mesh: Mesh, until: int) -> Ta
         channels=data.training[0].images.shape[-1],
         dtype=config.dtype,
     )
-    held_out = grain.MapDataset.source(data.held_out)[: config.eval_images]
+    held_out = grain.MapDataset.source(data.held_out)
     network = Network(model)
     ordered = examples(data.training, config.seed, augment=config.augments)
     training = batches(ordered, config.batch)

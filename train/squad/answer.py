@@ -96,7 +96,6 @@ def answer(
         questions.windows,
         starts,
         ends,
-        num_best=config.num_best,
         max_answer=min(config.max_answer, config.seq),
     )
 

@@ -20,7 +20,7 @@ from train.core.flags import (
     TransformerFlags,
     check_flags,
 )
-from train.squad.predict import MAX_ANSWER, NUM_BEST
+from train.squad.predict import MAX_ANSWER
 from train.squad.windows import STRIDE
 
 MODULE = "train.squad"
@@ -74,8 +74,6 @@ class SquadConfig(TransformerFlags, TrainingFlags):
     """Peak of the learning rate; it falls to a tenth at the end."""
     weight_decay: NotNegative = 0.0
     """Decoupled weight decay, of all parameters but biases and LayerNorms."""
-    num_best: Changeable[Count] = NUM_BEST
-    """Answers kept a question in nbest_predictions.json."""
     max_answer: Changeable[Count] = MAX_ANSWER
     """Word pieces of the longest answer."""
     null_threshold: Changeable[float] = 0.0

@@ -91,25 +91,29 @@ def parse_squad(content: Any, *, with_answers: bool = True) -> Squad:
 start at character 6, where the text has ' one bi'; correct answer_start.
     """
     questions: dict[str, Question] = {}
-    has_null = False
-    for i, article in enumerate(_value(content, "data", list, "the file"), start=1):
-        where = f"article {i}"
-        paragraphs = _value(article, "paragraphs", list, where)
-        for j, paragraph in enumerate(paragraphs, start=1):
-            where = f"article {i}, paragraph {j}"
-            context = _value(paragraph, "context", str, where)
-            for k, qa in enumerate(_value(paragraph, "qas", list, where), start=1):
-                place = f"{where}, question {k}"
-                name = _value(qa, "id", str, place)
-                text = _value(qa, "question", str, place)
-                answers = _answers(name, context, qa, place) if with_answers else ()
-                if name in questions:
-                    raise InputError(
-                        f"two questions have the id {name!r}; predictions are filed "
-                        "under it, so rename either."
-                    )
-                questions[name] = Question(name, text, context, answers)
-                has_null |= "is_impossible" in qa
+    has_null, place = False, "the file"
+    try:
+        for i, article in enumerate(content["data"], start=1):
+            place = f"article {i}"
+            for paragraph in article["paragraphs"]:
+                context = _text(paragraph["context"])
+                for qa in paragraph["qas"]:
+                    place = f"article {i}, a question after {[*questions][-1:]}"
+                    name, text = _text(qa["id"]), _text(qa["question"])
+                    place = f"question {name!r}"
+                    answers = _answers(context, qa, place) if with_answers else ()
+                    if name in questions:
+                        raise InputError(
+                            f"two questions have the id {name!r}; predictions are "
+                            "filed under it, so rename either."
+                        )
+                    questions[name] = Question(name, text, context, answers)
+                    has_null |= "is_impossible" in qa
+    except (KeyError, TypeError) as error:
+        raise InputError(
+            f"not a SQuAD file of v1.1 or v2.0: {type(error).__name__} in {place}: "
+            f"{error}; compare it with one."
+        ) from error
     if not questions:
         raise InputError("there are no questions; give a SQuAD file that has some.")
     # Without answers the version alone tells.
@@ -117,41 +121,32 @@ start at character 6, where the text has ' one bi'; correct answer_start.
     return Squad(tuple(questions.values()), has_null)
 
 
-def _answers(
-    name: str, context: str, qa: dict[str, Any], where: str
-) -> tuple[Answer, ...]:
-    entries = _value({"answers": [], **qa}, "answers", list, where)
+def _answers(context: str, qa: dict[str, Any], place: str) -> tuple[Answer, ...]:
+    entries = qa.get("answers", [])
     is_impossible = bool(qa.get("is_impossible"))
     if is_impossible == bool(entries):
         said = "is marked impossible and has" if entries else "has no"
         raise InputError(
-            f"question {name!r} {said} answers; one that cannot be answered has "
+            f"{place} {said} answers; one that cannot be answered has "
             '"is_impossible": true and no answers, as in v2.0, and questions whose '
             "answers are not known are for --predict."
         )
     answers = []
     for entry in entries:
-        text = _value(entry, "text", str, where)
-        start = _value(entry, "answer_start", int, where)
+        text, start = _text(entry["text"]), entry["answer_start"]
         if not text.strip():
-            raise InputError(f"question {name!r} has an empty answer; remove it.")
+            raise InputError(f"{place} has an empty answer; remove it.")
         there = context[start : start + len(text)] if start >= 0 else ""
         if there != text:
             raise InputError(
-                f"question {name!r}: its answer {text!r} is said to start at "
-                f"character {start}, where the text has {there!r}; correct "
-                "answer_start."
+                f"{place}: its answer {text!r} is said to start at character {start}, "
+                f"where the text has {there!r}; correct answer_start."
             )
         answers.append(Answer(text, start))
     return tuple(answers)
 
 
-def _value(content: Any, key: str, kind: type, where: str) -> Any:
-    value = content.get(key) if isinstance(content, dict) else None
-    if not isinstance(value, kind):
-        names = {list: "a list", str: "a text", int: "a whole number"}
-        raise InputError(
-            f"not a SQuAD file: {where} has no {key!r} that is {names[kind]}; give a "
-            "file of v1.1 or v2.0."
-        )
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
     return value

@@ -6,10 +6,6 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
-import numpy as np
-import orbax.checkpoint as ocp
-
 from models import SIZES, BertConfig, WeightsError, huggingface
 from train.bert.objective import abstract_params
 from train.core import checkpoint, run_folder
@@ -146,28 +142,8 @@ def _read_run(folder: Path) -> tuple[BertConfig, dict[str, Any]]:
             "give another --start."
         )
     say(f"{folder}: the weights of step {step:,}")
-    arrays = checkpoint.arrays_with_params(folder, step)
     config = _saved_sizes(folder)
-    try:
-        abstract = _ABSTRACT[command](config)
-        # NumPy arrays, whatever devices they were saved on; the optimizer's state is
-        # left.
-        how = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), abstract)
-        with ocp.PyTreeCheckpointer() as checkpointer:
-            restored = checkpointer.restore(
-                arrays,
-                args=ocp.args.PyTreeRestore(
-                    item={"params": abstract},
-                    restore_args={"params": how},
-                    partial_restore=True,
-                ),
-            )
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(
-            f"the checkpoint {arrays.parent} cannot be read ({error}); give another "
-            "run as --start."
-        ) from error
-    params = restored["params"]
+    params = checkpoint.saved_params(folder, step, _ABSTRACT[command](config))
     params["bert"].pop("pooler", None)
     return config, {part: params[part] for part in ("bert", "span") if part in params}
 

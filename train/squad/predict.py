@@ -14,16 +14,13 @@ from train.core.text_file import replace_text
 from train.squad.windows import by_question, has_most_context
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from jaxtyping import Bool, Float
 
     from train.squad.dataset import Question, Squad
     from train.squad.windows import Window
-
-NUM_BEST = 20
-"""Answers kept a question."""
 
 MAX_ANSWER = 30
 """Word pieces of the longest answer."""
@@ -42,24 +39,24 @@ class Prediction(NamedTuple):
 
     Attributes:
       question: The question.
-      best: Its likeliest answers, best first, no two with the same text.
+      best: Its likeliest answer; None where the text has no word pieces.
       null: The score of there being no answer: the least over the windows.
     """
 
     question: Question
-    best: tuple[Span, ...]
+    best: Span | None
     null: float
 
     @property
     def null_odds(self) -> float:
         """The score of no answer less that of the best; +∞ where there is none."""
-        return self.null - self.best[0].score if self.best else math.inf
+        return self.null - self.best.score if self.best else math.inf
 
     def text(self, threshold: float = math.inf) -> str:
         """The answer, or nothing where `null_odds` are above a threshold."""
         if not self.best or self.null_odds > threshold:
             return ""
-        _, start, end = self.best[0]
+        _, start, end = self.best
         return self.question.context[start:end]
 
 
@@ -69,7 +66,6 @@ def predict(
     starts: Float[np.ndarray, "W T"],
     ends: Float[np.ndarray, "W T"],
     *,
-    num_best: int = NUM_BEST,
     max_answer: int = MAX_ANSWER,
 ) -> list[Prediction]:
     """Finds the best answers to questions.
@@ -82,7 +78,6 @@ def predict(
       windows: Their windows, in order.
       starts: Start logits of the windows' sequences.
       ends: End logits.
-      num_best: Answers kept a question; fewer where several have the same text.
       max_answer: Word pieces of the longest answer.
 
     Returns:
@@ -92,45 +87,36 @@ def predict(
     predictions = []
     for same in by_question(windows):
         question = questions[same[0].question]
-        spans: list[Span] = []
+        best: Span | None = None
         null = math.inf
         for window, judged in zip(same, has_most_context(same), strict=True):
             start, end = next(logits)
             null = min(null, float(start[0] + end[0]))
-            spans += _spans(window, judged, start, end, num_best, max_answer)
-        best = _distinct(question.context, spans, num_best)
+            span = _best_span(window, judged, start, end, max_answer)
+            if span and (best is None or span.score > best.score):
+                best = span
         predictions.append(Prediction(question, best, null))
     return predictions
 
 
-def _spans(
+def _best_span(
     window: Window,
     judged: Bool[np.ndarray, " pieces"],
     starts: Float[np.ndarray, " T"],
     ends: Float[np.ndarray, " T"],
-    num_best: int,
     max_answer: int,
-) -> Iterator[Span]:
-    if not len(judged):
-        return
+) -> Span | None:
+    """The best span that begins with a piece judged here; None where there is none."""
+    if not judged.any():
+        return None
     inside = slice(window.text_place, window.text_place + len(judged))
     ends = np.concatenate([ends[inside], np.full(max_answer - 1, -np.inf)])
     scores = np.where(judged, starts[inside], -np.inf)[:, None] + (
         np.lib.stride_tricks.sliding_window_view(ends, max_answer)
     )  # of a span by its first piece and its length
-    for place in np.argsort(-scores, axis=None, kind="stable")[:num_best]:
-        first, more = divmod(int(place), max_answer)
-        if scores[first, more] > -np.inf:
-            start = window.text_place + first
-            characters = window.characters(start, start + more)
-            yield Span(float(scores[first, more]), *characters)
-
-
-def _distinct(context: str, spans: list[Span], count: int) -> tuple[Span, ...]:
-    texts: dict[str, Span] = {}
-    for span in sorted(spans, key=lambda span: (-span.score, span.start, span.end)):
-        texts.setdefault(context[span.start : span.end], span)
-    return tuple(texts.values())[:count]
+    first, more = divmod(int(np.argmax(scores)), max_answer)
+    start = window.text_place + first
+    return Span(float(scores[first, more]), *window.characters(start, start + more))
 
 
 def answers(
@@ -153,8 +139,8 @@ def write_answers(
 ) -> None:
     """Writes answers for the official scripts, on one process of many, and says where.
 
-    `predictions.json` and `nbest_predictions.json`, and in v2.0 `null_odds.json`, each
-    with a suffix before `.json`; the threshold is that of `answers`.
+    `predictions.json`, and in v2.0 `null_odds.json`, each with a suffix before `.json`;
+    the threshold is that of `answers`.
 
     Raises:
       InputError: The folder cannot be written to.
@@ -162,10 +148,7 @@ def write_answers(
     if not is_main_process():
         return
     contents: dict[str, dict[str, Any]] = {
-        "predictions": answers(squad, predictions, threshold),
-        "nbest_predictions": {
-            p.question.id: n_best(p, with_null=squad.has_null) for p in predictions
-        },
+        "predictions": answers(squad, predictions, threshold)
     }
     if squad.has_null:
         # JSON has no infinity.
@@ -181,24 +164,3 @@ def write_answers(
             replace_text(folder / f"{name}{suffix}.json", text + "\n")
     file = folder / f"predictions{suffix}.json"
     say(f"{file}: the answers to {len(predictions):,} questions")
-
-
-def n_best(prediction: Prediction, *, with_null: bool) -> list[dict[str, Any]]:
-    """The likeliest answers, no answer among them if asked, with their probabilities.
-
-    Each has its text, probability, score, and first and past the last character.
-    """
-    context = prediction.question.context
-    spans = list(prediction.best)
-    if with_null or not spans:
-        spans.append(Span(prediction.null, 0, 0))
-    spans.sort(key=lambda span: -span.score)
-    weights = [math.exp(span.score - spans[0].score) for span in spans]
-    return [
-        {
-            "text": context[span.start : span.end],
-            "probability": weight / sum(weights),
-            **span._asdict(),
-        }
-        for span, weight in zip(spans, weights, strict=True)
-    ]

@@ -117,30 +117,6 @@ def test_everything_comes_back_in_its_place(saved, tx, trained):
             assert ours.dtype == theirs.dtype
 
 
-@pytest.mark.parametrize("workers", [1, 2, 8])
-def test_another_number_of_workers_keeps_the_residual(saved, tx, trained, workers):
-    restored, saved_by = restore(saved, tx, workers)
-    assert saved_by == 4
-    chex.assert_trees_all_equal(restored.params, trained.params)
-    before, after = (
-        [
-            node
-            for node in jax.tree.leaves(
-                tree, is_leaf=lambda x: isinstance(x, onebit_jax.WorkerLocal)
-            )
-            if isinstance(node, onebit_jax.WorkerLocal) and node.resizing == "average"
-        ]
-        for tree in (trained.state, restored.state)
-    )
-    assert any(np.any(x) for node in before for x in jax.tree.leaves(node))
-    for old, new in zip(before, after, strict=True):
-        for x, y in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True):
-            assert y.shape[0] == workers
-            np.testing.assert_allclose(
-                np.mean(x, axis=0), np.mean(y, axis=0), rtol=1e-5, atol=1e-7
-            )
-
-
 def halve(files):
     for file in filter(Path.is_file, files):
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
@@ -256,19 +232,9 @@ def test_a_checkpoint_without_room_is_said_and_the_one_before_is_whole(tmp_path)
         restored, _ = checkpoints.restore(tx, params, mesh)
     assert restored.totals == Totals(1)
     chex.assert_trees_all_equal(restored.params, params)
-    # And what was half written is gone.
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
-
-
-def test_what_a_killed_process_left_half_written_is_cleared_away(folder, tx):
-    """Orbax renames a checkpoint when all is written."""
-    whole = folder / "checkpoints" / "3"
-    half = whole.rename(whole.with_name("4.orbax-checkpoint-tmp-17"))
-    assert latest_step(folder) == 2
-    assert restore(folder, tx)[0].totals.steps == 2
-    # It is cleared away in a thread of Orbax's own.
+    # What was half written is cleared away in a thread of Orbax's own.
     deadline = time.monotonic() + 20
-    while half.exists():
+    while [path.name for path in (tmp_path / "checkpoints").iterdir()] != ["1"]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
 

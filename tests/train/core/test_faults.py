@@ -1,7 +1,5 @@
 """Faults end in bounded time with a sentence, and lose nothing but the last steps."""
 
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -11,7 +9,7 @@ import pytest
 from launching import ROOT
 
 from onebit_launch.errors import LOST_EXIT
-from train.core.processes.session import one_sentence, uninterrupted
+from train.core.processes.session import one_sentence
 from train.core.processes.watchdog import Watchdog
 
 WATCHED = """
@@ -85,26 +83,6 @@ def test_too_little_memory_is_one_sentence_and_no_reason_to_start_again(capsys):
     assert said.endswith("with --accumulate.\n")
     with pytest.raises(RuntimeError, match="other"), one_sentence():
         raise RuntimeError("other")
-
-
-def test_ctrl_c_ends_a_checkpoint_whole_and_a_second_one_at_once():
-    done = []
-
-    def save(presses):
-        with uninterrupted():
-            for _ in range(presses):
-                os.kill(os.getpid(), signal.SIGINT)
-            done.append(presses)
-
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        for presses in (1, 2):
-            with pytest.raises(KeyboardInterrupt):
-                save(presses)
-        assert done == [1]
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def test_ctrl_c_does_not_wait_for_an_orderly_end():

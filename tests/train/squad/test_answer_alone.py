@@ -15,7 +15,7 @@ def test_questions_whose_answers_nobody_knows_are_answered(
     files, tmp_path, capsys, monkeypatch
 ):
     plain = {"optimizer": "adam", "freeze_step": None, "steps": 1}
-    run(files, **plain, stride=4, num_best=3)
+    run(files, **plain, stride=4)
     kept = (files.out / "predictions.json").read_text()
     said = capsys.readouterr().out
     assert f"{files.out}: BERT of 1 layers of 32, 6 questions in 6 windows, " in said
@@ -36,8 +36,7 @@ def test_questions_whose_answers_nobody_knows_are_answered(
         answer_alone(parse(resumed).training)
     answers = files.out / "predictions_new.json"
     assert answers.read_text() == kept
-    names = {answers.name, f"nbest_{answers.name}"}
-    assert {path.name for path in files.out.iterdir()} == before | names
+    assert {path.name for path in files.out.iterdir()} == before | {answers.name}
     assert f"{answers}: the answers to 6 questions" in capsys.readouterr().out
     # Another program, of other settings, by weights alone.
     asked.write_text(json.dumps({**content, "version": "v2.0"}))

@@ -101,7 +101,7 @@ def test_a_run_that_was_killed_goes_on_exactly(files, tmp_path, monkeypatch):
     stages = [line["stage"] for line in lines]
     assert stages == ["warmup"] * 3 + ["compressed"] * 3
     names = "config.json vocab.txt checkpoints metrics.jsonl training.png model"
-    names += " predictions.json nbest_predictions.json scores.json " + TOKENIZER
+    names += " predictions.json scores.json " + TOKENIZER
     assert {path.name for path in files.out.iterdir()} == set(names.split())
     other = dataclasses.replace(files, out=tmp_path / "other")
 

@@ -59,22 +59,21 @@ def wrong_answer(**changes):
     return broken(answers=[{"text": "one bit", "answer_start": 18, **changes}])
 
 
-NOT_SQUAD = "not a SQuAD file: "
-PLACE = "article 1, paragraph 1, question 1"
+NOT_SQUAD = "not a SQuAD file of v1.1 or v2.0: "
 
 
 @pytest.mark.parametrize(
     ("contents", "message"),
     [
-        ([], f"{NOT_SQUAD}the file has no 'data' that is a list"),
-        ({"data": ["x"]}, f"{NOT_SQUAD}article 1 has no 'paragraphs'"),
+        ([], f"{NOT_SQUAD}TypeError in the file: list indices"),
+        ({"data": ["x"]}, f"{NOT_SQUAD}TypeError in article 1: string indices"),
+        (without("id"), f"{NOT_SQUAD}KeyError in article 1, a question after []: 'id'"),
         (
-            {"data": [{"paragraphs": [{"qas": []}]}]},
-            f"{NOT_SQUAD}article 1, paragraph 1 has no 'context' that is a text",
+            broken(question=7),
+            f"{NOT_SQUAD}TypeError in article 1, a question after []: 7 is",
         ),
-        (without("id"), f"{NOT_SQUAD}{PLACE} has no 'id'"),
         (without("answers"), "has no answers; one that cannot be answered has"),
-        (wrong_answer(answer_start=1.0), f"{PLACE} has no 'answer_start' that is a wh"),
+        (wrong_answer(answer_start=1.0), f"{NOT_SQUAD}TypeError in question 'a': sl"),
         (
             wrong_answer(answer_start=17),
             "question 'a': its answer 'one bit' is said to start at character 17, "

@@ -11,7 +11,7 @@ from squad_files import answerable, content, question, unanswerable
 
 from train.data.vocabulary import SPECIAL, tokenizer_of
 from train.squad.dataset import Question, Squad, parse_squad
-from train.squad.predict import Span, answers, n_best, predict, write_answers
+from train.squad.predict import Span, answers, predict, write_answers
 from train.squad.windows import by_question, has_most_context, windows
 
 WORDS = (*SPECIAL, "one", "bit", "##s", "two", "sign", ".")
@@ -60,20 +60,12 @@ TEXT = st.lists(st.sampled_from(["one", "bits", "sign.", "two"]), max_size=12)
 )
 def test_answers_are_the_best_of_all_spans(seed, texts, stride, max_answer):
     questions, cut, starts, ends = case(seed, texts, stride)
-    given = predict(questions, cut, starts, ends, num_best=1000, max_answer=max_answer)
+    given = predict(questions, cut, starts, ends, max_answer=max_answer)
     expected = brute_force(questions, cut, starts, ends, max_answer)
     for prediction, best in zip(given, expected, strict=True):
-        context = prediction.question.context
-        own = {context[s.start : s.end]: s.score for s in prediction.best}
-        assert own == pytest.approx(best)
-        assert len(own) == len(prediction.best)
-        scores = [span.score for span in prediction.best]
-        assert scores == sorted(scores, reverse=True)
         assert prediction.text() == (max(best, key=best.__getitem__) if best else "")
-    few = predict(questions, cut, starts, ends, num_best=2, max_answer=max_answer)
-    for prediction, many in zip(few, given, strict=True):
-        assert prediction.best[:1] == many.best[:1]
-        assert len(prediction.best) <= 2
+        if prediction.best:
+            assert prediction.best.score == pytest.approx(max(best.values()))
 
 
 def test_the_null_score_is_the_least_of_the_windows():
@@ -83,7 +75,7 @@ def test_the_null_score_is_the_least_of_the_windows():
     assert len(sums) > 2
     assert first.null == pytest.approx(sums[:-1].min())
     assert second.null == pytest.approx(sums[-1])
-    assert first.null_odds == pytest.approx(first.null - first.best[0].score)
+    assert first.null_odds == pytest.approx(first.null - first.best.score)
     assert first.text(first.null_odds) == first.text() != ""
     assert first.text(first.null_odds - 1e-6) == ""
 
@@ -91,10 +83,9 @@ def test_the_null_score_is_the_least_of_the_windows():
 def test_a_text_without_pieces_has_no_answer():
     questions, cut, starts, ends = case(0, [" "], 3)
     (prediction,) = predict(questions, cut, starts, ends)
-    assert prediction.best == ()
+    assert prediction.best is None
     assert prediction.text() == ""
     assert prediction.null_odds == math.inf
-    assert [entry["text"] for entry in n_best(prediction, with_null=False)] == [""]
 
 
 def test_right_logits_give_right_answers_in_the_original_letters():
@@ -107,7 +98,7 @@ def test_right_logits_give_right_answers_in_the_original_letters():
     starts[0, 1] = ends[0, 2] = 9  # the question is no place for answers
     (prediction,) = predict([asked], [window], starts, ends)
     assert prediction.text() == "BITS.  One  Sign"
-    assert prediction.best[0] == Span(10.0, 4, 20)
+    assert prediction.best == Span(10.0, 4, 20)
 
 
 def predictions_of(squad):
@@ -132,12 +123,6 @@ def test_files_for_the_official_scripts(tmp_path):
     assert all(read(tmp_path, "predictions.json").values())
     assert answers(squad, given, -math.inf) == read(tmp_path, "predictions.json")
     assert not (tmp_path / "null_odds.json").exists()
-    best = read(tmp_path, "nbest_predictions.json")["a"]
-    assert len(best) == 20
-    assert best[0]["text"] == given[0].text()
-    assert sum(entry["probability"] for entry in best) == pytest.approx(1)
-    ratio = math.exp(best[1]["score"] - best[0]["score"])
-    assert best[1]["probability"] == pytest.approx(ratio * best[0]["probability"])
 
 
 def test_null_answers_in_files_of_v2(tmp_path):
@@ -152,6 +137,4 @@ def test_null_answers_in_files_of_v2(tmp_path):
         max(odds, key=odds.__getitem__)
     }
     assert read(tmp_path, "null_odds.json") == pytest.approx(odds)
-    for entries in read(tmp_path, "nbest_predictions.json").values():
-        assert [entry["text"] for entry in entries].count("") == 1
     assert Squad(squad.questions, True) == squad

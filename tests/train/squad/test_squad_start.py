@@ -85,7 +85,7 @@ def test_fine_tuning_starts_from_a_pretraining_run(tmp_path, capsys):
     for data in (config.out / "checkpoints" / "2" / "arrays").rglob("d/*"):
         if data.stat().st_size > 1e4:  # the parameters and the state, not their index
             data.write_bytes(data.read_bytes()[:9])
-    with pytest.raises(InputError, match=r"the checkpoint .*/2 cannot be read"):
+    with pytest.raises(InputError, match=r"the checkpoint .*/2 is damaged"):
         read_weights(config.out)
 
 

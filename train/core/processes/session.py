@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
-import threading
 import traceback
 from typing import TYPE_CHECKING, NoReturn
 
@@ -88,31 +86,6 @@ def one_sentence() -> Iterator[None]:
         if not jax.distributed.is_initialized():
             raise
         _leave(traceback.format_exc().rstrip(), 1)
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Puts Ctrl-C off to the end of a checkpoint; a second one ends it at once."""
-    noted: list[int] = []
-
-    def note(number: int, _: object) -> None:
-        if noted:
-            raise KeyboardInterrupt
-        noted.append(number)
-        # Not by print, in the midst of which the signal may have come.
-        os.write(2, b"\na checkpoint is being written; again to end without it\n")
-
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if noted:
-        raise KeyboardInterrupt
 
 
 def _leave(message: str, status: int, *, at_once: bool = False) -> NoReturn:
