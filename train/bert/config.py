@@ -70,6 +70,8 @@ class PretrainConfig(TransformerFlags, CorpusFlags, FromScratchFlags):
     """Sequences a step, of all workers together."""
     seq: int = 64
     """Tokens a sequence."""
+    whole_words: bool = False
+    """Mask all pieces of a word together."""
     seed: Seed = 0
     """Decides the parameters, the order of the text, its masks and the dropout."""
     learning_rate: Positive = 1.5e-3

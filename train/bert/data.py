@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from train.bert.masked_pairs import examples
+from train.bert.masked_pairs import continues_word, examples
 from train.core.batches import batches
 from train.core.output import say
 from train.core.run_folder import check_contents, contents_name
@@ -110,11 +110,12 @@ def load(
     deciding = (*contents.values(), str(config.seed), str(MAX_SENTENCE))
     training, evaluation = read_tokens(tokens_folder(config, folder, fill, *deciding))
     pieces = special_pieces(vocabulary)
+    inside = continues_word(vocabulary) if config.whole_words else None
 
     def batched(
         text: TokenizedCorpus, plan: LengthPlan, batch: int
     ) -> grain.MapDataset[PreTrainingBatch]:
-        ordered = examples(text, pieces, plan.seq, config.seed)
+        ordered = examples(text, pieces, plan.seq, config.seed, inside)
         return batches(ordered, batch)
 
     phases = [

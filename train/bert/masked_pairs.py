@@ -1,6 +1,7 @@
 """Sentence pairs and their masks, as BERT's pre-training makes them.
 
-Devlin et al., `BERT <https://arxiv.org/abs/1810.04805>`_, 2018, appendix A.1 and A.2.
+Devlin et al., `BERT <https://arxiv.org/abs/1810.04805>`_, 2018, appendix A.1 and A.2;
+whole words as in `create_pretraining_data.py` of google-research/bert.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Int
 
     from train.data.tokenized import TokenizedCorpus
-    from train.data.vocabulary import Pieces
+    from train.data.vocabulary import Pieces, Vocabulary
 
 MASKED = 0.15
 """Share of the tokens that are predicted."""
@@ -33,7 +34,11 @@ _NUM_SPECIAL = 3  # [CLS] A [SEP] B [SEP]
 
 
 def examples(
-    corpus: TokenizedCorpus, pieces: Pieces, length: int, seed: int
+    corpus: TokenizedCorpus,
+    pieces: Pieces,
+    length: int,
+    seed: int,
+    inside: Bool[np.ndarray, " vocabulary"] | None = None,
 ) -> grain.MapDataset[PreTrainingBatch]:
     """An endless sequence of masked sentence pairs, each epoch shuffled anew.
 
@@ -42,6 +47,7 @@ def examples(
       pieces: The vocabulary's special ids.
       length: Tokens of a sequence.
       seed: Decides order, pairs and masks.
+      inside: Which pieces go on with the word before them, to mask whole words.
 
     Returns:
       A data set whose example i is a function of the seed and i.
@@ -56,12 +62,17 @@ def examples(
             "that are held out, have two word pieces together; give more text."
         )
     ordered = endless(cast("Sequence[np.ndarray]", spans), seed)
-    return ordered.random_map(MaskedPairs(corpus, pieces, length))
+    return ordered.random_map(MaskedPairs(corpus, pieces, length, inside))
 
 
 def num_predictions(length: int) -> int:
     """Places for predictions in a sequence of a length: its share of masked tokens."""
     return max(1, round(MASKED * length))
+
+
+def continues_word(vocabulary: Vocabulary) -> Bool[np.ndarray, " vocabulary"]:
+    """Which pieces of a vocabulary go on with the word before them."""
+    return np.array([piece.startswith("##") for piece in vocabulary])
 
 
 def pack_spans(corpus: TokenizedCorpus, length: int) -> Int[np.ndarray, "spans 3"]:
@@ -100,11 +111,14 @@ class MaskedPairs:
       corpus: The text that the spans are of.
       pieces: The vocabulary's special ids.
       length: Tokens of a sequence, special tokens included.
+      inside: Which word pieces go on with the word before them, to predict whole words;
+        None to predict single pieces.
     """
 
     corpus: TokenizedCorpus
     pieces: Pieces
     length: int
+    inside: Bool[np.ndarray, " vocabulary"] | None = None
 
     def __call__(
         self, span: Int[np.ndarray, " 3"], rng: np.random.Generator
@@ -163,7 +177,14 @@ class MaskedPairs:
         ordinary = np.delete(np.arange(1, used - 1), len(first))
         places = num_predictions(self.length)
         count = min(places, num_predictions(used))
-        chosen = np.sort(rng.choice(ordinary, count, replace=False))
+        if self.inside is None:
+            chosen = np.sort(rng.choice(ordinary, count, replace=False))
+        else:
+            # What a segment begins with is no part of a word in the other.
+            begins = ~self.inside[tokens[ordinary]]
+            begins[[0, len(first)]] = True
+            chosen = ordinary[choose_words(begins, count, rng)]
+            count = len(chosen)
         positions, labels = np.zeros((2, places), np.int32)
         positions[:count] = chosen
         labels[:count] = tokens[chosen]
@@ -189,6 +210,37 @@ class MaskedPairs:
         return np.where(
             is_masked, self.pieces.mask, np.where(is_kept, tokens, anything)
         )
+
+
+def choose_words(
+    begins: Bool[np.ndarray, " pieces"], count: int, rng: np.random.Generator
+) -> Int[np.ndarray, " chosen"]:
+    """Chooses whole words in a random order, leaving out those that are too many.
+
+    Args:
+      begins: Whether a piece begins a word; the first does.
+      count: Pieces to choose, at most; none may be chosen where words are longer.
+      rng: What decides.
+
+    Returns:
+      The places of the chosen words' pieces, in order.
+
+    Example:
+      >>> import numpy as np
+      >>> from train.bert.masked_pairs import choose_words
+      >>> begins = np.array([True, False, False, True, False])
+      >>> choose_words(begins, 2, np.random.default_rng(0))
+      array([3, 4])
+    """
+    starts = np.append(np.flatnonzero(begins), len(begins))
+    chosen: list[int] = []
+    for word in rng.permutation(len(starts) - 1):
+        first, end = starts[word : word + 2].tolist()
+        if len(chosen) + end - first <= count:
+            chosen += range(first, end)
+        if len(chosen) == count:
+            break
+    return np.sort(np.asarray(chosen, np.intp))
 
 
 def _truncate(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from train.bert.masked_pairs import (
     MASKED,
     MaskedPairs,
+    choose_words,
     examples,
     num_predictions,
     pack_spans,
@@ -203,3 +204,51 @@ def test_special_tokens_are_found_wherever_they_stand():
     pieces = special_pieces(vocabulary)
     assert (pieces.vocab_size, pieces.pad, pieces.cls) == (7, 5, 3)
     assert (pieces.sep, pieces.mask) == (2, 1)
+
+
+def words_of(begins):
+    """The pieces of each word."""
+    return np.split(np.arange(len(begins)), np.flatnonzero(begins)[1:])
+
+
+@given(
+    st.lists(st.booleans(), min_size=1, max_size=60).map(lambda b: [True, *b[1:]]),
+    st.integers(1, 20),
+    st.integers(0, 1000),
+)
+def test_words_are_chosen_whole_until_no_other_fits(begins, count, seed):
+    begins = np.array(begins)
+    chosen = choose_words(begins, count, np.random.default_rng(seed))
+    assert np.all(np.diff(chosen) > 0)
+    assert len(chosen) <= count
+    left = count - len(chosen)
+    for word in words_of(begins):
+        taken = np.isin(word, chosen)
+        assert taken.all() or not taken.any()
+        assert taken.all() or len(word) > left
+
+
+@pytest.fixture(scope="module")
+def whole_words(corpus):
+    """Sequences of words of one to four pieces, and where words are gone on with."""
+    inside = np.random.default_rng(1).random(2 * VOCAB) < 0.4
+    source = examples(corpus, PIECES, LENGTH, 0, inside)
+    return element(batches(source, 1000), 0), inside
+
+
+def test_all_pieces_of_a_word_are_predicted_or_none(whole_words, sample):
+    batch, inside = whole_words
+    # All but the masks is as it is for single pieces.
+    np.testing.assert_array_equal(restored(batch), restored(sample)[:1000])
+    budget = np.clip(np.round(MASKED * batch.lengths), 1, num_predictions(LENGTH))
+    counts = batch.masked_weights.sum(axis=1)
+    assert np.all(counts <= budget)
+    assert counts.sum() > 0.97 * budget.sum()
+    for i, (first, second) in enumerate(segments(batch)):
+        chosen = batch.masked_positions[i][batch.masked_weights[i] > 0]
+        for segment, offset in ((first, 1), (second, len(first) + 2)):
+            begins = ~inside[segment]
+            begins[0] = True
+            for word in words_of(begins):
+                taken = np.isin(word + offset, chosen)
+                assert taken.all() or not taken.any()

@@ -53,6 +53,7 @@ def config(corpus):
         long_accumulate=2,
         long_warmup_steps=2,
         long_freeze_step=3,
+        whole_words=True,
         dtype="bfloat16",
         pre_norm=True,
         remat="layer",
