@@ -7,7 +7,6 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
 import onebit_jax
@@ -64,6 +63,7 @@ _OPTIONS = {
         "bits",
         "inner",
         "sync_every",
+        "error_decay",
         "outer_rate",
         "outer_momentum",
     ),
@@ -233,6 +233,8 @@ def _local(
     sync = onebit_jax.every(options.get("sync_every", 8))
     inner = options.get("inner", "adamw")
     own = INNER[inner](schedule, **decay, **({"b1": b1} if inner == "adamw" else {}))
+    if "error_decay" in options:
+        exchange = DecayedErrors(exchange, exchange.axes, options["error_decay"])
     outer = None
     if "outer_rate" in options or "outer_momentum" in options:
         momentum = options.get("outer_momentum", 0.0)
@@ -299,7 +301,7 @@ def make_exchange(
 
 def _no_feedback(axes: AxisNames, **scale: Any) -> onebit_jax.Exchange:
     exchange = onebit_jax.sign_mean(axes, **scale)
-    return NoFeedback(exchange, exchange.axes)
+    return DecayedErrors(exchange, exchange.axes, 0)
 
 
 def _quantized(bits: Any, axes: AxisNames, block: int = 1024) -> onebit_jax.Exchange:
@@ -409,22 +411,24 @@ def describe(option: str, value: Any) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class NoFeedback(onebit_jax.Exchange):
-    """An exchange that forgets its errors, the workers' and the servers'.
+class DecayedErrors(onebit_jax.Exchange):
+    """An exchange of whose errors, the workers' and the servers', a part is sent later.
 
     Attributes:
       exchange: With errors.
       axes: Its own.
+      decay: What its errors are multiplied by; 0 for none that is sent later.
     """
 
     exchange: onebit_jax.Exchange
     axes: tuple[str, ...]
+    decay: float
 
     def init(self, params: Any) -> Any:
         """The exchange's state."""
         return self.exchange.init(params)
 
     def update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        """The exchange's update, without its errors."""
+        """The exchange's update, with the errors decayed."""
         agreed, errors = self.exchange.update(updates, state, params)
-        return agreed, jax.tree.map(jnp.zeros_like, errors)
+        return agreed, jax.tree.map(lambda e: e * self.decay, errors)

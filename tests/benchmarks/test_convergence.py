@@ -11,7 +11,11 @@ import optax
 import pytest
 
 import onebit_jax
-from benchmarks.convergence.arms import compressed_parts, make_exchange
+from benchmarks.convergence.arms import (
+    DecayedErrors,
+    compressed_parts,
+    make_exchange,
+)
 from benchmarks.convergence.intervals import beside, effects, estimate, progress_lost
 from benchmarks.convergence.picture import drawn_frontier, drawn_study
 from benchmarks.convergence.plan import read_plan
@@ -363,3 +367,20 @@ def test_only_the_exchange_without_error_feedback_forgets(name):
     errors = jax.tree.leaves(state)
     assert errors
     assert all(not leaf.any() for leaf in errors) == (name == "no_feedback")
+
+
+def test_decayed_errors_are_a_share_of_those_of_the_exchange():
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    exchange = make_exchange("quantized_mean", {}, "data")
+    batch, errors = jax.random.normal(jax.random.key(0), (2, 2048)), []
+    for each in (exchange, DecayedErrors(exchange, exchange.axes, 0.5)):
+        run = onebit_jax.data_parallel(
+            lambda p, x: jnp.mean((p["kernel"] - x[0]) ** 2),
+            optax.chain(each, optax.sgd(0.1)),
+            mesh,
+        )
+        params, state = run.init({"kernel": jnp.zeros(2048)})
+        errors.append(jax.tree.leaves(run.step(params, state, batch)[1]))
+    assert any(np.any(whole) for whole in errors[0])
+    for whole, half in zip(*errors, strict=True):
+        np.testing.assert_array_equal(np.asarray(half), np.asarray(whole) / 2)
