@@ -68,7 +68,7 @@ def growth_transfer(leaves: Leaves) -> Transfer:
 def _growth_bytes(shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> int:
     """Bytes of a leaf's sums, by which the stage that measures sends more."""
     tx = onebit_jax.onebit_adam(
-        1.0, onebit_jax.exact_mean(AXIS), onebit_jax.freeze_at(1)
+        1.0, onebit_jax.sign_mean(AXIS), onebit_jax.freeze_at(1)
     )
     leaf = jax.ShapeDtypeStruct(shape, dtype)
     costs = onebit_jax.stage_costs(tx, leaf, {AXIS: 2})

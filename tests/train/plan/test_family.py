@@ -56,11 +56,12 @@ def test_a_run_adds_up_the_steps_that_the_table_above_it_has(hosts, gpus, overla
     )
     exact = FREEZE * runs["adam"].host_bytes / STEPS
     assert more == pytest.approx(exact * 7 / 8, rel=0.02)
-    # A round is one exchange by one bit; the mean of the loss is in every step.
+    # A round is one exchange by one bit, without the growth's sums of a compressed
+    # step; the mean of the loss is in every step.
     eighth, rare = (runs[f"local --sync {n}"] for n in (8, 32))
     a_round = above[f"1-bit Adam, {topology}, sign_mean"].compressed.host_bytes
     for run in (eighth, rare):
-        assert run.host_bytes == pytest.approx(run.steps["sync"] * a_round, rel=0.02)
+        assert run.host_bytes == pytest.approx(run.steps["sync"] * a_round, rel=0.04)
     lines = family_table(found, MODEL.parameters).splitlines()
     assert lines[2].split() == [
         "adam", f"{runs['adam'].gpu_bytes / 1e9:.2g}",
