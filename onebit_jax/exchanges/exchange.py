@@ -144,7 +144,8 @@ class Exchange(_Transformation):
     def is_exact(self, shape: tuple[int, ...]) -> bool:
         """True of the shape of a leaf of which all workers agree on the mean itself.
 
-        An optimizer has no reason there to freeze a variance.
+        An optimizer has no reason there to freeze a variance. What is true of a shape
+        must be of its shards.
         """
         del shape
         return False

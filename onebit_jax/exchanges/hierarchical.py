@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -132,6 +133,11 @@ class _Hierarchical(Exchange):
 
 class _OfLeaves(_Hierarchical):
     """Of any exchange: it is given flat shares of the leaves."""
+
+    def is_exact(self, shape: tuple[int, ...]) -> bool:
+        """The exchange's of a flat share."""
+        devices, _ = worker_count(self.inside)
+        return self.exchange.is_exact((-(-math.prod(shape) // devices),))
 
     def init(self, params: optax.Params) -> Any:
         devices, slices = worker_count(self.inside)

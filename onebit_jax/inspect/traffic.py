@@ -160,9 +160,11 @@ class Traffic:
         sums = Counter[str]()
         for collective in self.collectives:
             if stage is None or is_of(stage, collective.stage):
-                sums[_spelled(collective.axes)] += collective.sent_bytes
+                sums[_spelled(collective.axes).replace(",", " and ")] += (
+                    collective.sent_bytes
+                )
         sums.pop("-", None)
-        return "".join(f", {sent:,} of them over {axes}" for axes, sent in sums.items())
+        return "".join(f", {sums[axes]:,} of them over {axes}" for axes in sorted(sums))
 
 
 def _spelled(axes: tuple[str, ...] | None) -> str:

@@ -145,7 +145,8 @@ def each_once(carried: Any, leaves: list[Any], beside: Any) -> Any:
         return carried
 
     def once(x: Any) -> Any:
-        if isinstance(x, Tracer) or not isinstance(x, jax.Array):
+        # To copy what was donated can end the process; it is told of later.
+        if not _is_concrete(x) or x.is_deleted():
             return x
         if id(x) in seen:
             return jnp.copy(x)

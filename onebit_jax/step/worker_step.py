@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -29,7 +29,7 @@ from onebit_jax.workers.arithmetic import mean, ordered_after
 from onebit_jax.workers.axes import AxisNames, is_agreed, varying_axes
 from onebit_jax.workers.placement import state_specs
 from onebit_jax.workers.processes import processes_of
-from onebit_jax.workers.specs import names_of, sharding_of, spec_of
+from onebit_jax.workers.specs import names_of, over, sharding_of, spec_of
 from onebit_jax.workers.states import is_local_stage
 from onebit_jax.workers.worker_local import is_worker_local
 
@@ -161,11 +161,12 @@ class WorkerStep:
         The count of a TrainState begins as 0, and comes back as an array; the sizes in
         a module stay numbers.
         """
-        try:
-            return run(*args, **options)
-        except _CountsError as error:
-            self._counts |= error.places
-            return run(*args, **options)
+        while True:
+            try:
+                return run(*args, **options)
+            except _CountsError as error:
+                # One count may be made from another.
+                self._counts |= error.places
 
     def _run(self, *args: Any, **options: Any) -> Any:
         *given, placed = self._given(args, options)
@@ -209,12 +210,15 @@ class WorkerStep:
             if _is_off_mesh(x):
                 return copied(x, sharding_of(self._mesh, spec, np.ndim(x)))
             here = self._spec_here(x)
-            if here is None:
+            if here is None or x.is_deleted():
                 return x
             # Workers' own arrays come undivided, by tx.init in jax.set_mesh.
-            spec = here if names_of(spec) <= names_of(here) else spec
+            if not names_of(spec) <= names_of(here):
+                here = PartitionSpec(*spec, *here[len(spec) :])
+            at = sharding_of(self._mesh, here, x.ndim)
+            at = at.with_memory_kind(x.sharding.memory_kind)
             # The same buffers, under the sharding that the step returns.
-            return jax.device_put(x, sharding_of(self._mesh, spec, x.ndim))
+            return x if at == x.sharding else jax.device_put(x, at)
 
         return jax.tree.map(put, carried, state_specs(carried))
 
@@ -249,6 +253,17 @@ class Static:
 
     value: Any
 
+    def __eq__(self, other: object) -> bool:
+        # 1, 1.0 and True are equal, and not the same program.
+        return (
+            isinstance(other, Static)
+            and type(self.value) is type(other.value)
+            and self.value == other.value
+        )
+
+    def __hash__(self) -> int:
+        return hash((type(self.value), self.value))
+
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 
@@ -274,7 +289,9 @@ def arrays_alone(tree: Any, counts: frozenset[int] = frozenset()) -> Any:
     leaves, treedef = jax.tree.flatten(tree)
     return treedef.unflatten(
         [
-            x if i in counts or isinstance(x, _ARRAYS) else Static(x)
+            x
+            if isinstance(x, _ARRAYS) or (i in counts and type(x) is int)
+            else Static(x)
             for i, x in enumerate(leaves)
         ]
     )
@@ -283,12 +300,22 @@ def arrays_alone(tree: Any, counts: frozenset[int] = frozenset()) -> Any:
 def _by_name(options: dict[str, Any]) -> dict[str, Any]:
     """Arguments by name, what is no array or number being part of the structure."""
 
-    def held(x: Any) -> Any:
+    def held(path: Any, x: Any) -> Any:
         is_number = isinstance(x, (*_ARRAYS, int, float, complex))
-        return x if is_number and not isinstance(x, bool) else Static(x)
+        if is_number and not isinstance(x, bool):
+            return x
+        if not isinstance(x, Hashable):
+            # What changes in place would be taken for what was compiled in.
+            name = f"{path[0].key}{jax.tree_util.keystr(path[1:])}"
+            raise TypeError(
+                f"{name} is compiled in and must be hashable, as a frozen dataclass "
+                f"is, got {x!r}."
+            )
+        return Static(x)
 
     # The stage is static by its name.
-    return {k: x if k == "stage" else jax.tree.map(held, x) for k, x in options.items()}
+    named = {k: x for k, x in options.items() if k != "stage"}
+    return {**options, **jax.tree.map_with_path(held, named)}
 
 
 def with_leaves(tree: Any) -> Any:
@@ -309,11 +336,7 @@ def _check_counts(carried: Any, anew: Any) -> None:
     )
     if before[1] == after[1]:
         both = enumerate(zip(before[0], after[0], strict=True))
-        changed = frozenset(
-            i
-            for i, (x, y) in both
-            if _is_count(x) and not (_is_static(y) and x.value == y.value)
-        )
+        changed = frozenset(i for i, (x, y) in both if _is_count(x) and x != y)
         if changed:
             raise _CountsError(changed)
 
@@ -414,13 +437,20 @@ class _OfWorkers:
 
     def kept(self, carried: Any, placed: tuple[NamedSharding | None, ...]) -> Any:
         """The carried trees where they were; the compiler would choose other places."""
-        automatic = set(self.mesh.abstract_mesh.auto_axes) - set(self.axes)
-        if not placed or not automatic:
+        automatic = set(self.mesh.abstract_mesh.auto_axes)
+        if not placed or not automatic - set(self.axes):
             return carried
         leaves, treedef = jax.tree.flatten(carried)
         return treedef.unflatten(
             [
-                x if at is None else jax.lax.with_sharding_constraint(x, at)
+                x
+                if at is None
+                else jax.lax.with_sharding_constraint(
+                    x,
+                    NamedSharding(
+                        self.mesh, over(automatic, at.spec), memory_kind=at.memory_kind
+                    ),
+                )
                 for x, at in zip(leaves, placed, strict=True)
             ]
         )

@@ -53,7 +53,9 @@ def sharding_of(mesh: Mesh | AbstractMesh, spec: PartitionSpec, ndim: int) -> An
     entries = [*spec]
     while entries and entries[-1] is None:
         entries.pop()
-    if mesh.abstract_mesh.explicit_axes:
+    if mesh.abstract_mesh.explicit_axes and not names_of(spec) & set(
+        mesh.abstract_mesh.auto_axes
+    ):
         entries += [None] * (ndim - len(entries))
     return NamedSharding(mesh, PartitionSpec(*entries))
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from virtual_workers import mesh_of, mesh_over
 
@@ -308,6 +308,53 @@ def test_what_is_no_array_by_name_is_compiled_in():
     assert step.checked.jitted._cache_size() == 2
     with pytest.raises(TypeError, match="norm"):
         step(params, state, jnp.ones(4), train=True)
+
+
+@dataclasses.dataclass
+class Settings:
+    scale: float = 1.0
+
+
+def test_counts_of_counts_and_what_stands_in_their_place():
+    @onebit_jax.worker_step(mesh_of(2), "data", carried=1)
+    def step(tree, x, *, settings=None):
+        count = tree["count"]
+        new = {"count": count + 1, "epoch": tree["epoch"] + count % 2}
+        return {**tree, **new, "p": tree["p"] + jax.lax.psum(jnp.sum(x), "data")}
+
+    x = jnp.ones(2)
+    tree = {"count": 0, "epoch": 0, "of": 3, "p": jnp.zeros(2)}
+    for _ in range(4):
+        (tree,) = step(tree, x)
+    assert (int(tree["count"]), int(tree["epoch"]), tree["of"]) == (4, 2, 3)
+    # Equal in Python, and other programs.
+    for value in (True, 1.0):
+        (tree,) = step({**tree, "of": value}, x)
+        assert type(tree["of"]) is type(value)
+    # A function where the other tree has a count.
+    (tree,) = step({"act": jnp.tanh, **tree}, x)
+    assert tree["act"] is jnp.tanh
+    with pytest.raises(TypeError, match="settings is compiled in and must be hashable"):
+        step(tree, x, settings=Settings())
+    step(tree, x)
+    with pytest.raises(ValueError, match="was donated to an earlier step"):
+        step({"ema": tree["p"], **tree}, x)
+
+
+@pytest.mark.parametrize("model", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("data", [AxisType.Auto, AxisType.Explicit])
+def test_axes_of_each_kind_are_compiled_for_once(data, model):
+    mesh = mesh_over({"data": 2, "model": 2})
+    mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=(data, model))
+    params, tx = placed(mesh), optimizer("data")
+    state = onebit_jax.init(tx, params, mesh)
+    step = onebit_jax.worker_step(mesh, "data")(own_step(tx, "data"))
+    losses = []
+    for x in batches()[:2]:
+        params, state, told = step(params, state, x)
+        losses.append(told["loss"])
+    assert step.checked.jitted._cache_size() == 1
+    np.testing.assert_allclose(losses, by_data_parallel(True)[1][:2], rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])

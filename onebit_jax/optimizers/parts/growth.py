@@ -117,7 +117,7 @@ class GrowthByMeanSquares:
       >>> import jax.numpy as jnp, onebit_jax
       >>> tx = onebit_jax.onebit_adam(
       ...     0.1,
-      ...     onebit_jax.sign_mean('data'),
+      ...     onebit_jax.sign_mean('data', exact_below=0),
       ...     onebit_jax.freeze_at(1),
       ...     b1=0.0,
       ...     compressed=onebit_jax.Compressed(
