@@ -368,7 +368,9 @@ def test_real_hosts(tmp_path, flags, names):
     for each in rows:
         # What left the interface is what was counted, and headers.
         assert 1 <= each.overhead < 1.1
-        assert 1.03 < each.packet_overhead < 1.1
+        # Acknowledgements are more of a message of 0.3 MB than of one of 4.
+        most = 1.2 if each.stage == "compressed" else 1.1
+        assert 1.03 < each.packet_overhead < most
         # The limit holds, but for what an idle link sends at once.
         burst = 8 * 70 * 1024 / 1e9
         assert each.median > each.wire_seconds - 4 * burst
