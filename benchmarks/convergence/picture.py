@@ -119,15 +119,16 @@ def drawn_frontier(study: Study, each: Round, done: Mapping[Case, Run]) -> Figur
         if math.isfinite(at.fewer):
             axes.plot(*_places([at]), "*^sD"[i % 4], color="black", label=at.arm)
         else:
+            label = f"{at.arm}: {at.share.mean:+.0%}"
             level = 100 * at.share.mean
-            axes.axhline(level, color="black", linestyle="--", label=at.arm)
+            axes.axhline(level, color="black", linestyle="--", label=label)
     axes.axhline(0, color="grey", linestyle=":")
-    highest = max([0.05, *(2 * at.share.mean for at in confirmed)])
+    highest = max((at.share.mean for at in confirmed if at not in others), default=0.0)
     axes.set(
         xlabel=f"times fewer bytes than {study.baseline}, over the whole run",
         ylabel=f"held-out loss beside tuned {study.baseline}, %",
         xscale="log",
-        ylim=(None, 100 * highest),
+        ylim=(None, 100 * max(1.3 * highest, 0.05)),
     )
     axes.grid(alpha=0.3)
     axes.legend()

@@ -210,7 +210,7 @@ def test_the_arms_that_no_line_between_two_others_beats_go_on(plan_file):
     assert "|  | own | sends nothing | +0.00% ± 0.00% |" in text
     figure = drawn_frontier(plan, plan.rounds[-1], done)
     _, labels = figure.axes[0].get_legend_handles_labels()
-    assert sorted(labels) == ["2 workers", "4 workers", "own"]
+    assert sorted(labels) == ["2 workers", "4 workers", "own: +0%"]
 
 
 @pytest.mark.parametrize(
