@@ -295,3 +295,4 @@ def test_a_goal_that_is_reached_is_reached_for_who_gives_it_again(first, adam):
         leave(config, goal)
     with goes_on:
         resume(first.out, "--steps", str(goal))
+    assert until(first.out) == goal
