@@ -1,4 +1,4 @@
-"""How processes find each other: their variables, and what may stand in the way."""
+"""The variables by which processes find each other, and what may stand in the way."""
 
 from __future__ import annotations
 

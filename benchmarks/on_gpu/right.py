@@ -40,7 +40,7 @@ def measure(sizes: Sizes, record: Record) -> None:
 
 
 def run_suite(implementation: str, sizes: Sizes, record: Record) -> bool:
-    """Whether the tests of an implementation pass.
+    """The outcome of an implementation's tests, True where they pass.
 
     Raises:
       SystemExit: Pytest has not run them.

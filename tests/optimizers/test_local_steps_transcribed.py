@@ -52,7 +52,7 @@ def restored_on(tx, mesh, before, params, state):
 
 
 def means_for(number, each):
-    """What every one of so many new workers begins with."""
+    """The mean that every one of so many new workers begins with."""
     return np.repeat(each.mean(axis=0, keepdims=True), number, axis=0)
 
 
