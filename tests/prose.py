@@ -30,7 +30,7 @@ TRAILING = {"etc.", "al."}
 def plain(inline):
     """The text that a reader sees, whose code, formulas and pictures are one word."""
     codes, parts = [], []
-    for token in inline.children:
+    for token in inline.children or ():
         if token.type == "code_inline":
             parts.append("\ue000")
             codes.append("`" + re.sub(r"[\s`]+", "␣", token.content) + "`")
@@ -67,23 +67,23 @@ def sentences(text):
 
 def findings(text):
     """What is too long in a page's text, each with its line."""
-    row, line = None, 0
+    row, in_row, line = [], False, 0
     for token in PARSER.parse(text):
         if token.map:
             line = token.map[0] + 1
         if token.type == "tr_open":
-            row = []
+            row, in_row = [], True
         elif token.type == "tr_close":
             if len(row) > ROW_WORDS:
                 yield line, f"a row of {len(row)} words: {' '.join(row[:6])} …"
-            row = None
+            in_row = False
         elif token.type == "inline":
             shown = plain(token)
-            if row is not None:
+            if in_row:
                 row += words(shown)
             for below, sentence in sentences(shown):
                 count, begin = len(words(sentence)), " ".join(sentence.split()[:6])
-                if row is None and count > SENTENCE_WORDS:
+                if not in_row and count > SENTENCE_WORDS:
                     yield line + below, f"a sentence of {count} words: {begin} …"
                 if CODE.sub("", sentence).count(";") > 1:
                     yield line + below, f"a chain of semicolons: {begin} …"
