@@ -90,15 +90,16 @@ def findings(text):
 
 
 def pages():
-    """The pages of each kind, by the captions of the site's navigation."""
+    """The pages of each kind, whose captions in the site's navigation begin with it."""
     found = {kind: [] for kind in KINDS}
     trees = r"^```{toctree}\n(.*?)^```"
     for tree in re.findall(trees, read("docs/index.md"), re.M | re.S):
         options, _, entries = tree.partition("\n\n")
         caption = re.search(r"^:caption: (.*)$", options, re.M)
-        if caption and caption[1] in found:
+        kind = caption and caption[1].partition(":")[0]
+        if kind in found:
             names = re.findall(r"^(?:.*<)?([^<>\n]+)>?$", entries, re.M)
-            found[caption[1]] += [f"docs/{name}.md" for name in names]
+            found[kind] += [f"docs/{name}.md" for name in names]
     return found
 
 

@@ -27,7 +27,7 @@ CONFIG = DecoderConfig(
     rotary_base=50.0,
 )
 TOKENS = np.random.default_rng(0).integers(0, 11, (3, 8), dtype=np.int32)
-DOCS = Path(__file__).parents[2] / "docs" / "lm.md"
+DOCS = Path(__file__).parents[2] / "docs" / "train-flags.md"
 
 
 def parameters(config):
