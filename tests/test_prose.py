@@ -10,8 +10,6 @@ DEBTS = {
     "README.md",
     "docs/your-own-step.md",
     "docs/local-steps.md",
-    "docs/plan.md",
-    "docs/write-your-own.md",
 }
 PAGES = prose.pages()
 NAMES = ["README.md", *chain(*PAGES.values())]

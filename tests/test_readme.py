@@ -14,7 +14,6 @@ PAGES = [
     "README.md",
     *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md"))),
 ]
-PAGES.remove("docs/write-your-own.md")  # below
 
 
 def blocks_of(page):
@@ -23,7 +22,6 @@ def blocks_of(page):
 
 
 BLOCKS = {(p, i): block for p in PAGES for i, block in enumerate(blocks_of(p))}
-OWN_BLOCKS = blocks_of("docs/write-your-own.md")
 # Compiling takes longer than running: programs are compiled as the tests are.
 COMPILING = ("JAX_DISABLE_MOST_OPTIMIZATIONS", "XLA_FLAGS")
 BARE = {"PYTHONPATH": str(ROOT), "PATH": ""} | {
@@ -67,25 +65,6 @@ def test_python_block(place, tmp_path):
         check_first_program(printed)
         lines = BLOCKS[place].strip().splitlines()
         assert len(lines) <= 14, "the simplest use is an import and a dozen lines"
-
-
-def test_an_exchange_of_your_own(tmp_path):
-    assert float(output_of(OWN_BLOCKS[0], tmp_path).split()[0]) > 19
-
-
-def test_an_optimizer_of_your_own(tmp_path):
-    *_, warmup, compressed, end = output_of(OWN_BLOCKS[1], tmp_path).splitlines()
-    assert "(warmup)" in warmup
-    assert "(compressed)" in compressed
-    loss, _, steps = end.partition(" ")
-    assert float(loss) < 1
-    assert "'warmup': Array(10" in steps
-    assert "'compressed': Array(140" in steps
-
-
-def test_a_task_of_your_own(tmp_path):
-    *_, last = output_of(OWN_BLOCKS[2], tmp_path).splitlines()
-    assert "'step': 40, 'eval_loss'" in last
 
 
 def test_there_are_blocks_and_their_make_targets_exist():
