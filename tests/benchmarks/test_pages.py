@@ -33,7 +33,7 @@ def whole_runs():
     [
         ("network.md", whole_run.MARK, whole_runs),
         (
-            "network.md",
+            "studies/network.md",
             MARK,
             lambda: tables(read_results(DOCS / "studies/network.json")),
         ),
