@@ -1,4 +1,4 @@
-"""What is no array in a step's arguments, compiled in.
+"""Python values in a step's arguments, compiled in.
 
 A module's tree has arrays, and functions, flags and sizes beside them. These are made
 part of the tree's structure, so that `jax.jit` takes them as constants.
