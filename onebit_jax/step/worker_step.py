@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,6 +24,14 @@ from onebit_jax.step.data_parallel import (
     divided,
     spec_inside,
     workers_of,
+)
+from onebit_jax.step.statics import (
+    CountsError,
+    Static,
+    arrays_alone,
+    by_name,
+    check_counts,
+    with_leaves,
 )
 from onebit_jax.workers.arithmetic import mean, ordered_after
 from onebit_jax.workers.axes import AxisNames, is_agreed, varying_axes
@@ -151,7 +159,7 @@ class WorkerStep:
         """As of a function that `jax.jit` returns."""
 
         def lower(*args: Any, **options: Any) -> Any:
-            return self.checked.lower(*self._given(args, options), **_by_name(options))
+            return self.checked.lower(*self._given(args, options), **by_name(options))
 
         return self._counting(lower, *args, **options)
 
@@ -164,13 +172,13 @@ class WorkerStep:
         while True:
             try:
                 return run(*args, **options)
-            except _CountsError as error:
+            except CountsError as error:
                 # One count may be made from another.
                 self._counts |= error.places
 
     def _run(self, *args: Any, **options: Any) -> Any:
         *given, placed = self._given(args, options)
-        result = self.checked(*given, placed, **_by_name(options))
+        result = self.checked(*given, placed, **by_name(options))
         self._last = tuple(map(weakref.ref, jax.tree.leaves(result[: self._carried])))
         self._placed = placed
         return with_leaves(result)
@@ -184,15 +192,14 @@ class WorkerStep:
             )
         batches = args[self._carried :]
         carried = arrays_alone(args[: self._carried], self._counts)
-        # Before they are placed: two arrays may have one buffer then.
-        carried = each_once(carried, jax.tree.leaves(carried), (batches, options))
         # What it returned is in place.
         leaves = jax.tree.leaves(carried)
         if len(leaves) == len(self._last) and all(
             x is last() for x, last in zip(leaves, self._last, strict=True)
         ):
             return (*carried, *batches, self._placed)
-        carried = self._on_mesh(carried)
+        # Before they are placed: two arrays may have one buffer then.
+        carried = self._on_mesh(each_once(carried, leaves, (batches, options)))
         placed: list[NamedSharding | None] = []
         for path, node in jax.tree.leaves_with_path(carried, is_leaf=is_worker_local):
             if not is_worker_local(node) and not isinstance(node, Tracer):
@@ -244,105 +251,6 @@ def _is_off_mesh(x: Any) -> bool:
     if not isinstance(x, jax.Array):
         return True
     return isinstance(x.sharding, jax.sharding.SingleDeviceSharding)
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class Static:
-    """A node without arrays, compiled in."""
-
-    value: Any
-
-    def __eq__(self, other: object) -> bool:
-        # 1, 1.0 and True are equal, and not the same program.
-        return (
-            isinstance(other, Static)
-            and type(self.value) is type(other.value)
-            and self.value == other.value
-        )
-
-    def __hash__(self) -> int:
-        return hash((type(self.value), self.value))
-
-
-_ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
-
-
-class _CountsError(Exception):
-    """The step changes integers of Python's, at these places among the leaves."""
-
-    def __init__(self, places: frozenset[int]):
-        super().__init__(places)
-        self.places = places
-
-
-def arrays_alone(tree: Any, counts: frozenset[int] = frozenset()) -> Any:
-    """A tree whose leaves are arrays, what is none being part of its structure.
-
-    Args:
-      tree: any.
-      counts: places of leaves that are arrays whatever they are.
-
-    Returns:
-      The tree, with what is no array in `Static` nodes.
-    """
-    leaves, treedef = jax.tree.flatten(tree)
-    return treedef.unflatten(
-        [
-            x
-            if isinstance(x, _ARRAYS) or (i in counts and type(x) is int)
-            else Static(x)
-            for i, x in enumerate(leaves)
-        ]
-    )
-
-
-def _by_name(options: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by name, what is no array or number being part of the structure."""
-
-    def held(path: Any, x: Any) -> Any:
-        is_number = isinstance(x, (*_ARRAYS, int, float, complex))
-        if is_number and not isinstance(x, bool):
-            return x
-        if not isinstance(x, Hashable):
-            # What changes in place would be taken for what was compiled in.
-            name = f"{path[0].key}{jax.tree_util.keystr(path[1:])}"
-            raise TypeError(
-                f"{name} is compiled in and must be hashable, as a frozen dataclass "
-                f"is, got {x!r}."
-            )
-        return Static(x)
-
-    # The stage is static by its name.
-    named = {k: x for k, x in options.items() if k != "stage"}
-    return {**options, **jax.tree.map_with_path(held, named)}
-
-
-def with_leaves(tree: Any) -> Any:
-    """The inverse of `arrays_alone`."""
-    return jax.tree.map(
-        lambda x: x.value if _is_static(x) else x, tree, is_leaf=_is_static
-    )
-
-
-def _is_static(node: Any) -> bool:
-    return isinstance(node, Static)
-
-
-def _check_counts(carried: Any, anew: Any) -> None:
-    """Tells of integers in place of which the step returns something else."""
-    before, after = (
-        jax.tree.flatten(tree, is_leaf=_is_static) for tree in (carried, anew)
-    )
-    if before[1] == after[1]:
-        both = enumerate(zip(before[0], after[0], strict=True))
-        changed = frozenset(i for i, (x, y) in both if _is_count(x) and x != y)
-        if changed:
-            raise _CountsError(changed)
-
-
-def _is_count(node: Any) -> bool:
-    return isinstance(node, Static) and type(node.value) is int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -408,7 +316,7 @@ class _OfWorkers:
         if self.carried == 1 and type(result) is not tuple:
             result = (result,)
         anew, values = arrays_alone(result[: self.carried]), result[self.carried :]
-        _check_counts(carried, anew)
+        check_counts(carried, anew)
         if jax.tree.structure(anew) != jax.tree.structure(carried):
             raise TypeError(
                 f"the step must return its first {self.carried} arguments anew, in "
