@@ -8,6 +8,7 @@ names those of the README, the tutorials and the how-to pages, or of the given p
 import pathlib
 import re
 import sys
+from math import inf
 
 from markdown_it import MarkdownIt
 
@@ -20,6 +21,10 @@ HOW_TO_LINES = 80
 PARSER = MarkdownIt("commonmark").enable("table")
 MATHS = re.compile(r"\$\$.+?\$\$|\$[^$\n]+\$", re.DOTALL)
 CODE = re.compile(r"`[^`]*`")
+ROLE = re.compile(r":math:`[^`]*`")
+HEADING = re.compile(r"(Args|Attributes|Returns|Raises|Example|References):")
+ENTRIES = {"Args", "Attributes", "Raises"}
+UNREAD = {"Example", "References"}
 # A period, question or exclamation mark, what it closes, and a space.
 END = re.compile(r"[.?!]+[)\]\"']*\s+")
 # Never the last word of a sentence, and the last where a capital follows.
@@ -81,12 +86,45 @@ def findings(text):
             shown = plain(token)
             if in_row:
                 row += words(shown)
-            for below, sentence in sentences(shown):
-                count, begin = len(words(sentence)), " ".join(sentence.split()[:6])
-                if not in_row and count > SENTENCE_WORDS:
-                    yield line + below, f"a sentence of {count} words: {begin} …"
-                if CODE.sub("", sentence).count(";") > 1:
-                    yield line + below, f"a chain of semicolons: {begin} …"
+            for below, what in long_sentences(shown, inf if in_row else SENTENCE_WORDS):
+                yield line + below, what
+
+
+def long_sentences(text, most=SENTENCE_WORDS):
+    """Sentences of a plain text of more words, or of many parts, each with its line."""
+    for line, sentence in sentences(text):
+        count, begin = len(words(sentence)), " ".join(sentence.split()[:6])
+        if count > most:
+            yield line, f"a sentence of {count} words: {begin} …"
+        if CODE.sub("", sentence).count(";") > 1:
+            yield line, f"a chain of semicolons: {begin} …"
+
+
+def paragraphs(docstring):
+    """The prose of a docstring: neither its formulas, nor its example, nor its sources.
+
+    An entry of its arguments, attributes or exceptions is a paragraph of its own.
+    """
+    section, paragraph = "", []
+    for line in [*docstring.splitlines(), ""]:
+        heading = HEADING.fullmatch(line)
+        entry = section in ENTRIES and re.match(r"  \S", line)
+        if heading or entry or not line.strip():
+            shown, paragraph = " ".join(paragraph), []
+            if shown and section not in UNREAD and not shown.startswith(".."):
+                yield shown
+        if heading:
+            section = heading[1]
+        elif line.strip():
+            paragraph.append(line.strip())
+
+
+def docstring_findings(docstring):
+    """What is too long in a docstring."""
+    for paragraph in paragraphs(docstring):
+        shown = ROLE.sub("`formula`", paragraph)
+        shown = CODE.sub(lambda code: re.sub(r"\s+", "␣", code[0]), shown)
+        yield from (what for _, what in long_sentences(shown))
 
 
 def pages():

@@ -1,14 +1,18 @@
 """The pages for users are read once: short sentences, short rows, short pages."""
 
+import inspect
 from itertools import chain
 
 import prose
 import pytest
 
+import onebit_jax
+
 # Pages that are not yet mended. Whoever mends one takes its name out.
 DEBTS = {
     "docs/your-own-step.md",
 }
+DOCSTRING_DEBTS = {"data_parallel", "local_value_and_grad", "worker_step"}
 PAGES = prose.pages()
 NAMES = ["README.md", *chain(*PAGES.values())]
 SHORT = "A sentence may have as many as thirty words, " + "and more " * 10 + "no."
@@ -23,6 +27,15 @@ def test_a_page_is_read_once(page):
     told = prose.faults(page, prose.read(page), page in PAGES["How-to"])
     if page in DEBTS:
         assert told, f"{page} is mended: take it out of DEBTS"
+    else:
+        assert not told, "\n".join(told)
+
+
+@pytest.mark.parametrize("name", onebit_jax.__all__)
+def test_a_docstring_is_read_once(name):
+    told = list(prose.docstring_findings(inspect.getdoc(getattr(onebit_jax, name))))
+    if name in DOCSTRING_DEBTS:
+        assert told, f"{name} is mended: take it out of DOCSTRING_DEBTS"
     else:
         assert not told, "\n".join(told)
 
@@ -83,6 +96,26 @@ def test_a_finding_has_its_line():
     assert [line for line, _ in prose.findings(f"# A\n\nNo.\n{SHORT[:-1]} more.")] == [
         4
     ]
+
+
+LONG = SHORT[:-1] + " more."
+
+
+@pytest.mark.parametrize(
+    ("docstring", "count"),
+    [
+        (f"{LONG}\n\n{LONG}", 2),
+        (f"{SHORT}\n\nArgs:\n  a: {SHORT[11:]}\n  b: {SHORT[11:]}", 0),
+        (f"Args:\n  a: {LONG}\n    {SHORT}\n\nRaises:\n  ValueError: {LONG}", 2),
+        (f"Returns:\n  {LONG}", 1),
+        (f"{SHORT[:-3]}:math:`a + b c`.", 0),
+        (f"{SHORT}\n\n.. math::\n  {LONG}\n\nExample:\n  >>> {LONG}", 0),
+        (f"References:\n  {LONG}", 0),
+        ("One; two; three.", 1),
+    ],
+)
+def test_what_is_too_long_in_a_docstring(docstring, count):
+    assert len(list(prose.docstring_findings(docstring))) == count
 
 
 def test_a_how_to_page_is_short():

@@ -56,10 +56,10 @@ def count_mean(
 
     with the logarithm linear between powers of two: what is averaged is the bit
     patterns of the float32 scales, without their last :math:`\lceil \log_2 n \rceil`
-    bits; workers whose scale is zero do not count. A count is a digit of base n + 1,
-    :math:`\lfloor 32 / \log_2(n+1) \rfloor` of them in a word, so that the words of
-    all workers are added without a carry. The sums are exact: there is no server and
-    no server error.
+    bits. Workers whose scale is zero do not count. A count is a digit of base n + 1,
+    :math:`\lfloor 32 / \log_2(n+1) \rfloor` of them in a word, so that the words of all
+    workers are added without a carry. The sums are exact: there is no server and no
+    server error.
 
     For each bucket one all-reduce of :math:`\log_2(n + 1)` bits a value and more,
     1.6 with 2 workers, 2.5 with 4, 6.4 with 64. A ring sends each of these bits as

@@ -39,8 +39,8 @@ def hierarchical(exchange: Exchange, within: AxisNames) -> Exchange:
     r"""Averages exactly inside each host, and by a given exchange between hosts.
 
     With H hosts of D devices, each device d of a host h gets one of D shares of the
-    host's exact mean (a reduce-scatter), exchanges that share with the same device of
-    the other hosts, and gives the other devices of its host what was agreed (an
+    host's exact mean (a reduce-scatter). It exchanges that share with the same device
+    of the other hosts. Then it gives the other devices of its host what was agreed (an
     all-gather, of the compressed message where the exchange is one of blocks):
 
     .. math::

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 def per_shard(exchange: Exchange, specs: Any) -> Exchange:
     r"""Exchanges each shard of the parameters by itself, over the workers alone.
 
-    For parameters that are sharded inside a worker over further mesh axes (fully
-    sharded, tensor parallel), which `jax.jit` handles by itself: each device
-    compresses its own shard and exchanges it with the same shard of the other
-    workers. Nothing is gathered over the further axes, and what is sharded over none
-    of them is exchanged as always, once by each of their devices.
+    This is for parameters that are sharded inside a worker over further mesh axes
+    (fully sharded, tensor parallel), which `jax.jit` handles by itself. Each device
+    compresses its own shard and exchanges it with the same shard of the other workers.
+    Nothing is gathered over the further axes, and what is sharded over none of them is
+    exchanged as always, once by each of their devices.
 
     Args:
       exchange: between workers, such as `sign_mean('data')`.
@@ -49,16 +49,16 @@ def per_shard(exchange: Exchange, specs: Any) -> Exchange:
     Returns:
       An exchange over the axes of `exchange`. It is used inside a `shard_map` over
       these alone (`axis_names`), as `data_parallel` has with `axis` and `specs` given:
-      the further axes stay automatic. Its state is, for each set of axes that
-      parameters are sharded over, the state of `exchange` for a shard of these
-      parameters, with an axis of shards after that of the workers.
+      the further axes stay automatic. Its state has a part for each set of axes that
+      parameters are sharded over. The part is the state of `exchange` for a shard of
+      these parameters, with an axis of shards after that of the workers.
 
     Raises:
       TypeError: if `exchange` is no exchange, or, from `init`, is `hierarchical` or
         `per_shard` itself.
-      ValueError: if a spec is no `PartitionSpec` or names a worker axis; from `init`,
-        if the mesh lacks an axis of a spec or a dimension cannot be divided equally;
-        from `update`, if a further axis is not automatic; from both, if the specs are
+      ValueError: if a spec is no `PartitionSpec` or names a worker axis. From `init`,
+        if the mesh lacks an axis of a spec or a dimension cannot be divided equally.
+        From `update`, if a further axis is not automatic. From both, if the specs are
         not of the parameters' structure.
 
     Example:

@@ -52,18 +52,18 @@ def random_vote_mean(
       P[Q_i(x) = 1] = \frac{1 + x}{2}, \quad P[Q_i(x) = -1] = \frac{1 - x}{2}
 
     so that :math:`\bar x` is the mean in expectation, without errors to remember. The
-    workers' votes are correlated: for each value all have one random number U in
-    [0, 1), and worker i votes 1 where :math:`(U + \pi_i / n) \bmod 1 < (1 + x) / 2`,
-    with a random permutation :math:`\pi` of the workers each step. Equal values then
-    have one of the two nearest of the n + 1 means that there are, and zeros of an even
-    number of workers exactly 0, so that parameters without gradients stay. Independent
-    votes have 1.6 to 90 times the variance (docs/notes/votes.md).
+    workers' votes are correlated. For each value all have one random number U in [0,
+    1), and worker i votes 1 where :math:`(U + \pi_i / n) \bmod 1 < (1 + x) / 2`, with a
+    random permutation :math:`\pi` of the workers each step. Equal values then have one
+    of the two nearest of the n + 1 means that there are. Zeros of an even number of
+    workers have exactly 0, so that parameters without gradients stay. Independent votes
+    have 1.6 to 90 times the variance (docs/notes/votes.md).
 
     With back='mean' the servers send back the means of the votes, each of n + 1 values,
-    as digits: an all-to-all of a bit a value and an all-gather of about
+    as digits. That is an all-to-all of a bit a value and an all-gather of about
     :math:`\log_2(n + 1)` bits. With back='vote' they vote at random once more, for the
-    mean of the votes, and send back one bit: as the paper has it, and without bias too,
-    but with a variance of :math:`1 - \bar x^2` whatever the number of workers is.
+    mean of the votes, and send back one bit, as the paper has it. That is without bias
+    too, but with a variance of :math:`1 - \bar x^2` whatever the number of workers is.
 
     A random number has 16 bits: a vote's expectation is within 2⁻¹⁶ of the value, and
     at -1, 0 and 1 exact. Values outside [-1, 1] count as the nearest end, NaN as -1:

@@ -65,10 +65,10 @@ def sign_mean(
         magnitude, whose error is the smallest: :math:`\|x - C[x]\|^2 = \|x\|^2 -
         \|x\|_1^2 / |b|`, less than :math:`\|x\|^2` whatever x is. With 'rms' the error
         is larger than that, even than :math:`\|x\|^2` where a few values of a block are
-        far larger than the others; scale and error are not finite where the sum of a
-        block's squares overflows, as of 1,024 values of 5.8e17. 1-bit Adam
-        learnt no worse by 'rms' in any study of docs/convergence.md; gradients of your
-        own that are sparse are safer with 'mean_abs'.
+        far larger than the others. Scale and error are not finite where the sum of a
+        block's squares overflows, as of 1,024 values of 5.8e17. 1-bit Adam learnt no
+        worse by 'rms' in any study of docs/convergence.md; gradients of your own that
+        are sparse are safer with 'mean_abs'.
       error_dtype: dtype of the stored errors, float32 or bfloat16, which halves their
         memory and loses what rounding drops.
       exact_below: leaves of fewer values are averaged exactly, all in one all-reduce.
@@ -79,7 +79,7 @@ def sign_mean(
         a block from every worker to every server. The collectives of one bucket can
         overlap with the computation of another.
       implementation: what compresses: 'xla', 'mosaic' (kernels for NVIDIA GPUs from
-        Hopper on) or 'mosaic_interpreted' (the same, slow, on a CPU); None for
+        Hopper on) or 'mosaic_interpreted' (the same, slow, on a CPU). None is for
         'xla', and for 'mosaic' on GPUs where that was measured to be faster: none yet.
 
     Returns:

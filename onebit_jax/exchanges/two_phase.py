@@ -126,8 +126,8 @@ def two_phase(
 
     Raises:
       ValueError: if `error_dtype` is neither, `bucket_size` or a size of the codec is
-        less than 1, or the codec's words or values do not have the shapes and dtypes
-        that it must give.
+        less than 1. Also if the codec's words or values do not have the shapes and
+        dtypes that it must give.
       TypeError: if `codec` is not a codec.
 
     Example:

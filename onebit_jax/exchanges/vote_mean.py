@@ -33,14 +33,14 @@ def vote_mean(
       \mathrm{sign}(0) = 1
 
     Without a scale and without errors: for updates that are signs themselves, such as
-    Distributed Lion's. All values go in one all-to-all, their signs packed, and what
-    was agreed comes back in one all-gather: a bit a value, or with back='mean' a count
-    of votes as a digit of base n + 1. In a ring a worker then sends
-    :math:`1 + \log_2(n + 1)` bits a value, times (n - 1) / n; by an all-reduce of the
-    digits it would send :math:`2 \log_2(n + 1)`.
+    Distributed Lion's. All values go in one all-to-all, their signs packed. What was
+    agreed comes back in one all-gather: a bit a value, or with back='mean' a count of
+    votes as a digit of base n + 1. In a ring a worker then sends :math:`1 + \log_2(n +
+    1)` bits a value, times (n - 1) / n; by an all-reduce of the digits it would send
+    :math:`2 \log_2(n + 1)`.
 
     A vote that is tied, as even numbers of workers can be, is 1 with back='majority',
-    and so is the vote of a worker whose value is 0: those without gradients, as for an
+    and so is the vote of a worker whose value is 0. Those without gradients, as for an
     embedding that one worker alone has seen, all vote for 1 and outvote it. Mask what
     has no gradients, and where a few workers have them choose `distributed_lion`, whose
     abstentions cancel, or an exchange with scales, such as `sign_mean`. A value that is

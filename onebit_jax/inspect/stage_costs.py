@@ -44,12 +44,12 @@ def stage_costs(
     """The collectives of a step of each of an optimizer's stages.
 
     They are found by tracing `update`, which takes seconds for a thousand leaves and
-    compiles nothing; of the branches of a condition the one that sends most counts, and
-    what nothing reads, such as the mean of a frozen layer, does not. All all-reduces of
-    a stage over the same axes are one, as the compiler puts them together. Inside
-    `accumulate` a step is one that updates, and not each call. The means that
-    `data_parallel` takes, of the loss and of auxiliary values, are no part of `update`
-    and not counted: `onebit_jax.traffic` counts all of a compiled step.
+    compiles nothing. Of the branches of a condition the one that sends most counts.
+    What nothing reads, such as the mean of a frozen layer, does not count. All
+    all-reduces of a stage over the same axes are one, as the compiler puts them
+    together. Inside `accumulate` a step is one that updates, and not each call. The
+    means that `data_parallel` takes, of the loss and of auxiliary values, are no part
+    of `update` and not counted: `onebit_jax.traffic` counts all of a compiled step.
 
     Args:
       tx: an optimizer, wrappers such as `skip_nonfinite` included, or an exchange.
@@ -67,8 +67,8 @@ def stage_costs(
 
     Raises:
       ValueError: if the update has a collective of a kind that is not known, or in a
-        loop whose length is not, or in a stage that several parts have and none chooses
-        by its state; or if what it returns differs between workers.
+        loop whose length is not. Also if it has one in a stage that several parts have
+        and none chooses by its state, or if what it returns differs between workers.
 
     Example:
       >>> import jax.numpy as jnp, onebit_jax

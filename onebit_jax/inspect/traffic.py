@@ -179,13 +179,13 @@ def is_of(stage: str, other: str) -> bool:
 def traffic(compiled: jax.stages.Compiled, mesh: jax.sharding.Mesh) -> Traffic:
     r"""The bytes each device sends in one step, by collective, mesh axis and stage.
 
-    They are read off the optimised program, so they include what the partitioner
-    added and what XLA combined, moved out of loops or widened (on CPU, an all-reduce
-    of bfloat16 becomes one of float32). Of a payload of :math:`b` bytes in a group of
-    :math:`n` devices, a device sends by rings, the algorithms that send least,
-    :math:`2 b (n - 1) / n` for an all-reduce; :math:`b (n - 1) / n` for a
-    reduce-scatter, an all-to-all and an all-gather (:math:`b` of its result); and
-    :math:`b` for a permutation and a broadcast; rounded up to whole bytes.
+    They are read off the optimised program, so they include what the partitioner added
+    and what XLA combined, moved out of loops or widened. On CPU, an all-reduce of
+    bfloat16 becomes one of float32. Of a payload of :math:`b` bytes in a group of
+    :math:`n` devices, a device sends by rings, the algorithms that send least. For an
+    all-reduce that is :math:`2 b (n - 1) / n`. For a reduce-scatter, an all-to-all and
+    an all-gather (:math:`b` of its result) it is :math:`b (n - 1) / n`, for a
+    permutation and a broadcast :math:`b`. All are rounded up to whole bytes.
 
     Of the branches of a conditional (skipping a step, accumulating gradients) the one
     that sends most counts as run, of those that belong to stages one of each stage. A
@@ -200,9 +200,9 @@ def traffic(compiled: jax.stages.Compiled, mesh: jax.sharding.Mesh) -> Traffic:
       The collectives, with their sums by stage and axis.
 
     Raises:
-      ValueError: if the program was compiled for another number of devices, the backend
-        gives no text of its programs, or a loop with collectives has no trip count
-        known to XLA.
+      ValueError: if the program was compiled for another number of devices, or the
+        backend gives no text of its programs. Also if a loop with collectives has no
+        trip count known to XLA.
       NotImplementedError: if what it sends is decided when it runs, or is not
         expressed by collectives.
 

@@ -152,10 +152,10 @@ def binsgdm(
     .. math:: p_t = p_{t-1} - \alpha_t (u_t + \lambda p_{t-1})
 
     with :math:`u_t` of `scale_by_binsgdm`, a mean of votes, in [-1, 1]. The learning
-    rate is therefore the largest step of a coordinate, as Lion's is; and as the votes'
+    rate is therefore the largest step of a coordinate, as Lion's is. As the votes'
     randomness does not fall with the gradients, the learning rate has to, by its
     schedule. A value without gradients stays where an even number of workers gets mean
-    votes back, as `random_vote_mean` does it by default; with an odd number, or with
+    votes back, as `random_vote_mean` does it by default. With an odd number, or with
     ``back='vote'``, its votes are a random walk. The paper, as far as it could be read,
     names neither a schedule nor weight decay; here weight decay is decoupled, as
     AdamW's, and none by default.

@@ -98,7 +98,7 @@ def local_steps(
     distance that is not finite reaches all workers.
 
     With another number of workers (`resize`) each worker begins at the mean of the
-    workers' parameters, with the mean of their moments: the mean distance is kept, and
+    workers' parameters, with the mean of their moments. The mean distance is kept, and
     what the workers differed by is lost.
 
     The agreed parameters lack what the workers have gone since the last

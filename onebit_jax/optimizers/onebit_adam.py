@@ -150,13 +150,13 @@ def scale_by_onebit_adam(
       compressed: the parts of the compressed stage that are not in the paper.
 
     Returns:
-      A transformation whose `update` must be called inside `jax.shard_map` with
-      each worker's own gradients. Moments are float32 whatever the parameters are;
-      updates have the gradients' dtype. `update` takes one extra argument, `stage`:
-      None (default) compiles both stages into one program that chooses by the
-      state; 'warmup' or 'compressed' compiles one, which must be the state's next
-      (`data_parallel` refuses another). One compressed step in `growth.period`
-      measures the growth; its bytes are counted apart, as those of the stage
+      A transformation whose `update` must be called inside `jax.shard_map` with each
+      worker's own gradients. Moments are float32 whatever the parameters are; updates
+      have the gradients' dtype. `update` takes one extra argument, `stage`: None
+      (default) compiles both stages into one program that chooses by the state.
+      'warmup' or 'compressed' compiles one, which must be the state's next
+      (`data_parallel` refuses another). One compressed step in `growth.period` measures
+      the growth; its bytes are counted apart, as those of the stage
       'compressed/measuring'.
 
     Raises:

@@ -178,20 +178,20 @@ def zero_one_adam(
     Where the paper and DeepSpeed 0.19.6 differ, the paper's is the default, and
     docs/examples/from_deepspeed.py has the other. DeepSpeed exchanges gradients until
     the freeze, exactly where the variance is due, and forgets the errors at the freeze
-    (`before_freeze`); its weight decay enters what is exchanged, and so the momentum
-    (`decay`); it corrects no moment for its start from zero. Here as there it is the
-    momentum with this step's gradient that is accumulated: without it a
-    synchronisation in every step would drop the gradients.
+    (`before_freeze`). Its weight decay enters what is exchanged, and so the momentum
+    (`decay`). It corrects no moment for its start from zero. Here as there it is the
+    momentum with this step's gradient that is accumulated: without it a synchronisation
+    in every step would drop the gradients.
 
     Args:
       learning_rate: :math:`\alpha`, a number, or a schedule from the step that does not
-        fall sharply: errors of the exchange are as large as the learning rates of the
-        steps that made them; over far smaller ones they make the momentum explode.
+        fall sharply. Errors of the exchange are as large as the learning rates of the
+        steps that made them. Over far smaller ones they make the momentum explode.
       exchange: what workers do with what they have accumulated, such as `sign_mean`.
       freeze: when the variance is refreshed no more, such as `freeze_at(1000)`; not
         before the learning rate's warm-up ends. `freeze_when_stable` freezes in steps
-        that refresh alone, and compares with the variance as it was Δ steps before:
-        where refreshes are nearly as far apart it tells nothing, so limit their
+        that refresh alone, and compares with the variance as it was Δ steps before.
+        Where refreshes are nearly as far apart it tells nothing, so limit their
         intervals, as `growing_intervals(16, longest=8)` does, or take `freeze_at`.
       b1: decay of the momentum.
       b2: decay of the variance, each time that it is refreshed.

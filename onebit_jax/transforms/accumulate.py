@@ -66,9 +66,9 @@ def accumulate(
       A transformation.
 
     Raises:
-      ValueError: if `steps` is out of range, or, from `update`, if an axis is not
-        bound, gradients are averaged already or differ over further axes than these, or
-        the state is one of another number of workers.
+      ValueError: if `steps` is out of range. From `update`, if an axis is not bound,
+        gradients are averaged already or differ over further axes than these, or the
+        state is one of another number of workers.
       TypeError: if `steps` is not an integer, or, from `update`, for gradients that are
         not real floating-point.
 

@@ -71,9 +71,9 @@ def clip_by_worker_norm(
       one norm, and the variance cannot see them grow.
 
     Raises:
-      ValueError: if `max_norm` is a number that is not more than 0, or, from `update`,
-        if gradients are averaged already, an axis is not bound, or gradients differ
-        over other axes than the workers'.
+      ValueError: if `max_norm` is a number that is not more than 0. From `update`, if
+        gradients are averaged already, an axis is not bound, or gradients differ over
+        other axes than the workers'.
       TypeError: from `update`, for gradients that are not real floating-point.
 
     Example:

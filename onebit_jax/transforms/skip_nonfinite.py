@@ -48,12 +48,12 @@ def skip_nonfinite(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Skips a step, on all workers, if any worker's gradients are not finite.
 
-    Nothing changes in a skipped step: the updates are zero, and momentum, errors
-    and counts stay as they were. A step is skipped if the sum over workers of
-    :math:`\|g^{(i)}\|_2^2`, in float32, is not finite, so that gradients whose
-    squares overflow, which would leave Adam an infinite variance, are skipped too.
-    What the loss function returns beside the loss (`has_aux`), such as running
-    statistics, is not undone: keep the old ones where the new ones are not finite.
+    Nothing changes in a skipped step: the updates are zero, and momentum, errors and
+    counts stay as they were. A step is skipped if the sum over workers of
+    :math:`\|g^{(i)}\|_2^2`, in float32, is not finite. So gradients whose squares
+    overflow, which would leave Adam an infinite variance, are skipped too. What the
+    loss function returns beside the loss (`has_aux`), such as running statistics, is
+    not undone: keep the old ones where the new ones are not finite.
 
     `optax.apply_if_finite` cannot be used around an exchange: it decides on each
     worker by itself, and workers that disagree wait for each other for ever.

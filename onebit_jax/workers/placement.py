@@ -54,7 +54,7 @@ def state_specs(state: Any) -> Any:
 
     Raises:
       ValueError: if an exchange stands inside a wrapper of Optax's that cannot hold
-        one, or after `accumulate` or `skip_nonfinite`, which should hold it; or if
+        one, or after `accumulate` or `skip_nonfinite`, which should hold it. Also if
         something follows an optimizer whose workers take steps of their own, or
         `optax.contrib.schedule_free` is around it.
 
@@ -214,9 +214,9 @@ def init(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
       mesh: the mesh whose axes the optimizer's exchange names.
 
     Returns:
-      The state as global arrays: worker-local ones have a leading worker axis that
-      is sharded over the worker axes; what is kept for a parameter is sharded as the
-      parameter is over other axes; all others are replicated.
+      The state as global arrays. Worker-local ones have a leading worker axis that is
+      sharded over the worker axes. What is kept for a parameter is sharded as the
+      parameter is over other axes. All others are replicated.
 
     Raises:
       ValueError: if the mesh lacks a worker axis, a variable of Flax NNX is at two

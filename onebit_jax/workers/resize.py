@@ -49,8 +49,8 @@ def resize(
       share arrays with the old one, which is not to be used, or donated, again.
 
     Raises:
-      ValueError: if the state is not one of this optimizer's on the old mesh, a mesh
-        lacks a worker axis, or the parameters are sharded differently inside the
+      ValueError: if the state is not one of this optimizer's on the old mesh, or a mesh
+        lacks a worker axis. Also if the parameters are sharded differently inside the
         workers of the new one.
 
     Example:
