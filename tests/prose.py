@@ -22,8 +22,8 @@ PARSER = MarkdownIt("commonmark").enable("table")
 MATHS = re.compile(r"\$\$.+?\$\$|\$[^$\n]+\$", re.DOTALL)
 CODE = re.compile(r"`[^`]*`")
 ROLE = re.compile(r":math:`[^`]*`")
-HEADING = re.compile(r"(Args|Attributes|Returns|Raises|Example|References):")
-ENTRIES = {"Args", "Attributes", "Raises"}
+HEADING = re.compile(r"(Args|Attributes|Returns|Raises|Warns|Example|References):")
+ENTRIES = {"Args", "Attributes", "Raises", "Warns"}
 UNREAD = {"Example", "References"}
 # A period, question or exclamation mark, what it closes, and a space.
 END = re.compile(r"[.?!]+[)\]\"']*\s+")
