@@ -39,12 +39,14 @@ def test_the_lines_that_choosing_ends_in_are_code():
         assert eval(line, known), line
 
 
-def test_the_version_is_the_changelogs():
+def test_the_version_is_the_changelogs_and_the_citations():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     changelog = (DOCS / "changelog.md").read_text("utf-8")
     newest, rest = re.search(r"^## ([\d.]+)(.*)$", changelog, re.MULTILINE).groups()
     dev = ".dev0" if rest == ", unreleased" else ""
     assert project["version"] == newest + dev
+    citation = (ROOT / "CITATION.cff").read_text("utf-8")
+    assert f"\nversion: {newest}{dev}\n" in citation
 
 
 def test_the_costs_are_those_of_the_code():
