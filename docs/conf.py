@@ -6,7 +6,7 @@ from docutils import nodes
 from latex2mathml.converter import convert
 
 project = "onebit-jax"
-author = "the authors of onebit-jax"
+author = copyright = "the authors of onebit-jax"
 release = metadata.version(project)
 extensions = [
     "sphinx.ext.autodoc",
