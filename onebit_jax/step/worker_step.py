@@ -12,19 +12,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from onebit_jax.step.checked import Step, each_once
 from onebit_jax.step.checks import check_axes, check_batch, check_workers_of
 from onebit_jax.step.data_parallel import (
     as_float,
-    copied,
     divided,
-    spec_inside,
     workers_of,
 )
+from onebit_jax.step.placed import on_mesh, placed_on
 from onebit_jax.step.statics import (
     CountsError,
     Static,
@@ -37,7 +34,7 @@ from onebit_jax.workers.arithmetic import mean, ordered_after
 from onebit_jax.workers.axes import AxisNames, is_agreed, varying_axes
 from onebit_jax.workers.placement import state_specs
 from onebit_jax.workers.processes import processes_of
-from onebit_jax.workers.specs import names_of, over, sharding_of, spec_of
+from onebit_jax.workers.specs import over, spec_of
 from onebit_jax.workers.states import is_local_stage
 from onebit_jax.workers.worker_local import is_worker_local
 
@@ -77,9 +74,11 @@ def worker_step(
       A decorator. What it makes is called with what is carried, which is donated (the
       optimizer's state from `onebit_jax.init(tx, params, mesh)`); with batches, whose
       leaves have the examples of all workers along their first axis; and by name with
-      what is the same on all workers, such as a random key. What is no array, nor a
-      number, is compiled in, as `train=True`, a function or a configuration, and must
-      be hashable. `stage`, by name, is that of the optimizer, and must be a name of
+      what is the same on all workers, such as a random key. Arrays and numbers are
+      traced, those in a tree too. All else is compiled in, as `train=True`, a function
+      or a frozen dataclass, and must be hashable; bind a tree of numbers, as a
+      `flax.struct.dataclass` is, by `functools.partial(step, config=config)` before it
+      is decorated. `stage`, by name, is that of the optimizer, and must be a name of
       the step's own arguments. It returns what the step does: what is carried, and the
       means over the workers of what stands behind it; in a stage of steps of the
       workers' own these are each worker's, along a first axis.
@@ -199,58 +198,10 @@ class WorkerStep:
         ):
             return (*carried, *batches, self._placed)
         # Before they are placed: two arrays may have one buffer then.
-        carried = self._on_mesh(each_once(carried, leaves, (batches, options)))
-        placed: list[NamedSharding | None] = []
-        for path, node in jax.tree.leaves_with_path(carried, is_leaf=is_worker_local):
-            if not is_worker_local(node) and not isinstance(node, Tracer):
-                spec_inside(self._mesh, self._axes, path[1:], node)
-            placed += map(self._kept, jax.tree.leaves(node))
+        carried = each_once(carried, leaves, (batches, options))
+        carried = on_mesh(carried, self._mesh, self._axes)
+        placed = map(functools.partial(placed_on, self._mesh), jax.tree.leaves(carried))
         return (*carried, *batches, Static(tuple(placed)))
-
-    def _on_mesh(self, carried: Any) -> Any:
-        """The carried trees under the shardings that the step returns.
-
-        It would be compiled anew for these.
-        """
-
-        def put(x: Any, spec: PartitionSpec) -> Any:
-            if _is_off_mesh(x):
-                return copied(x, sharding_of(self._mesh, spec, np.ndim(x)))
-            here = self._spec_here(x)
-            if here is None or x.is_deleted():
-                return x
-            # Workers' own arrays come undivided, by tx.init in jax.set_mesh.
-            if not names_of(spec) <= names_of(here):
-                here = PartitionSpec(*spec, *here[len(spec) :])
-            at = sharding_of(self._mesh, here, x.ndim)
-            at = at.with_memory_kind(x.sharding.memory_kind)
-            # The same buffers, under the sharding that the step returns.
-            return x if at == x.sharding else jax.device_put(x, at)
-
-        return jax.tree.map(put, carried, state_specs(carried))
-
-    def _spec_here(self, x: Any) -> PartitionSpec | None:
-        """The partition of an array that is on this mesh."""
-        if isinstance(x, Tracer) or not isinstance(x, jax.Array):
-            return None
-        sharding = x.sharding
-        if isinstance(sharding, NamedSharding) and sharding.mesh == self._mesh:
-            return sharding.spec
-        return None
-
-    def _kept(self, x: Any) -> NamedSharding | None:
-        sharding = getattr(x, "sharding", None)
-        if isinstance(sharding, NamedSharding) and sharding.mesh == self._mesh:
-            return sharding
-        return None
-
-
-def _is_off_mesh(x: Any) -> bool:
-    if isinstance(x, Tracer | jax.ShapeDtypeStruct):
-        return False
-    if not isinstance(x, jax.Array):
-        return True
-    return isinstance(x.sharding, jax.sharding.SingleDeviceSharding)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -373,5 +324,6 @@ def _check_carried(anew: Any, axes: tuple[str, ...]) -> None:
                 f"the step's {name} differs from worker to worker: either gradients "
                 "pass through no exchange before it, as onebit_jax.exact_mean"
                 f"({axes}), or it is learnt beside them, as statistics are, and the "
-                f"step must return its mean, jax.lax.pmean(x, {axes})."
+                f"step must return its mean, jax.lax.pmean(x, {axes}), or it is a sum "
+                "of gradients, which onebit_jax.accumulate keeps."
             )
