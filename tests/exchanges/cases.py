@@ -233,7 +233,7 @@ CASES = {
         3,
         2,
         simulation=by_signs,
-        resized=moved(hosts(2, 2), hosts(2, 4), hosts(8, 1)),
+        resized=moved(hosts(2, 2), hosts(2, 4), hosts(8, 1), hosts(3, 1)),
     ),
     "hierarchical-sign-2x4": two_levels(
         lambda: signs("host"),
