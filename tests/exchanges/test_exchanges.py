@@ -415,7 +415,7 @@ def test_is_a_plain_value(name):
 
 def test_a_bucket_is_as_large_in_all():
     sizes = {
-        make("data").bucket_size
+        make(axis="data").bucket_size
         for make in (
             onebit_jax.sign_mean,
             onebit_jax.quantized_mean,
