@@ -314,7 +314,8 @@ def test_workers_of_two_axes_stand_before_the_shards():
 
 def test_updates_and_axes_that_are_not_the_states_are_refused():
     plain, mesh = onebit_jax.sign_mean("data", block_size=BLOCK), mesh_over(MESH)
-    with pytest.raises(ValueError, match="a PartitionSpec for each parameter"):
-        traced(plain, exchange_of(), {"up": jnp.zeros((32, 64))}, mesh, {"data"})
+    for values in ({"up": jnp.zeros((32, 64))}, params_of() | {"x": jnp.zeros(2)}):
+        with pytest.raises(ValueError, match="a PartitionSpec for each parameter"):
+            traced(plain, exchange_of(), values, mesh, {"data"})
     with pytest.raises(ValueError, match=r"'model' to be AxisType\.Auto"):
         traced(exchange_of(), exchange_of(), params_of(), mesh, set(MESH))
