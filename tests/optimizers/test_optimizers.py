@@ -275,6 +275,9 @@ def test_a_stage_that_cannot_be_the_next_is_refused(name):
                 run.step(params, state, batch, stage=stage)
         stage = CASES[name].stage(step, FREEZE).partition("/")[0]
         params, state, _ = run.step(params, state, batch, stage=stage)
+        if CASES[name].freezes:
+            frozen = step + 1 >= FREEZE
+            assert int(onebit_jax.metrics(state)["compressed"]) == frozen
 
 
 def payloads(collectives):
