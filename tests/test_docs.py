@@ -5,6 +5,8 @@ import pathlib
 import re
 import tomllib
 
+import optax
+
 import onebit_jax
 from benchmarks.costs import tables
 
@@ -26,6 +28,15 @@ def test_the_reference_has_every_public_name_and_none_that_is_gone():
     assert set(onebit_jax.__all__) <= set(told)
     for name in told:
         assert operator.attrgetter(name.removeprefix("onebit_jax."))(onebit_jax), name
+
+
+def test_the_lines_that_choosing_ends_in_are_code():
+    page = (DOCS / "choosing.md").read_text("utf-8")
+    lines = re.findall(r"`(\w+\([^`]*\brate\b[^`]*\))`", page)
+    known = vars(onebit_jax) | {"optax": optax, "rate": 1e-3, "n": 10, "b1": 0.9}
+    assert len(lines) >= 7
+    for line in lines:
+        assert eval(line, known), line
 
 
 def test_the_version_is_the_changelogs():

@@ -201,6 +201,25 @@ def test_a_converted_step_learns_as_the_plain_one(name):
     assert after[11:] != before[11:], "it is compressed"
 
 
+def test_an_exchange_of_your_own():
+    assert float(printed_by(EXAMPLES / "ternary_exchange.py").split()[0]) > 19
+
+
+def test_an_optimizer_of_your_own():
+    *_, warmup, compressed, end = printed_by(EXAMPLES / "signum.py").splitlines()
+    assert "(warmup)" in warmup
+    assert "(compressed)" in compressed
+    loss, _, steps = end.partition(" ")
+    assert float(loss) < 1
+    assert "'warmup': Array(10" in steps
+    assert "'compressed': Array(140" in steps
+
+
+def test_a_task_of_your_own():
+    *_, last = printed_by(EXAMPLES / "matrix_task.py").splitlines()
+    assert "'step': 40, 'eval_loss'" in last
+
+
 def test_every_example_is_on_a_page():
     pages = "".join(p.read_text("utf-8") for p in EXAMPLES.parent.rglob("*.md"))
     shown = re.findall(r"^```{literalinclude} (?:examples/)?(\w+\.py)$", pages, re.M)

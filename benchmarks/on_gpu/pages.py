@@ -25,7 +25,7 @@ Found = dict[str, Any]
 
 
 def write_pages(folders: Sequence[Path], docs: Path) -> None:
-    """Writes `kernels.md`, `bert.md` and a JSON of all.
+    """Writes `kernels.md`, `bert.md` and `studies/gpu-parts.json`, which holds all.
 
     Args:
       folders: Those of runs, one for each GPU.
@@ -43,7 +43,7 @@ def write_pages(folders: Sequence[Path], docs: Path) -> None:
         text = "\n\n".join(map(part, runs))
         (docs / name).write_text(fill(page, mark, text), encoding="utf-8")
     dump = json.dumps(runs, indent=1, ensure_ascii=False)
-    (docs / "on-gpu.json").write_text(dump + "\n", encoding="utf-8")
+    (docs / "studies" / "gpu-parts.json").write_text(dump + "\n", encoding="utf-8")
     print(*map(default_line, runs), sep="\n")
 
 

@@ -49,7 +49,7 @@ tx = onebit_jax.onebit_adam(
     3e-3, onebit_jax.sign_mean("data"), onebit_jax.freeze_at(10)
 )
 state = onebit_jax.init(tx, start, mesh)  # each worker's part on its device
-train = TrainState(0, model.apply, start, tx, state)
+train = TrainState(jnp.int32(0), model.apply, start, tx, state)
 after = []
 for x in batches:
     train, told = step(train, x)

@@ -342,15 +342,20 @@ def copied(x: Any, sharding: NamedSharding) -> Any:
 
 def specs_inside(params: Any, state: Any) -> Any:
     """The partitions of parameters inside a worker, told by the exchanges' states."""
-    told = {
+    told = specs_told(state)
+    return jax.tree.map_with_path(
+        lambda path, _: told.get(jax.tree_util.keystr(path), PartitionSpec()), params
+    )
+
+
+def specs_told(state: Any) -> dict[str, PartitionSpec]:
+    """The partitions that exchanges' states tell, by the paths of parameters."""
+    return {
         place: spec
         for node in jax.tree.leaves(state, is_leaf=_is_told)
         if _is_told(node)
         for place, spec in zip(node.places, node.specs, strict=True)
     }
-    return jax.tree.map_with_path(
-        lambda path, _: told.get(jax.tree_util.keystr(path), PartitionSpec()), params
-    )
 
 
 def _is_told(node: Any) -> bool:

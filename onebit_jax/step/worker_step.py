@@ -7,29 +7,34 @@ import functools
 import inspect
 import math
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from onebit_jax.step.checked import Step, each_once
 from onebit_jax.step.checks import check_axes, check_batch, check_workers_of
 from onebit_jax.step.data_parallel import (
     as_float,
-    copied,
     divided,
-    spec_inside,
     workers_of,
+)
+from onebit_jax.step.placed import on_mesh, placed_on
+from onebit_jax.step.statics import (
+    CountsError,
+    Static,
+    arrays_alone,
+    by_name,
+    check_counts,
+    with_leaves,
 )
 from onebit_jax.workers.arithmetic import mean, ordered_after
 from onebit_jax.workers.axes import AxisNames, is_agreed, varying_axes
 from onebit_jax.workers.placement import state_specs
 from onebit_jax.workers.processes import processes_of
-from onebit_jax.workers.specs import names_of, over, sharding_of, spec_of
+from onebit_jax.workers.specs import over, spec_of
 from onebit_jax.workers.states import is_local_stage
 from onebit_jax.workers.worker_local import is_worker_local
 
@@ -69,9 +74,11 @@ def worker_step(
       A decorator. What it makes is called with what is carried, which is donated (the
       optimizer's state from `onebit_jax.init(tx, params, mesh)`); with batches, whose
       leaves have the examples of all workers along their first axis; and by name with
-      what is the same on all workers, such as a random key. What is no array, nor a
-      number, is compiled in, as `train=True`, a function or a configuration, and must
-      be hashable. `stage`, by name, is that of the optimizer, and must be a name of
+      what is the same on all workers, such as a random key. Arrays and numbers are
+      traced, those in a tree too. All else is compiled in, as `train=True`, a function
+      or a frozen dataclass, and must be hashable; bind a tree of numbers, as a
+      `flax.struct.dataclass` is, by `functools.partial(step, config=config)` before it
+      is decorated. `stage`, by name, is that of the optimizer, and must be a name of
       the step's own arguments. It returns what the step does: what is carried, and the
       means over the workers of what stands behind it; in a stage of steps of the
       workers' own these are each worker's, along a first axis.
@@ -151,7 +158,7 @@ class WorkerStep:
         """As of a function that `jax.jit` returns."""
 
         def lower(*args: Any, **options: Any) -> Any:
-            return self.checked.lower(*self._given(args, options), **_by_name(options))
+            return self.checked.lower(*self._given(args, options), **by_name(options))
 
         return self._counting(lower, *args, **options)
 
@@ -164,13 +171,13 @@ class WorkerStep:
         while True:
             try:
                 return run(*args, **options)
-            except _CountsError as error:
+            except CountsError as error:
                 # One count may be made from another.
                 self._counts |= error.places
 
     def _run(self, *args: Any, **options: Any) -> Any:
         *given, placed = self._given(args, options)
-        result = self.checked(*given, placed, **_by_name(options))
+        result = self.checked(*given, placed, **by_name(options))
         self._last = tuple(map(weakref.ref, jax.tree.leaves(result[: self._carried])))
         self._placed = placed
         return with_leaves(result)
@@ -184,165 +191,17 @@ class WorkerStep:
             )
         batches = args[self._carried :]
         carried = arrays_alone(args[: self._carried], self._counts)
-        # Before they are placed: two arrays may have one buffer then.
-        carried = each_once(carried, jax.tree.leaves(carried), (batches, options))
         # What it returned is in place.
         leaves = jax.tree.leaves(carried)
         if len(leaves) == len(self._last) and all(
             x is last() for x, last in zip(leaves, self._last, strict=True)
         ):
             return (*carried, *batches, self._placed)
-        carried = self._on_mesh(carried)
-        placed: list[NamedSharding | None] = []
-        for path, node in jax.tree.leaves_with_path(carried, is_leaf=is_worker_local):
-            if not is_worker_local(node) and not isinstance(node, Tracer):
-                spec_inside(self._mesh, self._axes, path[1:], node)
-            placed += map(self._kept, jax.tree.leaves(node))
+        # Before they are placed: two arrays may have one buffer then.
+        carried = each_once(carried, leaves, (batches, options))
+        carried = on_mesh(carried, self._mesh, self._axes)
+        placed = map(functools.partial(placed_on, self._mesh), jax.tree.leaves(carried))
         return (*carried, *batches, Static(tuple(placed)))
-
-    def _on_mesh(self, carried: Any) -> Any:
-        """The carried trees under the shardings that the step returns.
-
-        It would be compiled anew for these.
-        """
-
-        def put(x: Any, spec: PartitionSpec) -> Any:
-            if _is_off_mesh(x):
-                return copied(x, sharding_of(self._mesh, spec, np.ndim(x)))
-            here = self._spec_here(x)
-            if here is None or x.is_deleted():
-                return x
-            # Workers' own arrays come undivided, by tx.init in jax.set_mesh.
-            if not names_of(spec) <= names_of(here):
-                here = PartitionSpec(*spec, *here[len(spec) :])
-            at = sharding_of(self._mesh, here, x.ndim)
-            at = at.with_memory_kind(x.sharding.memory_kind)
-            # The same buffers, under the sharding that the step returns.
-            return x if at == x.sharding else jax.device_put(x, at)
-
-        return jax.tree.map(put, carried, state_specs(carried))
-
-    def _spec_here(self, x: Any) -> PartitionSpec | None:
-        """The partition of an array that is on this mesh."""
-        if isinstance(x, Tracer) or not isinstance(x, jax.Array):
-            return None
-        sharding = x.sharding
-        if isinstance(sharding, NamedSharding) and sharding.mesh == self._mesh:
-            return sharding.spec
-        return None
-
-    def _kept(self, x: Any) -> NamedSharding | None:
-        sharding = getattr(x, "sharding", None)
-        if isinstance(sharding, NamedSharding) and sharding.mesh == self._mesh:
-            return sharding
-        return None
-
-
-def _is_off_mesh(x: Any) -> bool:
-    if isinstance(x, Tracer | jax.ShapeDtypeStruct):
-        return False
-    if not isinstance(x, jax.Array):
-        return True
-    return isinstance(x.sharding, jax.sharding.SingleDeviceSharding)
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class Static:
-    """A node without arrays, compiled in."""
-
-    value: Any
-
-    def __eq__(self, other: object) -> bool:
-        # 1, 1.0 and True are equal, and not the same program.
-        return (
-            isinstance(other, Static)
-            and type(self.value) is type(other.value)
-            and self.value == other.value
-        )
-
-    def __hash__(self) -> int:
-        return hash((type(self.value), self.value))
-
-
-_ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
-
-
-class _CountsError(Exception):
-    """The step changes integers of Python's, at these places among the leaves."""
-
-    def __init__(self, places: frozenset[int]):
-        super().__init__(places)
-        self.places = places
-
-
-def arrays_alone(tree: Any, counts: frozenset[int] = frozenset()) -> Any:
-    """A tree whose leaves are arrays, what is none being part of its structure.
-
-    Args:
-      tree: any.
-      counts: places of leaves that are arrays whatever they are.
-
-    Returns:
-      The tree, with what is no array in `Static` nodes.
-    """
-    leaves, treedef = jax.tree.flatten(tree)
-    return treedef.unflatten(
-        [
-            x
-            if isinstance(x, _ARRAYS) or (i in counts and type(x) is int)
-            else Static(x)
-            for i, x in enumerate(leaves)
-        ]
-    )
-
-
-def _by_name(options: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by name, what is no array or number being part of the structure."""
-
-    def held(path: Any, x: Any) -> Any:
-        is_number = isinstance(x, (*_ARRAYS, int, float, complex))
-        if is_number and not isinstance(x, bool):
-            return x
-        if not isinstance(x, Hashable):
-            # What changes in place would be taken for what was compiled in.
-            name = f"{path[0].key}{jax.tree_util.keystr(path[1:])}"
-            raise TypeError(
-                f"{name} is compiled in and must be hashable, as a frozen dataclass "
-                f"is, got {x!r}."
-            )
-        return Static(x)
-
-    # The stage is static by its name.
-    named = {k: x for k, x in options.items() if k != "stage"}
-    return {**options, **jax.tree.map_with_path(held, named)}
-
-
-def with_leaves(tree: Any) -> Any:
-    """The inverse of `arrays_alone`."""
-    return jax.tree.map(
-        lambda x: x.value if _is_static(x) else x, tree, is_leaf=_is_static
-    )
-
-
-def _is_static(node: Any) -> bool:
-    return isinstance(node, Static)
-
-
-def _check_counts(carried: Any, anew: Any) -> None:
-    """Tells of integers in place of which the step returns something else."""
-    before, after = (
-        jax.tree.flatten(tree, is_leaf=_is_static) for tree in (carried, anew)
-    )
-    if before[1] == after[1]:
-        both = enumerate(zip(before[0], after[0], strict=True))
-        changed = frozenset(i for i, (x, y) in both if _is_count(x) and x != y)
-        if changed:
-            raise _CountsError(changed)
-
-
-def _is_count(node: Any) -> bool:
-    return isinstance(node, Static) and type(node.value) is int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -408,7 +267,7 @@ class _OfWorkers:
         if self.carried == 1 and type(result) is not tuple:
             result = (result,)
         anew, values = arrays_alone(result[: self.carried]), result[self.carried :]
-        _check_counts(carried, anew)
+        check_counts(carried, anew)
         if jax.tree.structure(anew) != jax.tree.structure(carried):
             raise TypeError(
                 f"the step must return its first {self.carried} arguments anew, in "
@@ -465,5 +324,6 @@ def _check_carried(anew: Any, axes: tuple[str, ...]) -> None:
                 f"the step's {name} differs from worker to worker: either gradients "
                 "pass through no exchange before it, as onebit_jax.exact_mean"
                 f"({axes}), or it is learnt beside them, as statistics are, and the "
-                f"step must return its mean, jax.lax.pmean(x, {axes})."
+                f"step must return its mean, jax.lax.pmean(x, {axes}), or it is a sum "
+                "of gradients, which onebit_jax.accumulate keeps."
             )

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 def docs(tmp_path):
     """The two pages that it writes into."""
     folder = tmp_path / "docs"
-    folder.mkdir()
+    (folder / "studies").mkdir(parents=True)
     for page in ("kernels.md", "bert.md"):
         shutil.copyfile(ROOT / "docs" / page, folder / page)
     return folder
@@ -254,4 +254,4 @@ def test_the_pages_of_a_run_of_which_little_is_left(tmp_path, docs, monkeypatch)
     for page in ("kernels.md", "bert.md"):
         text = (docs / page).read_text()
         assert text.count("**NVIDIA H100**") == text.count("**NVIDIA H200**") == 1
-    assert len(json.loads((docs / "on-gpu.json").read_text())) == 2
+    assert len(json.loads((docs / "studies" / "gpu-parts.json").read_text())) == 2

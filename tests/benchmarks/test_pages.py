@@ -32,7 +32,11 @@ def whole_runs():
     ("page", "mark", "text"),
     [
         ("network.md", whole_run.MARK, whole_runs),
-        ("network.md", MARK, lambda: tables(read_results(DOCS / "network.json"))),
+        (
+            "studies/network.md",
+            MARK,
+            lambda: tables(read_results(DOCS / "studies/network.json")),
+        ),
     ],
     ids=["whole runs", "network"],
 )

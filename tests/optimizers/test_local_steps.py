@@ -1,9 +1,7 @@
 """Local steps: any optimizer inside, any exchange and any optimizer outside."""
 
-import functools
 import io
 
-import dense
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,73 +9,24 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 from optimizers.cases import relaxed
+from optimizers.local_rounds import (
+    BLOCK,
+    INNER,
+    ONE_BIT,
+    RATE,
+    SHAPE,
+    Rounds,
+    errors_of,
+    loss_fn,
+    targets,
+)
 from virtual_workers import mesh_of, mesh_over
 
 import onebit_jax
 from onebit_jax import every, exact_mean, local_steps, sign_mean
 
-SHAPE, BLOCK, RATE = (16, 20), 32, 0.05
 RESUMED = 53
 MEAN = exact_mean("data")
-
-
-def loss_fn(p, target):
-    return 0.5 * jnp.sum((p - jnp.mean(target, axis=0)) ** 2)
-
-
-def targets(step, workers):
-    rng = np.random.default_rng(step)
-    means = np.random.default_rng(99).normal(size=(workers, *SHAPE))
-    return jnp.asarray(means + rng.normal(size=means.shape), jnp.float32)
-
-
-class Adam:
-    def __init__(self, b1=0.9, b2=0.999, eps=1e-8):
-        self.b1, self.b2, self.eps, self.m, self.v, self.t = b1, b2, eps, 0, 0, 0
-
-    def __call__(self, g):
-        self.t += 1
-        self.m = self.b1 * self.m + (1 - self.b1) * g
-        self.v = self.b2 * self.v + (1 - self.b2) * g**2
-        root = np.sqrt(self.v / (1 - self.b2**self.t))
-        return self.m / (1 - self.b1**self.t) / (root + self.eps)
-
-
-class Muon:
-    """Five Newton-Schulz steps of a Nesterov momentum, with Optax's bias correction."""
-
-    def __init__(self, beta=0.95):
-        self.beta, self.m, self.t = beta, 0, 0
-
-    def __call__(self, g):
-        self.t += 1
-        beta = self.beta
-        self.m = beta * self.m + (1 - beta) * g
-        ahead = beta * self.m / (1 - beta ** (self.t + 1))
-        ahead = ahead + (1 - beta) * g / (1 - beta**self.t)
-        return np.stack([orthogonal(x) for x in ahead]) * max(1, 20 / 16) ** 0.5
-
-
-def orthogonal(x):
-    x = x / (np.linalg.norm(x) + 1e-8)
-    for _ in range(5):
-        a = x @ x.T
-        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
-    return x
-
-
-INNER = {
-    "adam": (optax.adam(RATE), Adam),
-    "muon": (optax.contrib.muon(RATE), Muon),
-}
-
-
-def errors_of(state):
-    """Of workers and of all servers, one after another."""
-    size = np.prod(SHAPE)
-    worker = np.asarray(state.small_error.value, float)
-    worker = worker.reshape(worker.shape[0], -1)[:, :size]
-    return worker, np.asarray(state.server_error.value, float).reshape(-1)[:size]
 
 
 def saved_and_restored(tree):
@@ -99,56 +48,23 @@ def saved_and_restored(tree):
     ("workers", "devices", "interval"), [(2, 1, 8), (4, 1, 5), (2, 2, 3)]
 )
 def test_is_its_transcription_by_one_bit(inner, workers, devices, interval):
-    """100 steps in float64, the agreed parameters and errors begun anew in each round.
-
-    The run is saved and goes on in the middle of an interval, the transcription does
-    not stop.
-
-    Rounding decides signs next to zero, so that no trajectory of signs is another's.
-    """
+    """100 steps, saved and resumed in the middle of an interval."""
     optimizer, transcribed = INNER[inner]
     axes = ("host", "device") if devices > 1 else ("host",)
     mesh = mesh_over(dict(zip(axes, (workers, devices), strict=False)))
     optimizer = relaxed(optimizer)
     if devices > 1:
         optimizer = optax.chain(exact_mean("device"), optimizer)
-    exchange = sign_mean("host", block_size=BLOCK, exact_below=0, scale="mean_abs")
-    tx = local_steps(optimizer, exchange, every(interval))
+    tx = local_steps(optimizer, ONE_BIT, every(interval))
     run = onebit_jax.data_parallel(loss_fn, tx, mesh)
     params, state = run.init(jnp.zeros(SHAPE))
-    own, p, moved = transcribed(), np.zeros(SHAPE), 0
-    errors, blocks = errors_of(state.exchange), np.arange(p.size) // BLOCK
-    codec = functools.partial(dense.signs, kind="mean_abs")
+    rounds = Rounds(transcribed, state, workers, devices, interval)
     for step in range(1, 101):
-        each = targets(step, workers * devices)
         if step == RESUMED:
             assert step % interval != 1
             params, state = saved_and_restored((params, state))
-        params, state, _ = run.step(params, state, each)
-        team = np.asarray(each, float).reshape(workers, devices, *SHAPE).mean(axis=1)
-        moved = moved - RATE * own(p + moved - team)
-        if step % interval:
-            np.testing.assert_allclose(params, p, atol=1e-6)
-            np.testing.assert_allclose(state.moved.value, moved, atol=2e-4)
-            continue
-        flat = moved.reshape(workers, -1)
-        sent = dense.two_phases(flat, *errors, codec, blocks)
-        decided = ~sent.undecided & (np.abs(flat + errors[0]).min(axis=0) > 5e-4)
-        assert decided.mean() > 0.8
-        first, *others = (shard.data for shard in params.addressable_shards)
-        for other in others:
-            np.testing.assert_array_equal(first, other)
-        change = (np.asarray(params, float) - p).reshape(-1)
-        near = np.abs(change - sent.agreed) < 5e-4
-        # Of what workers send alike the server may still be undecided.
-        assert near[decided].mean() > 0.97
-        assert not np.any(state.moved.value)
-        p, moved = np.asarray(params, float), 0
-        errors = errors_of(state.exchange)
-        for found, expected in zip(errors, sent[1:3], strict=True):
-            near = np.abs(found - expected)[..., decided] < 1e-3
-            assert near.mean() > 0.97
-        assert all(np.abs(x).max() > 0.01 for x in errors)
+        params, state, _ = run.step(params, state, targets(step, workers * devices))
+        rounds.check(step, params, state)
     steps = onebit_jax.steps_by_stage(state)
     assert int(steps["sync"]) == 100 // interval
 

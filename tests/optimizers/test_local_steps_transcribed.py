@@ -1,9 +1,7 @@
 """Local steps beside NumPy: with other workers in mid-interval, and outer steps."""
 
-import functools
 import io
 
-import dense
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,26 +9,21 @@ import optax
 import pytest
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from optimizers.cases import relaxed
-from optimizers.test_local_steps import (
-    BLOCK,
+from optimizers.local_rounds import (
     INNER,
+    ONE_BIT,
     RATE,
     SHAPE,
+    Rounds,
     errors_of,
     loss_fn,
+    means_of_teams,
     targets,
 )
 from virtual_workers import mesh_over
 
 import onebit_jax
-from onebit_jax import every, exact_mean, local_steps, sign_mean
-
-BLOCKS = np.arange(np.prod(SHAPE)) // BLOCK
-
-
-def means_of_teams(step, workers, devices):
-    each = np.asarray(targets(step, workers * devices), float)
-    return each.reshape(workers, devices, *SHAPE).mean(axis=1)
+from onebit_jax import every, exact_mean, local_steps
 
 
 def restored_on(tx, mesh, before, params, state):
@@ -51,9 +44,17 @@ def restored_on(tx, mesh, before, params, state):
     return params, onebit_jax.resize(state, tx, params, old_mesh, mesh)
 
 
-def means_for(number, each):
-    """The mean that every one of so many new workers begins with."""
-    return np.repeat(each.mean(axis=0, keepdims=True), number, axis=0)
+def resize(rounds, workers):
+    """All of so many new workers begin with the mean of the old ones."""
+
+    def means(each):
+        return np.repeat(each.mean(axis=0, keepdims=True), workers, axis=0)
+
+    own = rounds.own
+    rounds.workers, rounds.moved, own.m = workers, means(rounds.moved), means(own.m)
+    if hasattr(own, "v"):
+        own.v = means(own.v)
+    rounds.errors = means(rounds.errors[0]), rounds.errors[1]
 
 
 @pytest.mark.parametrize(
@@ -64,52 +65,33 @@ def means_for(number, each):
     ],
 )
 def test_goes_on_with_other_workers_in_the_middle_of_an_interval(inner, before, after):
-    """By one bit; the agreed parameters and errors are begun anew in each round.
+    """Each new worker begins at the mean of the old ones' parameters and moments.
 
-    Each new worker begins at the mean of the old ones' parameters and moments, and with
-    the mean of their errors; the interval and the inner steps count on.
+    It has the mean of their errors; the interval and the inner steps count on.
     """
     interval, steps, resumed = 5, 30, 13
     optimizer, transcribed = INNER[inner]
     optimizer = relaxed(optimizer)
     if "device" in before:
         optimizer = optax.chain(exact_mean("device"), optimizer)
-    exchange = sign_mean("host", block_size=BLOCK, exact_below=0, scale="mean_abs")
-    tx = local_steps(optimizer, exchange, every(interval))
-    codec = functools.partial(dense.signs, kind="mean_abs")
+    tx = local_steps(optimizer, ONE_BIT, every(interval))
     workers, devices = before["host"], before.get("device", 1)
     run = onebit_jax.data_parallel(loss_fn, tx, mesh_over(before))
     params, state = run.init(jnp.zeros(SHAPE))
-    own, p, moved = transcribed(), np.zeros(SHAPE), np.zeros((workers, *SHAPE))
-    errors = errors_of(state.exchange)
+    rounds = Rounds(transcribed, state, workers, devices, interval)
     for step in range(1, steps + 1):
         if step == resumed:
             workers, mesh = after["host"], mesh_over(after)
             run = onebit_jax.data_parallel(loss_fn, tx, mesh)
             params, state = restored_on(tx, mesh, before, params, state)
-            moved, own.m = means_for(workers, moved), means_for(workers, own.m)
-            if inner == "adam":
-                own.v = means_for(workers, own.v)
-            errors = means_for(workers, errors[0]), errors[1]
-            for found, expected in zip(errors_of(state.exchange), errors, strict=True):
+            resize(rounds, workers)
+            for found, expected in zip(
+                errors_of(state.exchange), rounds.errors, strict=True
+            ):
                 assert np.any(expected)
                 np.testing.assert_allclose(found, expected, atol=1e-6)
         params, state, _ = run.step(params, state, targets(step, workers * devices))
-        team = means_of_teams(step, workers, devices)
-        moved = moved - RATE * own(p + moved - team)
-        if step % interval:
-            np.testing.assert_allclose(params, p, atol=1e-6)
-            np.testing.assert_allclose(state.moved.value, moved, atol=2e-4)
-            continue
-        flat = moved.reshape(workers, -1)
-        sent = dense.two_phases(flat, *errors, codec, BLOCKS)
-        decided = ~sent.undecided & (np.abs(flat + errors[0]).min(axis=0) > 5e-4)
-        change = (np.asarray(params, float) - p).reshape(-1)
-        near = np.abs(change - sent.agreed) < 5e-4
-        # Of what workers send alike the server may still be undecided.
-        assert near[decided].mean() > 0.97
-        p, moved = np.asarray(params, float), np.zeros_like(moved)
-        errors = errors_of(state.exchange)
+        rounds.check(step, params, state)
     assert int(state.synchronised) == steps // interval
 
 

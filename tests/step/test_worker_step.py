@@ -140,9 +140,30 @@ def test_what_is_sharded_inside_a_worker_stays_so(kind):
         x = jax.device_put(x, NamedSharding(mesh, P(("data", "model"))))
         params, state, told = step(params, state, x)
         losses.append(float(told["loss"]))
-    assert jax.tree.map(lambda x: x.sharding, (params, state)) == shardings
-    assert step.checked.jitted._cache_size() == 1
     assert_same(params, losses, sharded=True, rtol=1e-4)
+    # From a file, whole on each device, and on the mesh of the step before.
+    _, held = saved = jax.tree.map(np.asarray, (params, state))
+    whole = jax.device_put(saved, NamedSharding(mesh, P()))
+    before = mesh_over({"model": 4}, kind)
+    of_before = {
+        k: jax.device_put(p, sharding_of(before, SPECS[k], p.ndim))
+        for k, p in saved[0].items()
+    }
+    for carried in ((params, state), saved, whole, (of_before, held)):
+        carried = step(*carried, x)[:2]
+        assert jax.tree.map(lambda x: x.sharding, carried) == shardings
+    assert step.checked.jitted._cache_size() == 1
+
+
+def test_a_state_of_other_parameters_or_workers_is_refused_before_it_is_placed():
+    mesh, tx = mesh_over({"data": 2, "model": 2}), optimizer("data")
+    step = onebit_jax.worker_step(mesh, "data")(own_step(tx, "data"))
+    state = onebit_jax.init(tx, params_of(), mesh)
+    with pytest.raises(ValueError, match=r"'down'\] is sharded over \('model',\)"):
+        step(placed(mesh), state, batches()[0])
+    four = onebit_jax.worker_step(mesh_of(4), "data")(own_step(tx, "data"))
+    with pytest.raises(ValueError, match="for 2 workers and there are 4"):
+        four(params_of(), jax.tree.map(np.asarray, state), batches()[0])
 
 
 def test_what_cannot_be_is_refused():

@@ -4,8 +4,8 @@
       --rate-is measured
 
 prints what a step costs with each optimizer, by the formulas of `train.plan.model`;
-`docs/plan.md` says what they assume, `docs/notes/planner.md` how they compare with
-measured clusters.
+`docs/plan-model.md` says what they assume, `docs/notes/planner.md` how they compare
+with measured clusters.
 `--steps` adds whole runs of every optimizer. `--compile` compiles the whole step for
 that many GPUs, without any, and prints what it holds and sends.
 """

@@ -162,7 +162,7 @@ def flags_of(kind):
 
 @pytest.mark.parametrize("kind", [PretrainConfig, SquadConfig])
 def test_the_page_has_every_flag_and_says_which_may_change(kind):
-    page = (ROOT / "docs" / "train-bert.md").read_text("utf-8")
+    page = (ROOT / "docs" / "train-flags.md").read_text("utf-8")
     command = {PretrainConfig: "train.pretrain", SquadConfig: "train.squad"}[kind]
     _, _, section = page.partition(f"### Of `{command}`\n")
     table, _, _ = section.partition("\n#")
@@ -170,7 +170,7 @@ def test_the_page_has_every_flag_and_says_which_may_change(kind):
 
 
 def test_the_page_has_every_optimizer_by_its_name():
-    page = (ROOT / "docs" / "train-bert.md").read_text("utf-8")
+    page = (ROOT / "docs" / "train-flags.md").read_text("utf-8")
     _, _, section = page.partition("| `--optimizer` | in Python |")
     table, _, _ = section.partition("\n\n")
     names = re.findall(r"^\| `(\w+)`", table, re.MULTILINE)
