@@ -239,9 +239,8 @@ class _OfBlocks(_Hierarchical):
         """The leaves of a message that all hosts agree on, and the new errors."""
         hosts, served = share.shape[:2]
         counts = layout.counts().reshape(hosts, -1, served)
-        counts = lax.dynamic_index_in_dim(
-            counts, worker_index(self.inside), 1, keepdims=False
-        ).reshape(-1)
+        device = worker_index(self.inside)
+        counts = lax.dynamic_index_in_dim(counts, device, 1).reshape(-1)
         # In float32: errors of cut blocks are corrected before they are rounded.
         own = error.reshape(-1).astype(jnp.float32)
         buffer = Buffer(share.reshape(-1), own, counts=counts)

@@ -107,8 +107,8 @@ class IntegerCodec(Codec):
       block_size: number of values in a block.
     """
 
-    bits: Bits = 4
-    block_size: int = 1024
+    bits: Bits
+    block_size: int
 
     def __post_init__(self) -> None:
         for name in ("bits", "block_size"):

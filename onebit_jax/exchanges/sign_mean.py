@@ -129,8 +129,8 @@ class SignCodec(Codec):
       implementation: what computes; as of `sign_mean`.
     """
 
-    block_size: int = 1024
-    scale: Scale = "rms"
+    block_size: int
+    scale: Scale
     implementation: Implementation | None = None
 
     def __post_init__(self) -> None:

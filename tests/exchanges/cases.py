@@ -218,7 +218,7 @@ CASES = {
     "sign-8": Case(
         lambda: signs("data"), data(8), by_signs, resized=moved(data(3), data(1))
     ),
-    "sign-buckets": Case(lambda: signs("data", bucket_size=64), data(2), by_signs),
+    "sign-buckets": Case(lambda: signs("data", bucket_size=128), data(2), by_signs),
     "sign-16-bits": Case(lambda: signs("data", **BITS_16), data(4), rms_signs, **low),
     "sign-two-axes": Case(lambda: signs(("host", "device")), hosts(2, 4), by_signs),
     "count-1": Case(lambda: counts("data"), data(1), by_counts, spoils="value"),
@@ -233,7 +233,7 @@ CASES = {
         3,
         2,
         simulation=by_signs,
-        resized=moved(hosts(2, 2), hosts(2, 4), hosts(8, 1)),
+        resized=moved(hosts(2, 2), hosts(2, 4), hosts(8, 1), hosts(3, 1)),
     ),
     "hierarchical-sign-2x4": two_levels(
         lambda: signs("host"),
@@ -249,7 +249,11 @@ CASES = {
         lambda: signs("host", **BITS_16), 2, 2, simulation=rms_signs, **low
     ),
     "hierarchical-count-3x2": two_levels(
-        lambda: counts("host"), 3, 2, simulation=by_counts, resized=moved(hosts(2, 4))
+        lambda: counts("host"),
+        3,
+        2,
+        simulation=by_counts,
+        resized=moved(hosts(2, 4), hosts(1, 4)),
     ),
     "hierarchical-count-16-bits": two_levels(
         lambda: counts("host", **BITS_16), 2, 2, simulation=rms_counts, **low

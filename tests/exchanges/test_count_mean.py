@@ -45,3 +45,12 @@ def test_is_one_all_reduce_a_bucket(bucket_size):
     assert number == 1 if bucket_size == 2**27 else 1 <= number <= 4
     words = -(-1024 // 13) + 2
     assert sum(c.bytes * c.times for c in found) == 16 * words * 4
+
+
+@pytest.mark.parametrize(("workers", "last"), [(2, 2.0**-22), (4, 2.0**-21)])
+def test_a_scale_keeps_all_bits_but_the_last_few(workers, last):
+    """Of so many patterns of 31 bits the sum is a word."""
+    tx = onebit_jax.count_mean("data", block_size=32, scale="mean_abs", exact_below=0)
+    mean = jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name="data")
+    value = jnp.zeros((workers, 32)).at[:, 0].set(32 * (1 + last))
+    np.testing.assert_array_equal(jax.jit(mean)(value), jnp.full_like(value, 1 + last))

@@ -262,6 +262,13 @@ def test_what_cannot_be_sharded_is_refused():
 
     with pytest.raises(TypeError, match="an exchange between workers"):
         onebit_jax.per_shard(optax.identity(), P())
+    hosts = onebit_jax.hierarchical(onebit_jax.sign_mean("data"), "device")
+    with pytest.raises(TypeError, match="cannot be put inside one another"):
+        onebit_jax.init(
+            onebit_jax.per_shard(hosts, P()),
+            jnp.zeros(41),
+            mesh_over(MESH | {"device": 2}),
+        )
     with pytest.raises(ValueError, match="other axes than the workers'"):
         exchange_of(specs={"a": P("data")})
     with pytest.raises(ValueError, match="divided equally"):
@@ -271,3 +278,44 @@ def test_what_cannot_be_sharded_is_refused():
     for specs in ({"b": P()}, {"a": P(), "b": P()}, {"a": None}):
         with pytest.raises(ValueError, match="a PartitionSpec for each parameter"):
             init(specs)
+
+
+def traced(tx, state_of, values, mesh, axis_names):
+    """The types of an exchange's update, with the state of another, traced."""
+    state = onebit_jax.abstract_state(state_of, params_of(), mesh)
+    update = jax.shard_map(
+        lambda x, s: tx.update(x, s)[0],
+        mesh=mesh,
+        in_specs=(P(), onebit_jax.state_specs(state)),
+        out_specs=P(),
+        axis_names=axis_names,
+        check_vma=False,
+    )
+    return jax.eval_shape(update, values, state)
+
+
+def test_what_is_sharded_nowhere_needs_no_further_axis():
+    plain = onebit_jax.sign_mean("data", block_size=BLOCK, exact_below=0)
+    own = jax.random.normal(jax.random.key(0), (2, 40))
+    expected, found = (
+        Workers(tx, jnp.zeros(40), mesh_of(2)).update(own)
+        for tx in (plain, onebit_jax.per_shard(plain, P()))
+    )
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_workers_of_two_axes_stand_before_the_shards():
+    exchange = onebit_jax.sign_mean(("host", "device"), exact_below=0)
+    mesh = mesh_over({"host": 2, "device": 2, "model": 2})
+    tx, params = onebit_jax.per_shard(exchange, P("model")), jnp.zeros(64)
+    for x in jax.tree.leaves(onebit_jax.abstract_state(tx, params, mesh)):
+        assert x.sharding.spec[:2] == (("host", "device"), "model")
+
+
+def test_updates_and_axes_that_are_not_the_states_are_refused():
+    plain, mesh = onebit_jax.sign_mean("data", block_size=BLOCK), mesh_over(MESH)
+    for values in ({"up": jnp.zeros((32, 64))}, params_of() | {"x": jnp.zeros(2)}):
+        with pytest.raises(ValueError, match="a PartitionSpec for each parameter"):
+            traced(plain, exchange_of(), values, mesh, {"data"})
+    with pytest.raises(ValueError, match=r"'model' to be AxisType\.Auto"):
+        traced(exchange_of(), exchange_of(), params_of(), mesh, set(MESH))

@@ -1,5 +1,7 @@
 """The exchange by signs: its collectives, and what does not change its numbers."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,8 @@ from jax.sharding import AxisType
 from virtual_workers import Workers, mesh_of
 
 import onebit_jax
+from onebit_jax import Codec
+from onebit_jax.exchanges.sign_mean import SignCodec
 
 
 def values(seed, workers, size):
@@ -46,3 +50,21 @@ def test_meshes_of_both_kinds_agree():
     chex.assert_trees_all_equal(
         jax.device_get(explicit.update(x)), jax.device_get(auto.update(x))
     )
+
+
+@pytest.mark.parametrize("scale", ["rms", "mean_abs"])
+def test_in_fewer_passes_it_encodes_the_same(scale):
+    codec, rng = SignCodec(64, scale), np.random.default_rng(0)
+    value, error, other, server = rng.normal(size=(4, 100)).astype(np.float32)
+    counts = jnp.array([64, 36], jnp.int32)
+    server = jnp.pad(server, (0, 28))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def passes(method):
+        words, new = method.encode_with_error(codec, value, error)
+        sent = jnp.stack([words, method.encode_with_error(codec, other, error)[0]])
+        agreed, new_server = method.average_and_encode(codec, sent, server, counts)
+        decoded = method.decode_flat(codec, agreed, 100, jnp.float32)
+        return new, new_server, decoded
+
+    chex.assert_trees_all_close(passes(SignCodec), passes(Codec), atol=1e-5)

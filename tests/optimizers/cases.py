@@ -17,8 +17,13 @@ from optimizers import formulas
 from optimizers.formulas import due_steps
 
 import onebit_jax
-from onebit_jax import Compressed, freeze_at, growing_intervals
-from onebit_jax.exchanges.exchange import ExactMean
+from onebit_jax import (
+    Compressed,
+    Exchange,
+    exact_mean,
+    freeze_at,
+    growing_intervals,
+)
 from onebit_jax.optimizers.parts.moments import as_float32
 
 # More than one leaf has rows and columns; one goes exactly.
@@ -33,11 +38,13 @@ FLOORED = frozenset({"floor", "bound, low", "bound, high"})
 
 
 @dataclasses.dataclass(frozen=True)
-class UntoldMean(ExactMean):
+class UntoldMean(Exchange):
     """The exact mean without saying so, so that all variances are frozen."""
 
-    def is_exact(self, shape):
-        return False
+    axes: tuple[str, ...]
+
+    def update(self, updates, state, params=None):
+        return exact_mean(self.axes).update(updates, state)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,6 +232,13 @@ FORMULAS = {name: case for name, case in CASES.items() if case.leaf} | {
     ),
     "0/1 Adam to the letter": form_of(
         zero_one_adam_row(refresh=3, sync=2, longest=4),
+        PUBLISHED,
+        {"parts": frozenset()},
+    ),
+    "0/1 Adam by gradients": form_of(
+        zero_one_adam_row(
+            refresh=3, sync=2, longest=4, before="gradient", before_freeze="gradient"
+        ),
         PUBLISHED,
         {"parts": frozenset()},
     ),

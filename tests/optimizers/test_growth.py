@@ -80,6 +80,17 @@ def test_random_sums_say_the_mean_squares_of_the_mean_in_the_mean():
         assert spread.max() < (2 if name == "rank one" else 0.8), name
 
 
+def test_of_a_leaf_without_values_the_mean_square_is_zero():
+    growth = GrowthByMeanSquares(period=1)
+
+    def measured(own):
+        follow = functools.partial(growth.follow, decay=0.5, count=jnp.int32(1))
+        return follow(own, growth.init(own), axes=("data",)).now.wholes
+
+    found = jax.jit(jax.vmap(measured, axis_name="data"))(jnp.zeros((2, 0, 3)))
+    np.testing.assert_array_equal(found, 0)
+
+
 def ones(*shape, rows=(), times=1.0):
     x = np.ones(shape)
     x[..., list(rows), :] *= times

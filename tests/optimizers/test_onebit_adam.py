@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 from optimizers.cases import tree_of
-from virtual_workers import Workers, mesh_of
+from virtual_workers import Workers, mesh_of, mesh_over
 
 import onebit_jax
 from onebit_jax import exact_mean, freeze_at, onebit_adam, sign_mean
@@ -129,6 +129,19 @@ def test_leaves_that_are_exchanged_exactly_stay_adams(bias_correction):
             adam = mu[k] / weights[0] / (np.sqrt(nu[k] / weights[1]) + 1e-8)
             np.testing.assert_allclose(updates[k], adam, rtol=1e-4, atol=1e-6)
     assert np.all(np.abs(others["bias"]) > 10 * np.abs(updates["bias"]))
+
+
+def test_an_exact_exchange_of_hosts_freezes_no_leaf():
+    """The exchange around another says what that says of shares of a leaf."""
+    mesh, params = mesh_over({"host": 2, "device": 2}), jnp.zeros((16, 20))
+    exchange = onebit_jax.hierarchical(exact_mean("host"), "device")
+    tx, adam = onebit_adam(0.1, exchange, freeze_at(1)), optax.adam(0.1)
+    run, state = Workers(tx, params, mesh), adam.init(params)
+    for step in range(3):
+        own = 3.0**step * tree_of(step, 4)["matrix"]
+        with jax.numpy_dtype_promotion("standard"):
+            expected, state = adam.update(jnp.mean(own, axis=0), state)
+        np.testing.assert_allclose(run.update(own, params), expected, rtol=1e-4)
 
 
 def test_a_warm_up_with_an_exchange_of_its_own_is_adam_on_its_means():

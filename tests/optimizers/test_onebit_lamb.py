@@ -56,6 +56,7 @@ def test_layers_are_exchanged_at_one_magnitude():
         assert np.mean(np.sign(mu) == signs[k]) > 0.95
         assert 0.3 * sizes[k] < np.abs(mu).mean() < 3 * sizes[k]
     assert factors["none"] == factors["tiny"] == 1
+    assert onebit_jax.metrics(run.state)["compressed"] == 1
 
 
 def test_a_row_without_gradients_does_not_run_away():

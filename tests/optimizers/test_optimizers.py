@@ -1,6 +1,7 @@
 """The promises of every optimizer, asked of a table of them."""
 
 import functools
+import inspect
 from collections import Counter
 
 import chex
@@ -274,6 +275,9 @@ def test_a_stage_that_cannot_be_the_next_is_refused(name):
                 run.step(params, state, batch, stage=stage)
         stage = CASES[name].stage(step, FREEZE).partition("/")[0]
         params, state, _ = run.step(params, state, batch, stage=stage)
+        if CASES[name].freezes:
+            frozen = step + 1 >= FREEZE
+            assert int(onebit_jax.metrics(state)["compressed"]) == frozen
 
 
 def payloads(collectives):
@@ -569,3 +573,20 @@ def test_averaged_gradients_are_refused(name):
 def test_a_number_of_numpys_has_32_bits():
     assert as_float32(np.float64(0.9)).dtype == jnp.float32
     assert type(as_float32(0.9)) is float
+
+
+@pytest.mark.parametrize(
+    ("part", "whole"),
+    [
+        (onebit_jax.scale_by_onebit_adam, onebit_jax.onebit_adam),
+        (onebit_jax.onebit_adamw, onebit_jax.onebit_adam),
+        (onebit_jax.zero_one_adam, onebit_jax.onebit_adam),
+        (onebit_jax.scale_by_onebit_lamb, onebit_jax.onebit_lamb),
+        (onebit_jax.scale_by_binsgdm, onebit_jax.binsgdm),
+        (onebit_jax.scale_by_distributed_lion, onebit_jax.distributed_lion),
+    ],
+)
+def test_defaults_of_one_name_are_one(part, whole):
+    ours, its = (inspect.signature(f).parameters for f in (whole, part))
+    shared = set(ours) & set(its) - {"compressed"}
+    assert {k: ours[k] for k in shared} == {k: its[k] for k in shared}

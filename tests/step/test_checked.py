@@ -1,5 +1,6 @@
 """A step names what it was given wrongly, and passes on what it was given rightly."""
 
+import functools
 import re
 import subprocess
 import sys
@@ -144,6 +145,14 @@ def test_a_stage_after_a_skipped_step():
     params, state, _ = run.step(params, state, jnp.nan * BATCH, stage="warmup")
     with pytest.raises(ValueError, match="begin with stage='warmup', or leave"):
         run.step(params, state, BATCH, stage="compressed")
+
+
+def test_a_state_that_is_traced_cannot_tell_its_stage():
+    run = runs_of()["simulated"]
+    params, state = run.init({"w": jnp.zeros(3)})
+    step = functools.partial(run.step, stage="compressed")
+    found = jax.eval_shape(step, params, state, BATCH)
+    assert found[0]["w"].shape == (3,)
 
 
 def test_a_state_is_not_waited_for_in_every_compressed_step(monkeypatch):

@@ -364,6 +364,14 @@ def test_averages_that_nothing_records_are_told_of_once():
         jax.eval_shape(update, wider, jax.eval_shape(init, wider))
 
 
+def test_workers_that_vmap_makes_are_told_nothing():
+    tx = sign_mean("data")
+    update = jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name="data")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jax.eval_shape(update, jnp.ones((2, 300)))
+
+
 def test_gradients_that_would_be_summed_over_another_axis():
     """Of a loss that differs over both, with respect to what does not."""
     mesh = mesh_over({"data": 2, "host": 2})

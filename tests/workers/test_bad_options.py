@@ -77,6 +77,7 @@ def test_a_codec_that_gives_other_words_or_values(wrong, match):
         (lambda: adam(floor=1e-6), "floor must be a FloorAtMean or None, got 1e-06"),
         (lambda: onebit_jax.GrowthByMeanSquares(0), "period must be from 1 step"),
         (lambda: onebit_jax.GrowthByMeanSquares(2**31), "period must be from 1 step"),
+        (lambda: onebit_jax.GrowthByMeanSquares(least=0), "least must be at least 1"),
         (
             lambda: onebit_jax.random_vote_mean("data", seed=2**63),
             "seed must be an integer of 64 bits, got 9223372036854775808",
@@ -113,6 +114,7 @@ def test_block_sizes_that_are_no_power_of_two(block_size):
         ({"scale": "max"}, "'rms' or 'mean_abs'"),
         ({"error_dtype": jnp.float16}, "float32 or bfloat16"),
         ({"error_dtype": jnp.int8}, "float32 or bfloat16"),
+        ({"bucket_size": 0}, "bucket_size must be positive, got 0"),
     ],
 )
 def test_options_of_sign_mean(options, message):

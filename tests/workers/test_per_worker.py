@@ -60,6 +60,23 @@ def test_a_worker_may_be_several_devices():
     assert {t.axes for t in costs} == {("host",), ("device",)}
 
 
+def test_a_state_inside_another_keeps_the_axis_that_stays():
+    own = optax.GradientTransformation(
+        lambda params: (params, jnp.int32(0)), lambda u, state, params=None: (u, state)
+    )
+    tx, params = per_worker(per_worker(own, "device"), "host"), jnp.zeros(3)
+    old, mesh = (mesh_over({"host": hosts, "device": 2}) for hosts in (2, 3))
+    state = jax.tree.map(
+        lambda x: jnp.arange(x.size, dtype=x.dtype).reshape(x.shape),
+        onebit_jax.init(tx, params, old),
+    )
+    floats, numbers = jax.tree.leaves(state)
+    resized = jax.tree.leaves(onebit_jax.resize(state, tx, params, old, mesh))
+    mean, first = jnp.mean(floats, axis=0), numbers[0]
+    np.testing.assert_array_equal(resized[0], jnp.stack([mean] * 3))
+    np.testing.assert_array_equal(resized[1], jnp.stack([first] * 3))
+
+
 @onebit_jax.optimizer_state
 class Largest(NamedTuple):
     value: Any
@@ -87,3 +104,9 @@ def test_a_state_of_other_leaves_is_refused():
     run = Workers(tx, jnp.zeros(5), mesh_of(2))
     with pytest.raises(ValueError, match="per_worker's state was not made for these"):
         run.update(jnp.zeros((2, 1)))
+
+    def update_of_fewer(x):
+        return tx.update([x], tx.init([x, x]))
+
+    with pytest.raises(ValueError, match="per_worker's state was not made for these"):
+        jax.vmap(update_of_fewer, axis_name="data")(jnp.zeros((2, 5)))

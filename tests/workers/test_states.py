@@ -29,3 +29,16 @@ def test_what_is_not_declared_tells_nothing():
 
     assert declared(Model(1)) == []
     assert onebit_jax.metrics((Model(jnp.ones(2)),)) == {}
+
+
+def test_parts_of_one_name_are_told_by_their_paths():
+    @onebit_jax.optimizer_state
+    class Staged(NamedTuple):
+        value: Any
+
+        def steps_by_stage(self):
+            return {"every": self.value}
+
+    state = {"a": (Staged(3), Staged(4))}
+    assert onebit_jax.steps_by_stage(state) == {"a.0:every": 3, "a.1:every": 4}
+    assert onebit_jax.metrics(state) == {}
