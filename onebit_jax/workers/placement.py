@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -18,6 +19,7 @@ from optax import contrib
 from onebit_jax.workers.axes import is_variable, not_bound
 from onebit_jax.workers.processes import check_same, processes_of
 from onebit_jax.workers.specs import (
+    context_of,
     explicit,
     is_spec,
     names_of,
@@ -120,7 +122,7 @@ def abstract_state(
     # Over explicit axes the types tell the exchange how parameters are sharded.
     typed = explicit(mesh) if _is_sharded(params, mesh) else mesh.abstract_mesh
     shapes = jax.tree.map(lambda p: _shape_on(typed, p), params)
-    with jax.sharding.use_abstract_mesh(typed):
+    with context_of(typed):
         state = jax.eval_shape(tx.init, shapes)
         for node in worker_local_nodes(state):
             if not set(node.axes) <= set(mesh.axis_names):
@@ -255,7 +257,11 @@ def init(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
         axis_names=axes or set(mesh.axis_names),
     )
     shardings = jax.tree.map(lambda x: x.sharding, abstract)
-    return jax.jit(local_init, out_shardings=shardings)(params)
+    # Arrays of another mesh than the one that is set cannot be made.
+    here = jax.sharding.get_abstract_mesh()
+    is_other = not here.empty and here != mesh.abstract_mesh
+    with jax.set_mesh(mesh) if is_other else contextlib.nullcontext():
+        return jax.jit(local_init, out_shardings=shardings)(params)
 
 
 def _warn_of_separate_processes() -> None:

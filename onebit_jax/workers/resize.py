@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from typing import Any
@@ -110,13 +111,15 @@ def _converted(
     if old.shape == new.shape:
         return jax.device_put(old, new.sharding)
     old = _automatic(old)
-    for axis, node in enumerate(nodes):
-        # All other axes of workers number shards, which are resized one by one.
-        others = len(nodes) - 1 + node.shard_axes
-        x = jnp.moveaxis(old, axis, 0)
-        shape = (new.shape[axis], *x.shape[1 : len(nodes)], *new.shape[len(nodes) :])
-        old = jnp.moveaxis(_resized(x, shape, node.resizing, others), 0, axis)
-    old = old if old.dtype == new.dtype else old.astype(new.dtype)
+    with _mesh_of(old):
+        for axis, node in enumerate(nodes):
+            # All other axes of workers number shards, which are resized one by one.
+            others = len(nodes) - 1 + node.shard_axes
+            x = jnp.moveaxis(old, axis, 0)
+            around, inside = x.shape[1 : len(nodes)], new.shape[len(nodes) :]
+            shape = (new.shape[axis], *around, *inside)
+            old = jnp.moveaxis(_resized(x, shape, node.resizing, others), 0, axis)
+        old = old if old.dtype == new.dtype else old.astype(new.dtype)
     return jax.device_put(old, new.sharding)
 
 
@@ -155,6 +158,15 @@ def _automatic(x: jax.Array) -> jax.Array:
     mesh: Any = sharding.mesh  # of devices, as the array is placed
     automatic = Mesh(mesh.devices, mesh.axis_names)
     return jax.device_put(x, NamedSharding(automatic, sharding.spec))
+
+
+def _mesh_of(x: jax.Array) -> contextlib.AbstractContextManager[Any]:
+    """The context in which it is computed with, whatever mesh the caller has set."""
+    sharding = None if isinstance(x, Tracer) else getattr(x, "sharding", None)
+    if isinstance(sharding, NamedSharding):
+        mesh: Any = sharding.mesh
+        return jax.set_mesh(mesh)
+    return contextlib.nullcontext()
 
 
 def _fit(rows: jax.Array, size: int) -> jax.Array:
