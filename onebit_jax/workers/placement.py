@@ -101,7 +101,8 @@ def abstract_state(
       A tree of `jax.ShapeDtypeStruct`.
 
     Raises:
-      ValueError: if a mesh lacks a worker axis, or as `state_specs`.
+      ValueError: if a mesh lacks a worker axis, parameters are sharded differently
+        inside the workers of the two, or as `state_specs`.
 
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax
@@ -118,6 +119,7 @@ def abstract_state(
     if saved_on is not None:
         here = abstract_state(tx, params, mesh)
         there = abstract_state(tx, params, saved_on)
+        check_shards(there, saved_on, mesh)
         return jax.tree.map(functools.partial(_saved, mesh), there, here)
     # Over explicit axes the types tell the exchange how parameters are sharded.
     typed = explicit(mesh) if _is_sharded(params, mesh) else mesh.abstract_mesh
@@ -160,6 +162,36 @@ def abstract_state(
     return jax.tree.map_with_path(
         place_node, state, partitions(state), is_leaf=is_worker_local
     )
+
+
+def check_shards(
+    state: Any, old_mesh: Mesh | AbstractMesh, mesh: Mesh | AbstractMesh
+) -> None:
+    """Refuses shards that are cut differently, even where there are as many.
+
+    Args:
+      state: a state, or its shapes and dtypes, that was made for the old mesh.
+      old_mesh: that.
+      mesh: the one that it is to go on with.
+
+    Raises:
+      ValueError: if workers of the two are divided differently.
+    """
+    for node in worker_local_nodes(state):
+        names = {name for spec in node.specs or () for name in names_of(spec)}
+        names -= set(node.leading_axes())
+        before, after = (
+            {name: each.shape[name] for name in sorted(names)}
+            for each in (old_mesh, mesh)
+        )
+        if node.shard_axes and before != after:
+            raise ValueError(
+                f"the state is divided into shards over {before} and the mesh divides "
+                f"it over {after}: resize changes the number of workers, or of hosts, "
+                "so keep the other axes as they are, or restore the parameters alone "
+                "and begin the state anew, by onebit_jax.init(tx, params, mesh), "
+                "without moments, errors and what workers have moved by themselves."
+            )
 
 
 def _is_sharded(params: Any, mesh: Mesh | AbstractMesh) -> bool:

@@ -13,8 +13,7 @@ import optax
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from onebit_jax.workers.placement import abstract_state
-from onebit_jax.workers.specs import names_of
+from onebit_jax.workers.placement import abstract_state, check_shards
 from onebit_jax.workers.worker_local import (
     Resizing,
     WorkerLocal,
@@ -72,12 +71,12 @@ def resize(
             f"{dict(old_mesh.shape)}: pass the mesh that it was made on, and its "
             "optimizer with the same options, exchange and parameters."
         )
+    check_shards(state, old_mesh, mesh)
     target = abstract_state(tx, params, mesh)
 
     def convert(old: Any, new: Any, around: tuple[WorkerLocal, ...] = ()) -> Any:
         if not is_worker_local(old):
             return _converted(old, new, around)
-        _check_shards(old, old_mesh, mesh)
         value = jax.tree.map(
             lambda x, like: convert(x, like, (old, *around)),
             old.value,
@@ -87,21 +86,6 @@ def resize(
         return dataclasses.replace(new, value=value)
 
     return jax.tree.map(convert, state, target, is_leaf=is_worker_local)
-
-
-def _check_shards(node: WorkerLocal, old_mesh: Mesh | AbstractMesh, mesh: Mesh) -> None:
-    """Refuses shards that are cut differently, even where there are as many."""
-    if not node.shard_axes:
-        return
-    names = {name for spec in node.specs or () for name in names_of(spec)}
-    names -= set(node.leading_axes())
-    before, after = ({n: m.shape[n] for n in sorted(names)} for m in (old_mesh, mesh))
-    if before != after:
-        raise ValueError(
-            f"the state is divided into shards over {before} and the mesh divides it "
-            f"over {after}: resize changes the number of workers, or of hosts, so keep "
-            "the other axes as they are."
-        )
 
 
 def _converted(
