@@ -46,6 +46,12 @@ class IntervalRule(NamedTuple):
     def ending_at(self, steps: int) -> IntervalRule:
         """The same rule, with the last step of a run due as well.
 
+        It counts the optimizer's steps. Those that a `skip_nonfinite` around it skips
+        are none, and a run of so many batches then ends before the last: end it with
+        `stage='sync'`, or let what skips stand inside `local_steps`, as
+        `optax.apply_if_finite`, which counts them. Around it, `accumulate` makes one of
+        several batches.
+
         Args:
           steps: number of steps of the run.
 
