@@ -16,7 +16,8 @@ PAYS = 1.1
 """The least speed-up over a run that is worth an approximation."""
 
 LOCAL_STEPS = 8
-"""Steps from one exchange of local steps to the next, as what they learn was measured."""
+"""Steps from one exchange of local steps to the next, with which their losses were
+measured."""
 
 _FASTEST = 1e4 * GIGABIT
 _SLOWEST = 1e-3 * GIGABIT
@@ -169,8 +170,8 @@ def verdict(prediction: Prediction) -> str:
         return _verdict(prediction)
     return (
         f"{_verdict(prediction)}\nLocal steps (--optimizer local --inner muon --sync "
-        f"{LOCAL_STEPS}) exchange one bit every {LOCAL_STEPS} steps, without a warm-up: "
-        f"{gain:.2f} times as fast as {prediction.baseline.name}, but for Muon's own "
+        f"{LOCAL_STEPS}) exchange one bit every {LOCAL_STEPS} steps, without a warm-up"
+        f": {gain:.2f} times as fast as {prediction.baseline.name}, but for Muon's own "
         "arithmetic. docs/local-steps.md says what they learn, with 2 to 8 workers."
     )
 
