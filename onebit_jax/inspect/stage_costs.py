@@ -11,6 +11,7 @@ from jax.extend.core import Literal
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from onebit_jax.workers.placement import abstract_state, check_params, state_specs
+from onebit_jax.workers.specs import context_of
 from onebit_jax.workers.stages import stage_of
 from onebit_jax.workers.states import name_in, stages_by_part
 from onebit_jax.workers.transfers import Transfer, sent_bytes
@@ -86,7 +87,7 @@ def stage_costs(
     mesh = AbstractMesh(tuple(axis_sizes.values()), tuple(axis_sizes), automatic)
     check_params(params)
     # Whatever mesh the caller has set.
-    with jax.sharding.use_abstract_mesh(mesh):
+    with context_of(mesh):
         state = abstract_state(tx, params, mesh)
         parts = stages_by_part(state)
         found = list(_traced(tx, params, state, mesh, parts, **extra))

@@ -10,7 +10,11 @@ import jax.numpy as jnp
 import optax
 
 from onebit_jax.exchanges.exchange import Exchange
-from onebit_jax.optimizers.parts.intervals import check_interval_rule
+from onebit_jax.optimizers.parts.intervals import (
+    check_interval_rule,
+    steps_before_due,
+    update_in_stage,
+)
 from onebit_jax.workers.axes import bound_workers, check_floats, check_local
 from onebit_jax.workers.per_worker import each_own, per_worker, this_worker
 from onebit_jax.workers.stages import run_stage
@@ -67,6 +71,10 @@ class LocalStepsState(NamedTuple):
         """
         return {"count": self.count, "synchronised": self.synchronised}
 
+    def steps_left(self, stage: str) -> int | None:
+        """The steps that workers take alone before a synchronisation is due."""
+        return steps_before_due(self.sync) if stage == "local" else None
+
 
 def local_steps(
     inner: optax.GradientTransformation,
@@ -103,7 +111,8 @@ def local_steps(
 
     The agreed parameters lack what the workers have gone since the last
     synchronisation, so let the last step of a run synchronise:
-    `sync.ending_at(steps)`.
+    `sync.ending_at(steps)`, or, where a `skip_nonfinite` around it may skip steps,
+    `stage='sync'`.
 
     Args:
       inner: each worker's own optimizer, such as `optax.adamw(1e-3)`, learning rate
@@ -122,8 +131,9 @@ def local_steps(
       a chain it must be the last: what scaled its updates would not scale the workers'
       own steps. Its updates are those of the agreed parameters, zero in a step that
       does not synchronise. It takes the extra argument `stage`: 'local', which has no
-      collective between workers, or 'sync'; None for a program of both. Other extra
-      arguments go to the inner optimizer.
+      collective between workers, or 'sync'; None for a program of both. 'local' where a
+      synchronisation is due is refused by `data_parallel`; 'sync' before that begins
+      the interval anew. Other extra arguments go to the inner optimizer.
 
     Raises:
       TypeError: if a part is not of its type, the exchange returns votes, or, from
@@ -210,7 +220,8 @@ class _LocalSteps:
         gradients = optax.tree.cast(updates, jnp.float32)
         params = optax.tree.cast(params, jnp.float32)
         count = jnp.asarray(optax.safe_increment(state.count))
-        due, sync = self.sync.update(state.sync, count)
+        happens = None if stage is None else stage == "sync"
+        due, sync = update_in_stage(self.sync, state.sync, count, happens)
         step, inner = self.inner.update(
             gradients, state.inner, own_params(params, (state,)), **extra_args
         )

@@ -17,6 +17,8 @@ from onebit_jax.optimizers.parts.freeze import Freezing, stage_refusal, warn_if_
 from onebit_jax.optimizers.parts.intervals import (
     check_interval_rule,
     growing_intervals,
+    steps_before_due,
+    update_in_stage,
 )
 from onebit_jax.optimizers.parts.moments import as_float32, weight
 from onebit_jax.workers.axes import bound_workers, check_floats, check_local
@@ -117,6 +119,10 @@ class ZeroOneAdamState(NamedTuple):
             "refreshed": self.refreshed,
             "synchronised": self.count - self.taken["local"],
         }
+
+    def steps_left(self, stage: str) -> int | None:
+        """The steps that workers take alone before a synchronisation is due."""
+        return steps_before_due(self.sync) if stage == "local" else None
 
     def refusal(self, stage: str) -> str | None:
         """Until the freeze workers do not step alone, after it nothing refreshes."""
@@ -376,7 +382,8 @@ class _ZeroOneAdam:
         frozen = state.frozen_at > 0
         count = jnp.asarray(optax.safe_increment(state.count))
         refreshes, refresh = self.refresh.update(state.refresh, count)
-        syncs, sync = self.sync.update(state.sync, count)
+        happens = None if stage is None else stage != "local"
+        syncs, sync = update_in_stage(self.sync, state.sync, count, happens)
         # Until the freeze the rule for refreshing counts, after it that for syncing.
         state = state._replace(
             count=count,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -52,9 +53,10 @@ class Step:
         self._carried = carried
         self._static = static
         self._batches = None if batches is None else len(carried) + batches
-        # The first array of the last state returned, and the stages that it has begun.
+        # The first array of the last state returned, and for the stages that it has
+        # begun how many more steps of each need no look at it.
         self._last: Callable[[], Any] = lambda: None
-        self._begun: frozenset[str] = frozenset()
+        self._begun: dict[str, float] = {}
         # The stages whose programs all processes have compared.
         self._compared: set[str | None] = set()
 
@@ -107,18 +109,22 @@ class Step:
         if stage is None:
             return self.jitted(*args, **options)
         # To read a state's counters is to wait for the step that returns it: a state
-        # that went through a stage already is not read for it again.
+        # that went through a stage already is not read for it again before it may end.
         last = len(given) - 1
         is_last = any(
             x is self._last() for x in _first_array(jax.tree.leaves(args[last]))
         )
-        begun = self._begun if is_last else frozenset()
+        begun = self._begun if is_last else {}
         if stage not in begun:
             check_known_stage(args[last], stage)
-        check_stage(args[last], stage, begun=stage in begun)
+        left = begun.get(stage, 0)
+        if left < 1:
+            left = check_stage(args[last], stage)
         result = self.jitted(*args, **options)
         for x in _first_array(jax.tree.leaves(result[last])):
-            self._last, self._begun = weakref.ref(x), begun | {stage}
+            # After a step of another stage an interval may be a shorter one.
+            others = {name: n if n == math.inf else 0 for name, n in begun.items()}
+            self._last, self._begun = weakref.ref(x), {**others, stage: left - 1}
         return result
 
     def lower(self, *args: Any, **options: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -18,6 +19,7 @@ from optax import contrib
 from onebit_jax.workers.axes import is_variable, not_bound
 from onebit_jax.workers.processes import check_same, processes_of
 from onebit_jax.workers.specs import (
+    context_of,
     explicit,
     is_spec,
     names_of,
@@ -99,7 +101,8 @@ def abstract_state(
       A tree of `jax.ShapeDtypeStruct`.
 
     Raises:
-      ValueError: if a mesh lacks a worker axis, or as `state_specs`.
+      ValueError: if a mesh lacks a worker axis, parameters are sharded differently
+        inside the workers of the two, or as `state_specs`.
 
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax
@@ -116,11 +119,12 @@ def abstract_state(
     if saved_on is not None:
         here = abstract_state(tx, params, mesh)
         there = abstract_state(tx, params, saved_on)
+        check_shards(there, saved_on, mesh)
         return jax.tree.map(functools.partial(_saved, mesh), there, here)
     # Over explicit axes the types tell the exchange how parameters are sharded.
     typed = explicit(mesh) if _is_sharded(params, mesh) else mesh.abstract_mesh
     shapes = jax.tree.map(lambda p: _shape_on(typed, p), params)
-    with jax.sharding.use_abstract_mesh(typed):
+    with context_of(typed):
         state = jax.eval_shape(tx.init, shapes)
         for node in worker_local_nodes(state):
             if not set(node.axes) <= set(mesh.axis_names):
@@ -158,6 +162,36 @@ def abstract_state(
     return jax.tree.map_with_path(
         place_node, state, partitions(state), is_leaf=is_worker_local
     )
+
+
+def check_shards(
+    state: Any, old_mesh: Mesh | AbstractMesh, mesh: Mesh | AbstractMesh
+) -> None:
+    """Refuses shards that are cut differently, even where there are as many.
+
+    Args:
+      state: a state, or its shapes and dtypes, that was made for the old mesh.
+      old_mesh: that.
+      mesh: the one that it is to go on with.
+
+    Raises:
+      ValueError: if workers of the two are divided differently.
+    """
+    for node in worker_local_nodes(state):
+        names = {name for spec in node.specs or () for name in names_of(spec)}
+        names -= set(node.leading_axes())
+        before, after = (
+            {name: each.shape[name] for name in sorted(names)}
+            for each in (old_mesh, mesh)
+        )
+        if node.shard_axes and before != after:
+            raise ValueError(
+                f"the state is divided into shards over {before} and the mesh divides "
+                f"it over {after}: resize changes the number of workers, or of hosts, "
+                "so keep the other axes as they are, or restore the parameters alone "
+                "and begin the state anew, by onebit_jax.init(tx, params, mesh), "
+                "without moments, errors and what workers have moved by themselves."
+            )
 
 
 def _is_sharded(params: Any, mesh: Mesh | AbstractMesh) -> bool:
@@ -255,7 +289,11 @@ def init(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
         axis_names=axes or set(mesh.axis_names),
     )
     shardings = jax.tree.map(lambda x: x.sharding, abstract)
-    return jax.jit(local_init, out_shardings=shardings)(params)
+    # Arrays of another mesh than the one that is set cannot be made.
+    here = jax.sharding.get_abstract_mesh()
+    is_other = not here.empty and here != mesh.abstract_mesh
+    with jax.set_mesh(mesh) if is_other else contextlib.nullcontext():
+        return jax.jit(local_init, out_shardings=shardings)(params)
 
 
 def _warn_of_separate_processes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from typing import Any
@@ -12,8 +13,7 @@ import optax
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from onebit_jax.workers.placement import abstract_state
-from onebit_jax.workers.specs import names_of
+from onebit_jax.workers.placement import abstract_state, check_shards
 from onebit_jax.workers.worker_local import (
     Resizing,
     WorkerLocal,
@@ -71,12 +71,12 @@ def resize(
             f"{dict(old_mesh.shape)}: pass the mesh that it was made on, and its "
             "optimizer with the same options, exchange and parameters."
         )
+    check_shards(state, old_mesh, mesh)
     target = abstract_state(tx, params, mesh)
 
     def convert(old: Any, new: Any, around: tuple[WorkerLocal, ...] = ()) -> Any:
         if not is_worker_local(old):
             return _converted(old, new, around)
-        _check_shards(old, old_mesh, mesh)
         value = jax.tree.map(
             lambda x, like: convert(x, like, (old, *around)),
             old.value,
@@ -88,21 +88,6 @@ def resize(
     return jax.tree.map(convert, state, target, is_leaf=is_worker_local)
 
 
-def _check_shards(node: WorkerLocal, old_mesh: Mesh | AbstractMesh, mesh: Mesh) -> None:
-    """Refuses shards that are cut differently, even where there are as many."""
-    if not node.shard_axes:
-        return
-    names = {name for spec in node.specs or () for name in names_of(spec)}
-    names -= set(node.leading_axes())
-    before, after = ({n: m.shape[n] for n in sorted(names)} for m in (old_mesh, mesh))
-    if before != after:
-        raise ValueError(
-            f"the state is divided into shards over {before} and the mesh divides it "
-            f"over {after}: resize changes the number of workers, or of hosts, so keep "
-            "the other axes as they are."
-        )
-
-
 def _converted(
     old: jax.Array, new: jax.ShapeDtypeStruct, nodes: tuple[WorkerLocal, ...]
 ) -> jax.Array:
@@ -110,13 +95,15 @@ def _converted(
     if old.shape == new.shape:
         return jax.device_put(old, new.sharding)
     old = _automatic(old)
-    for axis, node in enumerate(nodes):
-        # All other axes of workers number shards, which are resized one by one.
-        others = len(nodes) - 1 + node.shard_axes
-        x = jnp.moveaxis(old, axis, 0)
-        shape = (new.shape[axis], *x.shape[1 : len(nodes)], *new.shape[len(nodes) :])
-        old = jnp.moveaxis(_resized(x, shape, node.resizing, others), 0, axis)
-    old = old if old.dtype == new.dtype else old.astype(new.dtype)
+    with _mesh_of(old):
+        for axis, node in enumerate(nodes):
+            # All other axes of workers number shards, which are resized one by one.
+            others = len(nodes) - 1 + node.shard_axes
+            x = jnp.moveaxis(old, axis, 0)
+            around, inside = x.shape[1 : len(nodes)], new.shape[len(nodes) :]
+            shape = (new.shape[axis], *around, *inside)
+            old = jnp.moveaxis(_resized(x, shape, node.resizing, others), 0, axis)
+        old = old if old.dtype == new.dtype else old.astype(new.dtype)
     return jax.device_put(old, new.sharding)
 
 
@@ -155,6 +142,15 @@ def _automatic(x: jax.Array) -> jax.Array:
     mesh: Any = sharding.mesh  # of devices, as the array is placed
     automatic = Mesh(mesh.devices, mesh.axis_names)
     return jax.device_put(x, NamedSharding(automatic, sharding.spec))
+
+
+def _mesh_of(x: jax.Array) -> contextlib.AbstractContextManager[Any]:
+    """The context in which it is computed with, whatever mesh the caller has set."""
+    sharding = None if isinstance(x, Tracer) else getattr(x, "sharding", None)
+    if isinstance(sharding, NamedSharding):
+        mesh: Any = sharding.mesh
+        return jax.set_mesh(mesh)
+    return contextlib.nullcontext()
 
 
 def _fit(rows: jax.Array, size: int) -> jax.Array:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def context_of(mesh: AbstractMesh) -> Iterator[None]:
+    """A context of a mesh, whatever mesh the caller has set."""
+    # JAX refuses a mesh of another size in one that is set, and takes none in any.
+    none = AbstractMesh((), ())
+    with jax.sharding.use_abstract_mesh(none), jax.sharding.use_abstract_mesh(mesh):
+        yield
 
 
 def is_spec(node: object) -> bool:

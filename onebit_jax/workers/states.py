@@ -7,6 +7,7 @@ optimizer it runs. Both read the state: a named tuple that is declared by
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -64,6 +65,14 @@ class Told:
 
     def refusal(self, stage: str) -> str | None:
         """The reason why a static stage cannot be the next one; None if it can."""
+        del stage
+        return None
+
+    def steps_left(self, stage: str) -> int | None:
+        """How many steps of a stage there are before one that exchanges is due.
+
+        None where none will be; else the state is asked again after these.
+        """
         del stage
         return None
 
@@ -294,23 +303,41 @@ def _added(params: Any, distance: Any) -> Any:
     return jax.tree.map(add, distance, params, is_leaf=is_place)
 
 
-def check_stage(state: Any, stage: str, *, begun: bool) -> None:
+def check_stage(state: Any, stage: str) -> float:
     """Refuses a static stage that cannot be the next one, by what the state holds.
 
     Args:
       state: the optimizer's state, whose counters are read: this waits for the step
         that returns it.
       stage: the name.
-      begun: whether an earlier step of this state was in the stage, so that only the
-        end of a warm-up can be in the way.
+
+    Returns:
+      For how many steps of the stage, this one included, the answer holds.
 
     Raises:
       ValueError: if a state says why not.
     """
-    for node in declared(state):
-        asked = not begun or stage in node.warmup_stages
-        if asked and (reason := node.refusal(stage)):
+    left, told = math.inf, declared(state)
+    # How many steps are one of what is inside `accumulate`, its state does not tell.
+    gathered = {
+        id(inside)
+        for node in told
+        if node.wrapper == "accumulate"
+        for inside in declared(node.inner)
+    }
+    for node in told:
+        if reason := node.refusal(stage):
             raise ValueError(reason)
+        if stage in node.warmup_stages:
+            left = 1
+        elif id(node) not in gathered and (n := node.steps_left(stage)) is not None:
+            left = min(left, n)
+    if not left:
+        raise ValueError(
+            f"an exchange is due, and {stage!r} has none: name the stage that has it, "
+            "which may come earlier, too, or leave the stage out."
+        )
+    return left
 
 
 def check_chains(state: Any) -> None:

@@ -234,8 +234,11 @@ def test_resizing_to_as_many_shards_cut_otherwise_is_refused(exchange):
     params = jax.ShapeDtypeStruct((64, 64), jnp.float32)
     old, new = (mesh_over({"data": 2, "a": a, "b": 4 // a}) for a in (1, 2))
     state = onebit_jax.init(tx, jnp.zeros(params.shape), old)
-    with pytest.raises(ValueError, match=r"over {'a': 1, 'b': 4} .* {'a': 2, 'b': 2}"):
+    said = r"over {'a': 1, 'b': 4} .* {'a': 2, 'b': 2}.* begin the state anew, by"
+    with pytest.raises(ValueError, match=said):
         onebit_jax.resize(state, tx, params, old, new)
+    with pytest.raises(ValueError, match=said):
+        onebit_jax.abstract_state(tx, params, new, saved_on=old)
 
 
 def test_any_exchange_is_given_the_shards():

@@ -139,7 +139,7 @@ def zero_one_adam_row(*, refresh, sync, longest, before="compressed", **options)
     )
     leaf = functools.partial(formulas.ZeroOneAdam, refreshes=refreshes, syncs=syncs)
     learns = frozenset({"variance", before} - {"compressed"})
-    refused = {0: frozenset({"local", "compressed"}), FREEZE: learns}
+    refused = {0: frozenset({"local", "compressed"}), FREEZE: learns | {"local"}}
     moments = {"own_mu": ("own_m", None), "nu": ("v", None)}
     return Case(make, moments, leaf, FLOORED, stage=stage, refused=refused)
 
@@ -192,6 +192,7 @@ CASES = {
         {"mu": ("own_m", None), "nu": ("own_v", None)},
         functools.partial(formulas.LocalAdam, rate=0.05, interval=3),
         stage=lambda step, freeze: "local" if (step + 1) % 3 else "sync",
+        refused={2: frozenset({"local"})},
         freezes=False,
     ),
     "BinSGDM": Case(

@@ -124,6 +124,49 @@ def test_a_local_step_has_no_collective_between_workers():
     assert {c.axes for c in collectives} == {("device",)}
 
 
+@pytest.mark.parametrize(
+    ("rule", "stages"),
+    [
+        (every(3), ["local", "local", "sync", "local", None]),
+        (every(3), ["local", "sync", "local", "local"]),
+        (every(8).ending_at(3), ["local", "sync"]),
+    ],
+    ids=["at intervals", "early", "at the end"],
+)
+def test_workers_do_not_step_alone_where_a_synchronisation_is_due(rule, stages):
+    run = onebit_jax.simulated(
+        lambda p, x: jnp.mean(x) * p, local_steps(optax.sgd(0.5), MEAN, rule), workers=1
+    )
+    params, state = run.init(jnp.float32(0))
+    for stage in stages:
+        params, state, _ = run.step(params, state, jnp.ones(1), stage=stage)
+    with pytest.raises(ValueError, match="an exchange is due, and 'local' has none"):
+        run.step(params, state, jnp.ones(1), stage="local")
+    params, state, _ = run.step(params, state, jnp.ones(1), stage="sync")
+    assert float(params) == -0.5 * (len(stages) + 1)
+
+
+def test_a_synchronisation_that_a_step_of_ones_own_left_out_stays_due():
+    tx = local_steps(optax.sgd(0.5), MEAN, every(3))
+    run = onebit_jax.simulated(lambda p, x: jnp.mean(x) * p, tx, workers=1)
+    params, state = run.init(jnp.float32(0))
+    for _ in range(4):
+        params, state, _ = run.step.jitted(params, state, jnp.ones(1), stage="local")
+    params, state, _ = run.step(params, state, jnp.ones(1))
+    assert float(params) == -2.5
+
+
+def test_steps_that_accumulate_may_name_a_stage_each():
+    tx = local_steps(optax.sgd(0.5), MEAN, every(2))
+    run = onebit_jax.simulated(
+        lambda p, x: jnp.mean(x) * p, onebit_jax.accumulate(tx, 2, "data"), workers=1
+    )
+    params, state = run.init(jnp.float32(0))
+    for stage in ("local", "local", "local", "sync"):
+        params, state, _ = run.step(params, state, jnp.ones(1), stage=stage)
+    assert float(params) == -1
+
+
 def trained(tx, workers, steps, params, state, first=0):
     run = onebit_jax.data_parallel(loss_fn, tx, mesh_of(workers))
     if state is None:

@@ -13,6 +13,8 @@ from optimizers import formulas
 import onebit_jax
 from onebit_jax import every, freeze_at, freeze_when_stable, growing_intervals
 
+RESUMED = 14
+
 
 def fired(rule, norms):
     """The steps after which the rule would freeze."""
@@ -57,9 +59,12 @@ def test_a_rising_variance_is_not_stable():
     assert fired(freeze_when_stable(min_steps=1, interval=500), rising) != []
 
 
-def due_steps(rule, steps):
+def due_steps(rule, steps, then=None):
+    """Those of a rule, or of one, and of another that goes on with its state."""
     state, update, due = rule.init(), jax.jit(rule.update), []
     for step in range(1, steps + 1):
+        if then and step == RESUMED:
+            update = jax.jit(then.update)
         now, state = update(state, jnp.int32(step))
         due += [step] if now else []
     return due
@@ -83,6 +88,22 @@ def test_intervals_may_be_even_or_grow_by_steps_or_be_aligned():
     assert due_steps(by_steps, 17) == [1, 2, 3, 5, 9, 13, 17]
     aligned = growing_intervals(3, aligned=True)
     assert due_steps(aligned, 24) == [1, 2, 3, 4, 6, 8, 12, 16, 20, 24]
+
+
+@pytest.mark.parametrize(
+    ("saved", "goes_on", "due"),
+    [
+        (every(8), every(4), [8, 14, 18, 22]),
+        (every(4), every(8), [4, 8, 12, 20]),
+        (every(8).ending_at(13), every(8).ending_at(20), [8, 13, 20]),
+        (growing_intervals(1), growing_intervals(1, longest=2), [1, 3, 7, 14, 16, 18]),
+    ],
+)
+def test_a_rule_that_goes_on_with_anothers_state_keeps_its_own_limits(
+    saved, goes_on, due
+):
+    found = due_steps(saved, 23, then=goes_on)
+    assert found[: len(due)] == due
 
 
 @pytest.mark.parametrize("longest", [None, 2**30, 2**29 + 1])

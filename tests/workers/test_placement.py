@@ -250,6 +250,21 @@ def test_a_state_of_any_mesh_is_resized(workers, others, axis_type):
             assert x.sharding.is_equivalent_to(y.sharding, x.ndim)
 
 
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_a_state_of_another_mesh_than_the_one_that_is_set(axis_type):
+    """As a program of two meshes has, and one that resumes on other devices."""
+    tx, params = sign_mean("data", exact_below=0), jnp.ones(64)
+    old_mesh, mesh = mesh_of(4, axis_type), mesh_of(2, axis_type)
+    with jax.set_mesh(mesh):
+        state = onebit_jax.init(tx, params, old_mesh)
+        saved = onebit_jax.abstract_state(tx, params, mesh, saved_on=old_mesh)
+        chex.assert_trees_all_equal_shapes(saved, state)
+        state = onebit_jax.resize(state, tx, params, old_mesh, mesh)
+        assert {x.sharding.mesh for x in jax.tree.leaves(state)} == {mesh}
+        costs = onebit_jax.stage_costs(tx, params, {"data": 8})
+    assert costs == onebit_jax.stage_costs(tx, params, {"data": 8})
+
+
 def compilations(run, params, state, steps=3):
     """The number of times that a compiler runs in some steps."""
     events = []

@@ -174,7 +174,10 @@ def state_bytes(tx: Any, params: Any, mesh: AbstractMesh) -> int:
 
 
 def family_table(runs: list[PredictedRun], parameters: int) -> str:
-    """A row an optimizer, beside Adam's bytes and hours, and what its steps are."""
+    """A row an optimizer, beside Adam's bytes and hours, and what its steps are.
+
+    Says what the workers of local steps step by.
+    """
     adam = runs[0]
     rows = [
         ("whole run", "sent, GB", "", "fewer", "hours", "faster", "state, bytes"),
@@ -198,7 +201,13 @@ def family_table(runs: list[PredictedRun], parameters: int) -> str:
         for run in runs
         if len(run.steps) > 1
     ]
-    return "\n".join([aligned(rows), "", "Steps of each stage:", *steps])
+    return "\n".join([aligned(rows), "", "Steps of each stage:", *steps, "", _INNER])
+
+
+_INNER = (
+    "local counts AdamW inside, the default of --inner. What docs/local-steps.md says "
+    "of losses is of --inner muon, whose own arithmetic is not counted."
+)
 
 
 def _two_digits(number: float, decimals: int) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from train.plan.cluster import GIGABIT
 from train.plan.model import BASELINES, arms
+from train.plan.transfers import loss_transfer
 
 if TYPE_CHECKING:
     from train.plan.cluster import GpuCluster, LinkLoad
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
 
 PAYS = 1.1
 """The least speed-up over a run that is worth an approximation."""
+
+LOCAL_STEPS = 8
+"""Steps from one exchange of local steps to the next, with which their losses were
+measured."""
 
 _FASTEST = 1e4 * GIGABIT
 _SLOWEST = 1e-3 * GIGABIT
@@ -140,8 +145,39 @@ def aligned(rows: list[tuple[str, ...]]) -> str:
     return "\n".join(lines)
 
 
+def local_gain(prediction: Prediction) -> float:
+    """The speed-up of local steps that exchange one bit over the fastest Adam.
+
+    They have no warm-up. A step without an exchange counts as Adam's, and waits for the
+    mean of the loss, as the trainers' do.
+    """
+    work, cluster = prediction.work, prediction.cluster
+    loads = cluster.loads([loss_transfer(cluster.axis_sizes)])
+    waits = sum(map(cluster.seconds, loads))
+    alone = work.accumulate * work.micro_batch + work.adam + waits
+    exchanges = prediction.best.compressed.seconds
+    seconds = ((LOCAL_STEPS - 1) * alone + exchanges) / LOCAL_STEPS
+    return prediction.baseline.seconds(prediction.warmup_share) / seconds
+
+
 def verdict(prediction: Prediction) -> str:
-    """Whether compression pays, why, and up to which link rate: a line or two."""
+    """Whether compression pays, why, and up to which link rate: lines.
+
+    The last is about local steps, where they are the fastest.
+    """
+    gain = local_gain(prediction)
+    if prediction.cluster.hosts == 1 or gain < max(PAYS, prediction.gain):
+        return _verdict(prediction)
+    return (
+        f"{_verdict(prediction)}\nLocal steps (--optimizer local --inner muon --sync "
+        f"{LOCAL_STEPS}) exchange one bit every {LOCAL_STEPS} steps, without a warm-up"
+        f": {gain:.2f} times as fast as {prediction.baseline.name}, but for Muon's own "
+        "arithmetic. docs/local-steps.md says what they learn, with 2 to 8 workers."
+    )
+
+
+def _verdict(prediction: Prediction) -> str:
+    """Whether 1-bit Adam pays, why, and up to which link rate: a line or two."""
     best, adam = prediction.best, prediction.baseline
     if prediction.cluster.hosts * prediction.cluster.gpus == 1:
         return "Compression does not pay: one GPU exchanges nothing."

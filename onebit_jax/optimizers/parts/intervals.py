@@ -6,10 +6,13 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.core import Tracer
 
 if TYPE_CHECKING:
-    import optax
     from jax import Array
     from jax.typing import ArrayLike
     from jaxtyping import Bool, Int32
@@ -43,6 +46,12 @@ class IntervalRule(NamedTuple):
     def ending_at(self, steps: int) -> IntervalRule:
         """The same rule, with the last step of a run due as well.
 
+        It counts the optimizer's steps. Those that a `skip_nonfinite` around it skips
+        are none, and a run of so many batches then ends before the last: end it with
+        `stage='sync'`, or let what skips stand inside `local_steps`, as
+        `optax.apply_if_finite`, which counts them. Around it, `accumulate` makes one of
+        several batches.
+
         Args:
           steps: number of steps of the run.
 
@@ -65,6 +74,8 @@ class IntervalRule(NamedTuple):
             state: Any, count: Int32[Array, ""]
         ) -> tuple[Bool[Array, ""], Any]:
             due, state = self.update(state, count)
+            # The state tells that the next step is due.
+            state = optax.tree.where(count + 1 == last, _overdue(state), state)
             return due | (count == last), state
 
         return IntervalRule(self.init, update_fn)
@@ -74,7 +85,8 @@ class IntervalState(NamedTuple):
     """State of a rule of intervals.
 
     Attributes:
-      interval: steps from one due step to the next.
+      interval: steps from one due step to the next. The limits of the rule that goes on
+        with the state hold: `every(4)` does not wait for the 8 steps of `every(8)`.
       waited: steps since the last that was due.
       counted: of `growing_intervals` the due steps, or with counting='steps' all
         steps, since the interval last doubled.
@@ -112,7 +124,12 @@ def every(steps: int, first: int | None = None) -> IntervalRule:
     """
     interval = _positive("steps", steps)
     waited = 0 if first is None else interval - _positive("first", first)
-    return _intervals(lambda: interval, lambda state, due, count: state, waited=waited)
+    return _intervals(
+        lambda: interval,
+        lambda state, due, count: state,
+        (interval, interval),
+        waited=waited,
+    )
 
 
 def growing_intervals(
@@ -176,7 +193,7 @@ def growing_intervals(
             counted=jnp.where(doubles, 0, counted),
         )
 
-    return _intervals(lambda: 1, doubled, aligned=aligned)
+    return _intervals(lambda: 1, doubled, (1, limit), aligned=aligned)
 
 
 def intervals_by_learning_rate(
@@ -252,7 +269,7 @@ def intervals_by_learning_rate(
         longer = jnp.where(due, interval(count), state.interval)
         return state._replace(interval=longer)
 
-    return _intervals(lambda: interval(0), next_interval)
+    return _intervals(lambda: interval(0), next_interval, (least, limit))
 
 
 def check_interval_rule(name: str, rule: Any) -> None:
@@ -271,6 +288,53 @@ def check_interval_rule(name: str, rule: Any) -> None:
         )
 
 
+def update_in_stage(
+    rule: IntervalRule, state: Any, count: Int32[Array, ""], happens: bool | None
+) -> tuple[Bool[Array, ""], Any]:
+    """The update of a rule in a step of which a static stage may say what it does.
+
+    A step that does early what is done at intervals is a due one, from which the next
+    interval begins. One that was due and does not leaves the next step due.
+
+    Args:
+      rule: the rule.
+      state: its state.
+      count: the number of the step.
+      happens: whether the step does it, whatever the rule says; None where the rule
+        decides.
+
+    Returns:
+      Whether the rule says that the step is due, and the new state.
+    """
+    due, after = rule.update(_overdue(state) if happens else state, count)
+    if happens is False:
+        after = optax.tree.where(due, _overdue(state), after)
+    return due, after
+
+
+def steps_before_due(state: Any) -> int | None:
+    """How many steps there are before the next that is due.
+
+    None where the state does not tell: it is traced, or of a rule of the user's own.
+    """
+    if not isinstance(state, IntervalState):
+        return None
+    if not all(map(_is_known, state)):
+        return None
+    return max(int(state.interval) - int(state.waited) - 1, 0)
+
+
+def _is_known(x: Any) -> bool:
+    return isinstance(x, jax.Array | np.ndarray) and not isinstance(x, Tracer)
+
+
+def _overdue(state: Any) -> Any:
+    """The state of a rule whose next step is due, whatever the interval."""
+    if isinstance(state, IntervalState):
+        return state._replace(waited=jnp.full_like(state.waited, _LIMIT - 1))
+    return state
+
+
 def _positive(name: str, number: int) -> int:
     number = operator.index(number)
     if number < 1:
@@ -283,11 +347,16 @@ def _positive(name: str, number: int) -> int:
 def _intervals(
     first: Callable[[], ArrayLike],
     after: Callable[[IntervalState, Bool[Array, ""], Int32[Array, ""]], IntervalState],
+    limits: tuple[int, int],
     *,
     aligned: bool = False,
     waited: int = 0,
 ) -> IntervalRule:
-    """A rule of a first interval, and of what becomes of the interval in each step."""
+    """A rule of a first interval, and of what becomes of the interval in each step.
+
+    The limits, from the shortest interval to the longest, hold for states of rules that
+    had others, too.
+    """
 
     def init_fn() -> IntervalState:
         start = first(), waited, 0
@@ -297,9 +366,11 @@ def _intervals(
         state: IntervalState, count: Int32[Array, ""]
     ) -> tuple[Bool[Array, ""], IntervalState]:
         waited = state.waited + 1
-        interval = state.interval
-        due = (count % interval == 0) if aligned else (waited >= interval)
-        state = state._replace(waited=jnp.where(due, 0, waited))
+        interval = jnp.clip(state.interval, *limits)
+        due = waited >= interval
+        if aligned:
+            due |= count % interval == 0
+        state = state._replace(interval=interval, waited=jnp.where(due, 0, waited))
         return due, after(state, due, count)
 
     return IntervalRule(init_fn, update_fn)

@@ -169,6 +169,20 @@ def test_pays_up_to_the_rate_that_it_names():
         assert (planned(model(), work(), there).gain >= PAYS) is pays
 
 
+def test_names_local_steps_where_they_are_the_fastest():
+    """An eighth of the exchanges and no warm-up; beside one host nothing is left."""
+    slow = planned(model(), work(), cluster(8, 1, 1e-3 * GIGABIT))
+    compressed = slow.best.compressed.seconds
+    told = float(re.search(r"Local .* ([\d.]+) times as fast", verdict(slow))[1])
+    times = slow.baseline.compressed.seconds / compressed
+    assert told == pytest.approx(8 * times, rel=0.01)
+    for answer in (
+        planned(model(), work(), cluster(8, 1, 3000 * GIGABIT)),
+        planned(model(), work(), cluster(1, 8)),
+    ):
+        assert "Local" not in verdict(answer)
+
+
 def run(text, capsys):
     plan.main(text.split())
     return capsys.readouterr().out
@@ -238,10 +252,9 @@ def test_says_that_a_model_does_not_fit_a_gpu(capsys, parameters, fits):
 def test_no_verdict_on_a_model_that_no_host_can_hold(capsys, tmp_path, gpus, fits):
     file = tmp_path / "plan.json"
     out = run(f"--rate 10 --gpu v100 --model 7e9 --gpus {gpus} --json {file}", capsys)
-    last, answer = out.splitlines()[-2 if fits else -1], json.loads(file.read_text())
-    assert last.startswith(
-        "Compression pays" if fits else "The model does not fit: parameters,"
-    )
+    said = "Compression pays" if fits else "The model does not fit: parameters,"
+    (last,) = (line for line in out.splitlines() if line.startswith(said))
+    answer = json.loads(file.read_text())
     assert (f"140 GB, and a host has {32 * gpus} GB" in last) is not fits
     assert ("where they are sharded inside each host" in out) is fits
     assert last in answer["verdict"]
