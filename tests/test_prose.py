@@ -8,8 +8,6 @@ import pytest
 
 import onebit_jax
 
-# Names that are not yet mended. Whoever mends one takes it out.
-DOCSTRING_DEBTS = {"data_parallel", "local_value_and_grad", "worker_step"}
 PAGES = prose.pages()
 NAMES = ["README.md", *chain(*PAGES.values())]
 SHORT = "A sentence may have as many as thirty words, " + "and more " * 10 + "no."
@@ -28,10 +26,7 @@ def test_a_page_is_read_once(page):
 @pytest.mark.parametrize("name", onebit_jax.__all__)
 def test_a_docstring_is_read_once(name):
     told = list(prose.docstring_findings(inspect.getdoc(getattr(onebit_jax, name))))
-    if name in DOCSTRING_DEBTS:
-        assert told, f"{name} is mended: take it out of DOCSTRING_DEBTS"
-    else:
-        assert not told, "\n".join(told)
+    assert not told, "\n".join(told)
 
 
 def test_every_kind_has_pages():

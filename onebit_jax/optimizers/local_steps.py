@@ -110,8 +110,8 @@ def local_steps(
     what the workers differed by is lost.
 
     The agreed parameters lack what the workers have gone since the last
-    synchronisation, so let the last step of a run synchronise:
-    `sync.ending_at(steps)`, or, where a `skip_nonfinite` around it may skip steps,
+    synchronisation. So let the last step of a run synchronise, by
+    `sync.ending_at(steps)`. Where a `skip_nonfinite` around it may skip steps, take
     `stage='sync'`.
 
     Args:

@@ -71,46 +71,49 @@ def data_parallel(
     of the loss and of the auxiliary values.
 
     Args:
-      loss_fn: from parameters, a worker's share of the batch, and further arguments
-        that are the same on all workers, to that worker's own loss, a scalar; or to
-        the loss and a tree of arrays if `has_aux`, of which the means are taken. It
-        may use `jax.lax.axis_index`: a random key among the arguments draws the same
-        on all workers, unless the worker's number is folded in.
+      loss_fn: from parameters, a worker's share of the batch and further arguments, the
+        same on all workers, to that worker's own loss. With `has_aux`, to the loss and
+        a tree of arrays, of which the means are taken. It may use `jax.lax.axis_index`.
+        A random key among the arguments draws the same on all workers, unless the
+        worker's number is folded in.
       tx: an optimizer that exchanges gradients or momentum by itself.
       mesh: the mesh.
       axis: names of the mesh axes whose members are the workers; None for all.
-      specs: how to shard parameters inside each worker: a tree of their structure
-        with a `PartitionSpec` over the mesh's other axes for each; None to keep them
-        as they are sharded.
+      specs: how to shard parameters inside each worker. A tree of their structure with
+        a `PartitionSpec` over the mesh's other axes for each. None keeps them as they
+        are sharded.
       has_aux: whether `loss_fn` returns auxiliary values.
 
     Returns:
       `init(params)`, which copies the parameters, and `step(params, state, batch,
-      *args, stage=None, **extra)`, which returns `(params, state, loss)`, or with
+      *args, stage=None, **extra)`. It returns `(params, state, loss)`, or with
       `has_aux` `(params, state, loss, aux)`, and donates the parameters and the state
-      that it is given. Each leaf of the batch has the examples of all workers along its
-      first axis; of several processes each makes its part of it, by
-      `jax.make_array_from_process_local_data`. `stage` is static: the name of one of
-      the optimizer's stages, which its state tells (`steps_by_stage`), compiles that
-      one alone, if it can be the state's next. Of a stage in which workers take steps
-      of their own nothing crosses the network: loss and auxiliary values are then each
-      worker's own, along a first axis, until somebody takes their mean. Further
-      arguments by name, the same on all workers, go to `tx.update`, such as the `value`
-      of `optax.contrib.reduce_on_plateau`.
+      that it is given.
+
+      Each leaf of the batch has the examples of all workers along its first axis. Of
+      several processes each makes its part of it, by
+      `jax.make_array_from_process_local_data`.
+
+      `stage` is static: the name of one of the optimizer's stages, which its state
+      tells (`steps_by_stage`). It compiles that one alone, if it can be the state's
+      next. In a stage in which workers take steps of their own nothing crosses the
+      network. Loss and auxiliary values are then each worker's own, along a first axis.
+
+      Further arguments by name, the same on all workers, go to `tx.update`, such as the
+      `value` of `optax.contrib.reduce_on_plateau`.
 
     Raises:
-      ValueError: if the mesh lacks an axis; from `init`, if the exchange works over
-        other axes, processes hold other parameters, or these are sharded over those of
-        the workers or of another mesh, or so that an exchange does not see it; from
-        `step`, if the batch cannot be shared equally or is one of several processes'
-        own, parameters, state or further arguments are not the same in all processes,
-        the state is one of other parameters or of another number of workers,
-        parameters or state were donated before, the stage cannot be the next, the
-        loss is averaged over the workers already, or an update passes
-        through no exchange.
+      ValueError: if the mesh lacks an axis. From `init`, if the exchange works over
+        other axes, or processes hold other parameters. From `init`, if parameters are
+        sharded over the workers' axes or another mesh, or so that an exchange does not
+        see it. From `step`, if the batch cannot be shared equally, or is one of several
+        processes' own. From `step`, if processes differ in parameters, state or further
+        arguments, or these were donated before. From `step`, if the state is one of
+        other parameters or workers, or the stage cannot be the next. From `step`, if
+        the loss is averaged over the workers, or an update passes through no exchange.
       TypeError: from `init`, if a random key or running statistics of Flax NNX are
-        among the parameters; from `step`, if `loss_fn` returns a pair without
-        `has_aux`, no pair with it, or a random key beside the loss.
+        among the parameters. From `step`, if what `loss_fn` returns is no pair with
+        `has_aux`, a pair without it, or holds a random key.
 
     Example:
       >>> import jax, jax.numpy as jnp, onebit_jax, optax

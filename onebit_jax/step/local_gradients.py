@@ -30,9 +30,9 @@ def local_value_and_grad(
     gradients over the workers, in full precision: the very exchange that compression
     is to replace. Here every worker differentiates with respect to its own copy.
 
-    Under `shard_map(check_vma=False)` nothing records what is the same on all workers:
-    neither this function nor an exchange can refuse a loss, or gradients, that are
-    averaged already, and all workers would compress the same values.
+    Under `shard_map(check_vma=False)` nothing records what is the same on all workers.
+    Then neither this function nor an exchange can refuse a loss, or gradients, that are
+    averaged already. All workers would compress the same values.
 
     Args:
       fun: this worker's own loss, not averaged over the workers; a function as for
@@ -46,9 +46,9 @@ def local_value_and_grad(
       A function like `fun` that returns its value and this worker's gradients.
 
     Raises:
-      ValueError: when called where the axis is not bound, if the loss is averaged
-        over the workers already, or if it differs over other axes too, over which
-        gradients would be summed; only `shard_map(check_vma=True)` records this.
+      ValueError: when called where the axis is not bound, or if the loss is averaged
+        over the workers already. Or if it differs over other axes too, over which
+        gradients would be summed. Only `shard_map(check_vma=True)` records this.
       TypeError: when called with keywords alone, or if `fun` returns a pair without
         `has_aux`, or no pair with it.
 

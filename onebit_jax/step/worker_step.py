@@ -71,25 +71,31 @@ def worker_step(
         vary, `jax.lax.pcast(zeros, axis, to='varying')`.
 
     Returns:
-      A decorator. What it makes is called with what is carried, which is donated (the
-      optimizer's state from `onebit_jax.init(tx, params, mesh)`); with batches, whose
-      leaves have the examples of all workers along their first axis; and by name with
-      what is the same on all workers, such as a random key. Arrays and numbers are
-      traced, those in a tree too. All else is compiled in, as `train=True`, a function
-      or a frozen dataclass, and must be hashable; bind a tree of numbers, as a
-      `flax.struct.dataclass` is, by `functools.partial(step, config=config)` before it
-      is decorated. `stage`, by name, is that of the optimizer, and must be a name of
-      the step's own arguments. It returns what the step does: what is carried, and the
-      means over the workers of what stands behind it; in a stage of steps of the
-      workers' own these are each worker's, along a first axis.
+      A decorator. What it makes is called with three kinds of arguments.
+
+      First what is carried, which is donated; the optimizer's state is that of
+      `onebit_jax.init(tx, params, mesh)`. Then batches, whose leaves have the examples
+      of all workers along their first axis. By name what is the same on all workers,
+      such as a random key.
+
+      Arrays and numbers by name are traced, those in a tree too. All else is compiled
+      in, as `train=True`, a function or a frozen dataclass, and must be hashable. A
+      tree of numbers, as a `flax.struct.dataclass` is, is bound before the step is
+      decorated: `functools.partial(step, config=config)`. `stage`, by name, is that of
+      the optimizer, and must be a name of the step's own arguments.
+
+      It returns what the step does: what is carried, and the means over the workers of
+      all else. In a stage of steps of the workers' own these are each worker's, along a
+      first axis.
 
     Raises:
-      ValueError: if the mesh lacks an axis; from a call, if batches cannot be shared
-        equally, what is carried was donated before, differs from worker to worker or is
-        sharded over the workers' axes, the state is one of another number of workers or
-        of other axes, processes hold other values or run another program, or the stage
-        cannot be the next.
-      TypeError: if no mesh is given; from a call, if the step does not return what is
+      ValueError: if the mesh lacks an axis. From a call, if batches cannot be shared
+        equally, or the stage cannot be the next. From a call, if what is carried was
+        donated before, differs from worker to worker, or is sharded over the workers'
+        axes. From a call, if the state is one of other workers or axes, or of
+        parameters that were not sharded. From a call, if processes hold other values or
+        run another program.
+      TypeError: if no mesh is given. From a call, if the step does not return what is
         carried.
 
     Example:
