@@ -111,8 +111,8 @@ def local_steps(
 
     The agreed parameters lack what the workers have gone since the last
     synchronisation, so let the last step of a run synchronise:
-    `sync.ending_at(steps)`, or, where a `skip_nonfinite` around it may skip steps,
-    `stage='sync'`.
+    `sync.ending_at(steps)`. Where a `skip_nonfinite` around all of this may skip steps,
+    give the last one `stage='sync'`.
 
     Args:
       inner: each worker's own optimizer, such as `optax.adamw(1e-3)`, learning rate
