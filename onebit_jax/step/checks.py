@@ -153,7 +153,7 @@ def _kinds(tree: Any, above: Any = ()) -> dict[str, str]:
     """For the path of each state inside another the name of its class."""
 
     def is_state(node: Any) -> bool:
-        return node is not tree and hasattr(node, "_fields")
+        return node is not tree and hasattr(type(node), "_fields")
 
     kinds = {}
     for path, node in jax.tree.leaves_with_path(tree, is_leaf=is_state):

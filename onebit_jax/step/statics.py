@@ -45,8 +45,16 @@ def arrays_alone(tree: Any, counts: frozenset[int] = frozenset()) -> Any:
 
     Returns:
       The tree, with what is no array in `Static` nodes.
+
+    Raises:
+      TypeError: for a `jax.Ref`.
     """
     leaves, treedef = jax.tree.flatten(tree)
+    if any(isinstance(x, jax.Ref) for x in leaves):
+        raise TypeError(
+            "a jax.Ref cannot be carried through a step: pass its array, ref[...], and "
+            "set the Ref to what the step returns."
+        )
     return treedef.unflatten(
         [
             x

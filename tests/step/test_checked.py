@@ -69,6 +69,28 @@ def test_what_is_carried_may_stand_beside_too(how):
     np.testing.assert_array_equal(new["b"], once["w"])
 
 
+@jax.tree_util.register_pytree_node_class
+class Attributes(dict):
+    """As in JAX's cookbook; to ask it for what it lacks is a KeyError."""
+
+    __getattr__ = dict.__getitem__
+
+    def tree_flatten(self):
+        return tuple(self.values()), tuple(self)
+
+    @classmethod
+    def tree_unflatten(cls, keys, values):
+        return cls(zip(keys, values, strict=True))
+
+
+@each
+def test_parameters_may_be_a_dict_of_attributes(how):
+    tx = optax.chain(onebit_jax.exact_mean("data"), optax.trace(0.9))
+    run = runs_of(tx)[how]
+    _, state, _ = run.step(*run.init(Attributes(w=jnp.zeros(3))), BATCH)
+    assert isinstance(state[1].trace, Attributes)
+
+
 @each
 @pytest.mark.parametrize(
     ("params", "said"),

@@ -217,6 +217,8 @@ def test_batches_and_axes_that_do_not_fit_are_refused():
         step(params, state, x, np.zeros(2, np.uint32))
     with pytest.raises(TypeError, match=r"pass the 2 arguments .* by position"):
         step(params, state=state)
+    with pytest.raises(TypeError, match=r"a jax.Ref cannot be carried"):
+        step(jax.new_ref(jnp.zeros(3)), state, x)
     with pytest.raises(ValueError, match=r"works over \('data',\): name the same axes"):
         onebit_jax.worker_step(mesh)(function)(params, state, x)
     both = optimizer(("data", "model"))
