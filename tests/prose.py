@@ -71,7 +71,7 @@ def sentences(text):
 
 
 def findings(text):
-    """What is too long in a page's text, each with its line."""
+    """Faults of a page's text, each with its line."""
     row, in_row, line = [], False, 0
     for token in PARSER.parse(text):
         if token.map:
@@ -120,7 +120,7 @@ def paragraphs(docstring):
 
 
 def docstring_findings(docstring):
-    """What is too long in a docstring."""
+    """Faults of a docstring."""
     for paragraph in paragraphs(docstring):
         shown = ROLE.sub("`formula`", paragraph)
         shown = CODE.sub(lambda code: re.sub(r"\s+", "␣", code[0]), shown)
@@ -147,7 +147,7 @@ def read(page):
 
 
 def faults(page, text, how_to):
-    """What is wrong with a page's text, a line each."""
+    """Faults of a page, a line each."""
     told = [f"{page}:{line}: {what}" for line, what in findings(text)]
     lines = len(text.splitlines())
     if how_to and lines > HOW_TO_LINES:

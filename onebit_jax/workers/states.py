@@ -69,7 +69,7 @@ class Told:
         return None
 
     def steps_left(self, stage: str) -> int | None:
-        """How many steps of a stage there are before one that exchanges is due.
+        """The number of steps of a stage before one that exchanges is due.
 
         None where none will be; else the state is asked again after these.
         """

@@ -15,7 +15,7 @@ LOW, LARGEST, LEAST, LINES, SUMS, PERIOD = 1e-6, 3.0, 0.25, 16, 8, 8
 
 
 class Leaf:
-    """What all have.
+    """Base of the transcriptions of one leaf.
 
     Args:
       shape: the leaf's.

@@ -332,7 +332,7 @@ for name, case in cases.items():
 
 @pytest.fixture(scope="module")
 def refusals(tmp_path_factory):
-    """What two processes say that differ in one thing at a time."""
+    """Sentences of two processes that differ in one thing at a time."""
     script = tmp_path_factory.mktemp("processes") / "script.py"
     script.write_text(OF_ITS_OWN)
     launcher = [sys.executable, "-m", "onebit_launch", "--processes", "2", "--", script]

@@ -313,7 +313,7 @@ def update_in_stage(
 
 
 def steps_before_due(state: Any) -> int | None:
-    """How many steps there are before the next that is due.
+    """The number of steps before the next that is due.
 
     None where the state does not tell: it is traced, or of a rule of the user's own.
     """
