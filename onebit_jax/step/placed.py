@@ -39,6 +39,9 @@ def on_mesh(carried: Any, mesh: Mesh, axes: tuple[str, ...]) -> Any:
         not sharded where these are.
     """
     check_workers_of(carried, mesh.shape)
+    for path, node in jax.tree.leaves_with_path(carried, is_leaf=is_worker_local):
+        if not is_worker_local(node) and not isinstance(node, Tracer):
+            spec_inside(mesh, axes, path[1:], node)
     parameters = _parameters(carried)
     _check_state_of_sharded(carried, mesh, parameters)
 
@@ -48,16 +51,14 @@ def on_mesh(carried: Any, mesh: Mesh, axes: tuple[str, ...]) -> Any:
         if names_of(told) <= set(axes):
             inside = _inside(parameters, path, np.shape(x)[len(told) :])
             told = PartitionSpec(*told, *inside)
-        sharding = getattr(x, "sharding", SingleDeviceSharding(jax.devices()[0]))
-        if isinstance(sharding, SingleDeviceSharding):
+        sharding = getattr(x, "sharding", None)
+        if sharding is None or isinstance(sharding, SingleDeviceSharding):
             return copied(x, sharding_of(mesh, told, np.ndim(x)))
         if not isinstance(sharding, NamedSharding):
             return x
         here = sharding.spec
-        if sharding.mesh != mesh:
-            here = (
-                here if names_of(of_workers) else spec_inside(mesh, axes, path[1:], x)
-            )
+        if sharding.mesh != mesh and not names_of(of_workers):
+            here = spec_inside(mesh, axes, path[1:], x)
         # Workers' own arrays come undivided, by tx.init in jax.set_mesh.
         if not names_of(of_workers) <= names_of(here):
             here = PartitionSpec(*of_workers, *here[len(of_workers) :])
@@ -67,13 +68,9 @@ def on_mesh(carried: Any, mesh: Mesh, axes: tuple[str, ...]) -> Any:
         # The same buffers, under the sharding that the step returns.
         return x if at == sharding else jax.device_put(x, at)
 
-    carried = jax.tree.map_with_path(
+    return jax.tree.map_with_path(
         put, carried, state_specs(carried), partitions(carried)
     )
-    for path, node in jax.tree.leaves_with_path(carried, is_leaf=is_worker_local):
-        if not is_worker_local(node) and not isinstance(node, Tracer):
-            spec_inside(mesh, axes, path[1:], node)
-    return carried
 
 
 def placed_on(mesh: Mesh, x: Any) -> NamedSharding | None:

@@ -136,7 +136,7 @@ class Replay:
         return {k: self.golden[key] for k, key in keys.items() if key in self.golden}
 
     def signed(self, t, group):
-        """Values that signs were taken of, in float64; an empty dict if there are none."""
+        """Values that signs were taken of, in float64; an empty dict if of none."""
         if self.stage(t) not in ("compressed", "gradient") or self.workers == 1:
             return {}
         after = self.errors(t, group)

@@ -225,7 +225,7 @@ def test_batches_and_axes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"works over \('data', 'model'\): name"):
         step(params, onebit_jax.init(both, params, mesh), x)
     divided = jax.device_put(params, NamedSharding(mesh, P("data")))
-    with pytest.raises(ValueError, match=r"\['bias'\] is sharded over \('data',\)"):
+    with pytest.raises(ValueError, match=r"\['bias'\] is sharded .* are the workers"):
         step(divided, state, x)
 
 
