@@ -61,7 +61,11 @@ def check(others: dict[str, Any]) -> None:
     unused = {"bias_correction", "eps_inside_sqrt", "cuda_aware", "comm_backend_name"}
     refused = {"amsgrad", "max_grad_norm"}
     for name, value in others.items():
-        if name not in unused and (value or name not in refused):
+        if name in refused and value:
+            raise TypeError(f"DeepSpeed refuses {name!r} too: leave it out.")
+        if name == "exp_avg_mask":
+            raise TypeError("exp_avg_mask is an array: give mask, a function.")
+        if name not in unused | refused:
             raise TypeError(
                 f"{name!r} is not a setting of this optimizer: correct its name, or "
                 "leave it out."

@@ -140,5 +140,7 @@ def test_what_is_no_setting_is_refused():
         from_deepspeed.onebit_adam(1e-3, freeze_steps=10)
     with pytest.raises(TypeError, match="mask is a function that returns a tree"):
         from_deepspeed.onebit_lamb(1e-3, mask=jnp.ones((8, 8)))
-    with pytest.raises(TypeError, match="'amsgrad' is not a setting"):
+    with pytest.raises(TypeError, match="exp_avg_mask is an array: give mask"):
+        from_deepspeed.onebit_adam(1e-3, exp_avg_mask=jnp.ones((8, 8)))
+    with pytest.raises(TypeError, match="DeepSpeed refuses 'amsgrad' too"):
         from_deepspeed.zero_one_adam(1e-3, amsgrad=True)
