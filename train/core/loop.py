@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections import deque
 from contextlib import closing
@@ -246,7 +247,8 @@ class _Loop:
             total=last,
             initial=logged,
             unit="step",
-            mininterval=0.5,
+            # A file keeps every state of the bar.
+            mininterval=0.5 if sys.stderr.isatty() else 30,
             disable=not is_main_process(),
         )
         since = time.perf_counter()

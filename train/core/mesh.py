@@ -87,8 +87,8 @@ def kept_topology(mesh: Mesh, folder: Path, *, goes_on: bool) -> Topology:
                 "process; start one on each of several hosts, or leave --topology out."
             )
         say(
-            f"{folder} compresses between hosts, and there is one: its warm-up does "
-            "not end until it goes on in several processes."
+            f"{folder} compresses between hosts, and there is one: nothing is "
+            "compressed, and a warm-up does not end, until there are several."
         )
     return "hierarchical"
 
