@@ -5,10 +5,12 @@ import pathlib
 import re
 import tomllib
 
+import jax
 import optax
 
 import onebit_jax
 from benchmarks.costs import tables
+from benchmarks.run_bytes import drawing
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -51,3 +53,17 @@ def test_the_version_is_the_changelogs_and_the_citations():
 
 def test_the_costs_are_those_of_the_code():
     assert tables() in (DOCS / "costs.md").read_text("utf-8")
+
+
+def test_the_bytes_of_a_run_in_the_picture_are_those_of_the_code():
+    """Those of its alt text, too."""
+    picture = (DOCS / "run-bytes.svg").read_text("utf-8")
+    # Optax's own arithmetic mixes integers and floats.
+    with jax.numpy_dtype_promotion("standard"):
+        assert drawing() == picture
+    (alt,) = re.findall(
+        r"!\[(.*)\]\(run-bytes.svg\)", (DOCS / "costs.md").read_text("utf-8")
+    )
+    shown = re.findall(r"([\d.]+) GB", picture)
+    assert len(shown) == 5
+    assert re.findall(r"\d+\.\d+", alt) == shown

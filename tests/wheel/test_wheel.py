@@ -1,5 +1,6 @@
 """The sdist and the wheel of `make wheel`, and the wheel installed by itself."""
 
+import email
 import json
 import os
 import pathlib
@@ -9,6 +10,7 @@ import tarfile
 import zipfile
 
 import pytest
+from markdown_it import MarkdownIt
 from test_readme import ROOT, blocks_of, check_first_program
 
 PACKAGES = {"onebit_jax", "pallas_kernels", "onebit_launch"}
@@ -60,6 +62,22 @@ def test_a_program_that_uses_it_is_type_checked(step, mistakes, tmp_path):
     )
     found = json.loads(done.stdout)["generalDiagnostics"]
     assert [x["range"]["start"]["line"] + 1 for x in found] == mistakes, found
+
+
+def test_a_registry_shows_a_page_that_needs_no_file_beside_it():
+    (wheel,) = (ROOT / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as files:
+        (name,) = (name for name in files.namelist() if name.endswith("/METADATA"))
+        metadata = email.message_from_bytes(files.read(name))
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    page = metadata.get_payload(decode=True).decode()
+    blocks = MarkdownIt("commonmark").enable("table").parse(page)
+    tokens = [token for block in blocks for token in block.children or ()]
+    places = [token.attrs.get("href") or token.attrs.get("src") for token in tokens]
+    assert all(place.startswith("https://") for place in places if place)
+    assert "`docs/first-script.md`" in page
+    assert "\npip install 'onebit-jax' " in page
+    assert "from a clone: jax" not in page
 
 
 def test_both_hold_the_library_alone():

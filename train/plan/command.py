@@ -21,6 +21,7 @@ import tyro
 
 from train.bert.objective import abstract_params
 from train.core.errors import InputError, writable
+from train.plan.advice import advice
 from train.plan.cluster import GIGABIT, GpuCluster
 from train.plan.compile import compile_step, describe
 from train.plan.config import SIZES, PlanConfig, check
@@ -161,11 +162,15 @@ def run(config: PlanConfig) -> None:
     work = work_of(config, model)
     prediction = predict(model, work, cluster, config.warmup)
     print(heading(config, model, cluster, work))
-    said = misfit(config, model) or verdict(prediction)
+    unfit = misfit(config, model)
+    said = unfit or verdict(prediction)
+    to_take = "" if unfit else advice(prediction, config.steps)
     print(f"\n{table(prediction)}\n\n{said}")
+    if to_take:
+        print(f"\n{to_take}")
     asked = {"rate_is": config.rate_is, "gpu": config.gpu}
-    answer = to_json(prediction) | asked | {"verdict": said}
-    answer["pays"] = answer["pays"] and not misfit(config, model)
+    answer = to_json(prediction) | asked | {"verdict": said, "advice": to_take}
+    answer["pays"] = answer["pays"] and not unfit
     if config.steps is not None:
         freeze = max(1, round(config.warmup * config.steps))
         runs = predicted_runs(model, work, cluster, steps=config.steps, freeze=freeze)

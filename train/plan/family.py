@@ -205,7 +205,7 @@ def family_table(runs: list[PredictedRun], parameters: int) -> str:
 
 
 _INNER = (
-    "local counts AdamW inside, the default of --inner. What docs/local-steps.md says "
+    "local counts AdamW inside, the default of --inner. What docs/frontier.md says "
     "of losses is of --inner muon, whose own arithmetic is not counted."
 )
 

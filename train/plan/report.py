@@ -64,7 +64,18 @@ class Prediction(NamedTuple):
     @property
     def advised(self) -> Arm:
         """The best form where it pays, else the fastest Adam."""
-        return self.best if self.gain >= PAYS else self.baseline
+        return self.best if self.pays else self.baseline
+
+    @property
+    def pays(self) -> bool:
+        """Whether the best form is worth it."""
+        return self.gain >= PAYS
+
+    @property
+    def local_steps_pay(self) -> bool:
+        """Whether local steps are, and are faster still."""
+        least = max(PAYS, self.gain)
+        return self.cluster.hosts > 1 and local_gain(self) >= least
 
     @property
     def gain(self) -> float:
@@ -91,7 +102,7 @@ def break_even_rate(prediction: Prediction) -> float | None:
     """
 
     def pays(rate: float) -> bool:
-        return _at_rate(prediction, rate).gain >= PAYS
+        return _at_rate(prediction, rate).pays
 
     low, high = _SLOWEST, _FASTEST
     if not pays(low):
@@ -165,14 +176,14 @@ def verdict(prediction: Prediction) -> str:
 
     The last is about local steps, where they are the fastest.
     """
-    gain = local_gain(prediction)
-    if prediction.cluster.hosts == 1 or gain < max(PAYS, prediction.gain):
+    if not prediction.local_steps_pay:
         return _verdict(prediction)
+    gain = local_gain(prediction)
     return (
         f"{_verdict(prediction)}\nLocal steps (--optimizer local --inner muon --sync "
         f"{LOCAL_STEPS}) exchange one bit every {LOCAL_STEPS} steps, without a warm-up"
         f": {gain:.2f} times as fast as {prediction.baseline.name}, but for Muon's own "
-        "arithmetic. docs/local-steps.md says what they learn, with 2 to 8 workers."
+        "arithmetic. docs/frontier.md says what they learn, with 2 to 8 workers."
     )
 
 
@@ -181,7 +192,7 @@ def _verdict(prediction: Prediction) -> str:
     best, adam = prediction.best, prediction.baseline
     if prediction.cluster.hosts * prediction.cluster.gpus == 1:
         return "Compression does not pay: one GPU exchanges nothing."
-    if prediction.gain >= PAYS:
+    if prediction.pays:
         first = (
             f"Compression pays: {best.name} is {prediction.gain:.2f} times as fast as "
             f"{adam.name} over a run with {prediction.warmup_share:.0%} warm-up, "
@@ -292,7 +303,7 @@ def to_json(prediction: Prediction) -> dict[str, Any]:
             for arm in prediction.arms
         ],
         "best": prediction.best.name,
-        "pays": prediction.gain >= PAYS,
+        "pays": prediction.pays,
         "break_even_rate": (
             break_even_rate(prediction) if prediction.cluster.hosts > 1 else None
         ),
