@@ -259,6 +259,8 @@ def test_no_verdict_on_a_model_that_no_host_can_hold(capsys, tmp_path, gpus, fit
     assert ("where they are sharded inside each host" in out) is fits
     assert last in answer["verdict"]
     assert answer["pays"] is fits
+    assert ("\nTo take" in out) is fits
+    assert ("onebit_adamw" in answer["advice"]) is fits
 
 
 def test_the_default_warm_up_is_that_of_pretraining():
