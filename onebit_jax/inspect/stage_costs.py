@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -18,7 +19,7 @@ from onebit_jax.workers.transfers import Transfer, sent_bytes
 from onebit_jax.workers.worker_local import check_agreed, worker_local_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     import optax
 
@@ -54,7 +55,8 @@ def stage_costs(
 
     Args:
       tx: an optimizer, wrappers such as `skip_nonfinite` included, or an exchange.
-      params: parameters, or their shapes and dtypes.
+      params: parameters, or their shapes and dtypes; if sharded inside a worker, with
+        their shardings, or they count as whole.
       axis_sizes: sizes of the mesh axes, such as `mesh.shape`: the workers', and those
         that `per_shard` names.
       **extra: what `update` needs by name besides, as `run.step` of `data_parallel`
@@ -67,6 +69,7 @@ def stage_costs(
       in no stage is among those of the first.
 
     Raises:
+      TypeError: if the sizes are no mapping.
       ValueError: if the update has a collective of a kind that is not known, or in a
         loop whose length is not. Also if it has one in a stage that several parts have
         and none chooses by its state, or if what it returns differs between workers.
@@ -82,6 +85,11 @@ def stage_costs(
       compressed 14784
       local 0
     """
+    if not isinstance(axis_sizes, Mapping):
+        raise TypeError(
+            f"axis_sizes must be the sizes of the mesh axes by name, got a "
+            f"{type(axis_sizes).__name__}: give mesh.shape."
+        )
     # Explicit axes, the default from jax 0.11 on, would ask for placed arguments.
     automatic = (AxisType.Auto,) * len(axis_sizes)
     mesh = AbstractMesh(tuple(axis_sizes.values()), tuple(axis_sizes), automatic)

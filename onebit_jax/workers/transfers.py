@@ -58,7 +58,9 @@ def ring_bytes(op: str, payload: int, n: int) -> int:
 
 
 def sent_bytes(transfers: Iterable[Transfer], axis_sizes: Mapping[str, int]) -> int:
-    """Bytes that each worker sends for some collectives, by rings.
+    """Bytes that each device sends for some collectives, by rings.
+
+    A worker of several devices, sharded inside, sends as much from each of them.
 
     Args:
       transfers: the collectives, such as those of a stage in `stage_costs`.

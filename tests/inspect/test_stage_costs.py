@@ -203,3 +203,9 @@ def test_they_are_the_same_whatever_mesh_is_set(kind):
     costs = onebit_jax.stage_costs(tx, jnp.zeros((64, 8)), mesh.shape)
     with jax.set_mesh(mesh):
         assert onebit_jax.stage_costs(tx, jnp.zeros((64, 8)), mesh.shape) == costs
+
+
+def test_a_mesh_in_the_place_of_its_sizes_is_refused():
+    exact = onebit_jax.exact_mean("data")
+    with pytest.raises(TypeError, match="got a Mesh: give"):
+        onebit_jax.stage_costs(exact, jnp.zeros(8), mesh_of(2))
