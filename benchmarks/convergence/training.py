@@ -87,7 +87,8 @@ def train_case(training: Training) -> Run:
 
 def _train(training: Training, folder: Path) -> Run:
     case, options = training.case, training.options
-    own = {name: options[name] for name in ("clip", "workers") if name in options}
+    changed = ("clip", "workers", "batch", "steps")
+    own = {name: options[name] for name in changed if name in options}
     if "freeze" in options:
         own["freeze_step"] = options["freeze"]
         if options["freeze"] < 1:  # a share of the steps
