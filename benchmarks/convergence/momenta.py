@@ -137,8 +137,7 @@ def muon_of_momenta(
     }
     muon = optax.contrib.muon(
         lambda step: MATRIX_RATE * schedule(step),
-        beta=0.0,
-        nesterov=False,
+        beta=0.0,  # What is agreed is a momentum already.
         weight_decay=weight_decay / MATRIX_RATE,
         weight_decay_mask=mask,
         adam_learning_rate=schedule,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
@@ -42,8 +43,8 @@ class TopK(onebit_jax.Codec):
         sizes, places = lax.top_k(jnp.abs(blocks), KEPT)
         negative = jnp.take_along_axis(blocks, places, axis=1) < 0
         numbers = places.astype(jnp.uint32) | negative.astype(jnp.uint32) << 10
-        bits = (numbers[:, None] >> _range(_BITS)[:, None]) & 1
-        packed = jnp.sum(bits << _range(KEPT), axis=2, dtype=jnp.uint32)
+        bits = (numbers[:, None] >> _range(1, _BITS, 1)) & 1
+        packed = jnp.sum(bits << _range(1, 1, KEPT), axis=2, dtype=jnp.uint32)
         means = jnp.mean(sizes.reshape(-1, 2, KEPT // 2), axis=2)
         words = lax.bitcast_convert_type(means, jnp.uint32)
         return jnp.concatenate([packed, words], axis=1)
@@ -51,8 +52,8 @@ class TopK(onebit_jax.Codec):
     def decode(self, words: UInt32[Array, "*n 13"]) -> Float32[Array, "*n 1024"]:
         """Blocks of zeros but for the largest values."""
         rows = words.reshape(-1, self.words)
-        bits = (rows[:, :_BITS, None] >> _range(KEPT)) & 1
-        numbers = jnp.sum(bits << _range(_BITS)[:, None], axis=1, dtype=jnp.uint32)
+        bits = (rows[:, :_BITS, None] >> _range(1, 1, KEPT)) & 1
+        numbers = jnp.sum(bits << _range(1, _BITS, 1), axis=1, dtype=jnp.uint32)
         means = lax.bitcast_convert_type(rows[:, _BITS:], jnp.float32)
         sizes = jnp.repeat(means, KEPT // 2, axis=1)
         values = jnp.where(numbers >> 10 == 1, -sizes, sizes)
@@ -62,5 +63,5 @@ class TopK(onebit_jax.Codec):
         return blocks.reshape(*words.shape[:-1], self.block_size)
 
 
-def _range(stop: int) -> UInt32[Array, " stop"]:
-    return jnp.arange(stop, dtype=jnp.uint32)
+def _range(*shape: int) -> UInt32[Array, "*shape"]:
+    return jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(shape)
