@@ -69,6 +69,7 @@ def with_last_errors(
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, Any]:
+        new: Any
         agreed, new = steps.update(updates, state.steps, params, **extra_args)
 
         def send() -> tuple[optax.Updates, Any, Array]:

@@ -13,7 +13,7 @@ import onebit_jax
 from train.core.optimizer import MATRIX_RATE, matrices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
     from jax import Array
     from jaxtyping import Bool
@@ -50,7 +50,7 @@ def averaged_momenta(
     """
 
     def init(params: optax.Params) -> Any:
-        state = steps.init(params)
+        state: Any = steps.init(params)
         momenta = [node.value[0] for node in _momenta(state.inner)]
         return AveragedState(state, exchange.init(momenta))
 
@@ -62,6 +62,7 @@ def averaged_momenta(
         stage: str | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, Any]:
+        new: Any
         agreed, new = steps.update(
             updates, state.steps, params, stage=stage, **extra_args
         )
@@ -96,7 +97,7 @@ def _momenta(inner: Any) -> list[onebit_jax.WorkerLocal]:
     return [node for path, node in found if _is_momentum(path)]
 
 
-def _with_momenta(inner: Any, means: list[Array], due: Bool[Array, ""]) -> Any:
+def _with_momenta(inner: Any, means: Any, due: Bool[Array, ""]) -> Any:
     left = iter(means)
 
     def put(path: tuple[Any, ...], node: onebit_jax.WorkerLocal) -> Any:
@@ -131,7 +132,7 @@ def muon_of_momenta(
       A transformation for `onebit_jax.data_parallel`.
     """
     own = optax.trace(MUON_DECAY, nesterov=True)
-    sent = {
+    sent: dict[Hashable, Any] = {
         "matrix": optax.chain(onebit_jax.per_worker(own, exchange.axes), exchange),
         "other": onebit_jax.quantized_mean(exchange.axes, 8),
     }

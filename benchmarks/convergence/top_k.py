@@ -33,7 +33,7 @@ class TopK(onebit_jax.Codec):
     """
 
     block_size = 1024
-    words = _BITS + 2
+    words = _BITS + 2  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
 
     def encode(
         self, blocks: Float32[Array, "b 1024"], counts: Int32[Array, " b"]
