@@ -263,6 +263,8 @@ def _local(
         return with_last_errors(local, last, steps)
     if "momentum_bits" in options:
         bits = options["momentum_bits"]
+        if bits == 32:
+            return averaged_momenta(local, onebit_jax.exact_mean(axes))
         signs = onebit_jax.sign_mean(axes, scale="mean_abs")
         return averaged_momenta(local, signs if bits == 1 else _quantized(bits, axes))
     return local
