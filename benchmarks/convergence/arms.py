@@ -10,6 +10,9 @@ import jax
 import optax
 
 import onebit_jax
+from benchmarks.convergence.last_errors import with_last_errors
+from benchmarks.convergence.momenta import averaged_momenta, muon_of_momenta
+from benchmarks.convergence.top_k import TopK
 from train.core.optimizer import INNER, decays, freeze_rule, guarded
 
 if TYPE_CHECKING:
@@ -20,7 +23,10 @@ if TYPE_CHECKING:
 
 AxisNames = str | tuple[str, ...]
 
-RUN_OPTIONS = ("own_rate", "rate_of", "b1", "freeze", "clip", "workers")
+RUN_OPTIONS = (
+    *("own_rate", "rate_of", "b1", "freeze"),
+    *("clip", "workers", "batch", "steps"),
+)
 """Options that change how an arm is run, and not which optimizer it is."""
 
 GROWTHS = {
@@ -56,13 +62,16 @@ _OPTIONS = {
         "sync_every",
         "longest",
     ),
-    "muon": (*_COMMON, *_SIGNS),
+    "muon": (*_COMMON, *_SIGNS, "bits", "send"),
     "local": (
         *_COMMON,
         *_SIGNS,
         "bits",
         "inner",
         "sync_every",
+        "sync_by_rate",
+        "momentum_bits",
+        "last_bits",
         "error_decay",
         "outer_rate",
         "outer_momentum",
@@ -202,6 +211,8 @@ def _optimizer(
         return onebit_jax.onebit_lamb(schedule, exchange, freeze, b1, **decay)
     if name == "local":
         return _local(options, schedule, exchange, b1, steps, decay)
+    if name == "muon" and options.get("send", "gradient") == "momentum":
+        return muon_of_momenta(schedule, exchange, **decay)
     if name == "muon":
         return optax.chain(exchange, INNER["muon"](schedule, **decay))
     if name == "zero_one_adam":
@@ -231,6 +242,9 @@ def _local(
 ) -> optax.GradientTransformation:
     """Local steps, with an outer Nesterov momentum where its options are given."""
     sync = onebit_jax.every(options.get("sync_every", 8))
+    if "sync_by_rate" in options:
+        by_rate = options["sync_by_rate"]
+        sync = onebit_jax.intervals_by_learning_rate(schedule, **by_rate)
     inner = options.get("inner", "adamw")
     own = INNER[inner](schedule, **decay, **({"b1": b1} if inner == "adamw" else {}))
     if "error_decay" in options:
@@ -239,9 +253,21 @@ def _local(
     if "outer_rate" in options or "outer_momentum" in options:
         momentum = options.get("outer_momentum", 0.0)
         outer = optax.sgd(options.get("outer_rate", 1.0), momentum, nesterov=True)
-    return onebit_jax.local_steps(
+    local = onebit_jax.local_steps(
         own, exchange, sync.ending_at(steps) if steps else sync, outer
     )
+    axes = exchange.axes
+    if "last_bits" in options:
+        # Small leaves are exact where those of one bit are.
+        last = onebit_jax.quantized_mean(axes, options["last_bits"], exact_below=34)
+        return with_last_errors(local, last, steps)
+    if "momentum_bits" in options:
+        bits = options["momentum_bits"]
+        if bits == 32:
+            return averaged_momenta(local, onebit_jax.exact_mean(axes))
+        signs = onebit_jax.sign_mean(axes, scale="mean_abs")
+        return averaged_momenta(local, signs if bits == 1 else _quantized(bits, axes))
+    return local
 
 
 _EXCHANGES = {
@@ -285,6 +311,7 @@ def make_exchange(
         ),
         "sign_mean, exact_1d": functools.partial(onebit_jax.sign_mean, exact_1d=True),
         "no_feedback": _no_feedback,
+        "top_k_mean": functools.partial(onebit_jax.two_phase, codec=TopK()),
         "vote_mean": onebit_jax.vote_mean,
         "vote_mean, mean back": functools.partial(onebit_jax.vote_mean, back="mean"),
         "random_vote_mean": onebit_jax.random_vote_mean,

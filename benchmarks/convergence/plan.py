@@ -44,11 +44,17 @@ class TaskPlan:
 class Best:
     """The arms whose loss, as a share of the baseline's, was least in an earlier round.
 
-    In the mean of its tasks; the baseline is none of them.
+    In the mean of its tasks; neither the baseline nor `beside` is one of them.
+
+    Attributes:
+      of: The name of that round.
+      count: How many.
+      beside: The arm that the rule compares them with, where it is not the baseline.
     """
 
     of: str
     count: int
+    beside: str = ""
 
 
 @dataclass(frozen=True)
@@ -164,7 +170,11 @@ def _round(
     )
     for kind, names, known in (
         ("task", made.tasks, tasks),
-        ("arm", named, arms),
+        (
+            "arm",
+            [*named, *([made.best.beside] if made.best and made.best.beside else [])],
+            arms,
+        ),
         (
             "earlier round",
             [*made.hull, *([made.best.of] if made.best else [])],

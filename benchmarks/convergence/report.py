@@ -52,6 +52,12 @@ def page(name: str, study: Study, done: Mapping[Case, Run]) -> str:
             for part in _round(study, each, task, done)
         ),
         *(_frontier(study, each, done) for each in study.rounds if each.hull),
+        *(
+            _means(study, each, best.beside, done)
+            for best in (each.best for each in study.rounds)
+            if best and best.beside
+            for each in study.rounds
+        ),
         f"![Held-out loss by {over}]({picture})" if done else "",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -114,6 +120,21 @@ def _frontier(study: Study, each: Round, done: Mapping[Case, Run]) -> str:
         if at.arm != study.baseline
     ]
     heads = ["workers", "arm", "times fewer bytes", f"loss beside {study.baseline}"]
+    title = f"## {each.name}: in the mean of the tasks"
+    return "\n\n".join([title, table(heads, rows)]) if rows else ""
+
+
+def _means(study: Study, each: Round, arm: str, done: Mapping[Case, Run]) -> str:
+    """The arms of a round beside the baseline and another arm of it."""
+    beside = {
+        at.arm: percent(at.share) for at in round_points(study, each, done, beside=arm)
+    }
+    rows = [
+        [at.arm, f"{at.fewer:,.4g}", percent(at.share), beside.get(at.arm, "")]
+        for at in sorted(round_points(study, each, done), key=lambda at: at.share.mean)
+        if at.arm != study.baseline
+    ]
+    heads = ["arm", "times fewer bytes", f"beside {study.baseline}", f"beside {arm}"]
     title = f"## {each.name}: in the mean of the tasks"
     return "\n\n".join([title, table(heads, rows)]) if rows else ""
 

@@ -94,19 +94,25 @@ def round_arms(study: Study, each: Round, done: Mapping[Case, Run]) -> list[str]
     if each.best:
         cases = round_cases(study, earlier[-1], done)
         ranked = _ranked(study, earlier[-1], cases, done)
-        best = [arm for arm in ranked if arm != study.baseline][: each.best.count]
+        others = study.baseline, each.best.beside
+        best = [arm for arm in ranked if arm not in others][: each.best.count]
     return list(dict.fromkeys([*each.arms, *best, *of_hull(study, each, done)]))
 
 
-def round_points(study: Study, each: Round, done: Mapping[Case, Run]) -> list[Point]:
-    """Where the arms of a round stand that have run in all of its tasks."""
+def round_points(
+    study: Study, each: Round, done: Mapping[Case, Run], beside: str = ""
+) -> list[Point]:
+    """Where the arms of a round stand that have run in all of its tasks.
+
+    Beside an arm of the study, or the baseline.
+    """
     runs = [done[case] for case in round_cases(study, each, done) if case in done]
     of_tasks = {task: read_flags(study.tasks[task]).workers for task in each.tasks}
 
     def workers(case: Case) -> int:
         return study.arms[case.arm].get("workers", of_tasks[case.task])
 
-    return points(runs, study.baseline, workers)
+    return points(runs, beside or study.baseline, workers)
 
 
 def of_hull(study: Study, each: Round, done: Mapping[Case, Run]) -> list[str]:

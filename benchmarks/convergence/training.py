@@ -12,7 +12,7 @@ import shutil
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -85,21 +85,27 @@ def train_case(training: Training) -> Run:
     return run
 
 
-def _train(training: Training, folder: Path) -> Run:
+def run_flags(training: Training) -> Any:
+    """The flags of a run: those of its task, but for what its case and arm change."""
     case, options = training.case, training.options
-    own = {name: options[name] for name in ("clip", "workers") if name in options}
+    changed = ("clip", "workers", "batch", "steps")
+    own = {name: options[name] for name in changed if name in options}
     if "freeze" in options:
         own["freeze_step"] = options["freeze"]
         if options["freeze"] < 1:  # a share of the steps
             steps = read_flags(training.task).phases[0].steps
             own["freeze_step"] = round(options["freeze"] * steps)
-    flags = read_flags(
+    return read_flags(
         training.task,
         learning_rate=case.learning_rate,
         seed=case.seed,
-        out=folder,
+        out=training.folder,
         **own,
     )
+
+
+def _train(training: Training, folder: Path) -> Run:
+    case, options, flags = training.case, training.options, run_flags(training)
     task, mesh = open_task(training.task, flags, training.tokens)
     task = with_arm(task, flags, options, case.b1, mesh.axis_names)
     made = simulate(task, flags.workers, mesh, folder / STATE, case)

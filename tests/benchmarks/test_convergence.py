@@ -163,6 +163,24 @@ def test_the_best_arms_of_a_complete_round_go_on(plan):
     assert arms == {"Adam", "own", "sign"}
 
 
+def test_an_arm_that_others_are_chosen_beside_is_none_of_them(plan_file):
+    text = PLAN.replace("count = 2", 'count = 2, beside = "own"')
+    last = 'name = "best"\n', 'name = "best"\ntasks = ["text"]\n'
+    text = text.replace(*last).replace('arms = ["Adam"]', 'arms = ["Adam", "own"]')
+    plan_file.write_text(text)
+    plan, done = read_plan(plan_file), {}
+    while cases := wanted(plan, done):
+        done[cases[0]] = run_of(cases[0], loss_of(cases[0]))
+    ended = {case.arm: run.loss for case, run in done.items() if case.seed == 7}
+    assert set(ended) == {"Adam", "own", PRODUCT[3], "sign"}
+    # In the mean of the tasks beside both, over the three seeds of the first round.
+    shares = (ended["sign"] / ended[other] - 1 for other in ("Adam", "own"))
+    row = " | ".join(f"{share:+.2%} ± 0.00%" for share in shares)
+    text = page("study.toml", plan, done)
+    assert "## ablation: in the mean of the tasks" in text
+    assert f"| sign | 1 | {row} |" in text
+
+
 HULL = """
 [[rounds]]
 name = "rounds"
@@ -230,6 +248,7 @@ def test_the_arms_that_no_line_between_two_others_beats_go_on(plan_file):
         ('tasks = ["text"]', 'tasks = ["other"]', "task 'other'"),
         ('arms = ["Adam", "sign"', 'arms = ["sign"', "baseline"),
         ('of = "ablation"', 'of = "best"', "earlier round 'best'"),
+        ("count = 2", 'count = 2, beside = "other"', "arm 'other'"),
         (
             "best = {",
             'hull = ["ablation"]\nbest = {',
