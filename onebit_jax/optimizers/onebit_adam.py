@@ -21,7 +21,6 @@ from onebit_jax.optimizers.parts.freeze import (
 from onebit_jax.optimizers.parts.moments import (
     as_float32,
     divide_by_weight,
-    extrapolate,
     weight,
 )
 from onebit_jax.workers.arithmetic import ordered_after
@@ -285,8 +284,8 @@ class _OnebitAdam:
                 axes=self.exchange.axes,
             )
         state = state._replace(growth=growth)
-        (now, exact_now), (last, exact_last), (nu, exact_nu) = map(
-            self.parted, (mu, state.mu, state.nu)
+        (now, last, nu), (exact_now, exact_last, exact_nu) = self.parted(
+            (mu, state.mu, state.nu)
         )
         direction = self.led(now, last, state.count)
         compressed = self.parts.cut(
@@ -335,7 +334,8 @@ class _OnebitAdam:
             return now
         # Corrected before they are compared: a rise from zero is no lag.
         before = self.corrected(last, self.b1, jnp.maximum(count - 1, 1))
-        return extrapolate(now, before, jnp.asarray(self.parts.lead, jnp.float32))
+        lead = jnp.asarray(self.parts.lead, jnp.float32)
+        return jax.tree.map(lambda m, earlier: m + lead * (m - earlier), now, before)
 
     def ratio(
         self, mu: optax.Params, nu: optax.Params, steps: Int32[Array, ""]
