@@ -141,7 +141,6 @@ class BlockExchange(Exchange):
           of the buffers; the new server error.
         """
 
-    @abc.abstractmethod
     def read(
         self,
         message: UInt32[Array, "b words"],
@@ -158,8 +157,9 @@ class BlockExchange(Exchange):
           into: as of `Codec.decode_flat`.
 
         Returns:
-          The values.
+          The values; here the codec's.
         """
+        return self.codec.decode_flat(message, size, dtype, into)
 
     def is_exact(self, shape: tuple[int, ...]) -> bool:
         """True of leaves of few values, and of one dimension if these are exact."""
