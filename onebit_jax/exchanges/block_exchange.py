@@ -71,6 +71,11 @@ class Buffer(NamedTuple):
     momentum: Float32[Array, " size"] | None = None
     counts: Int32[Array, " blocks"] | None = None
 
+    @property
+    def dtype(self) -> Any:
+        """That of the mean of such buffers."""
+        return (self.value if self.momentum is None else self.momentum).dtype
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockExchange(Exchange):
@@ -256,21 +261,13 @@ class BlockExchange(Exchange):
         if division.large or division.small:
             flat = jax.tree.map(lambda x: x.reshape(-1), (values, errors, momenta))
             buffers = [Buffer(*(x[i] for x in flat)) for i in division.large]
-            kinds: list[Any] = [dtypes[i] for i in division.large]
             if division.small:
-                kinds.append(jnp.float32)
+                layout = division.small_layout
+                joined = layout.joined([sum_of(i) for i in division.small]).reshape(-1)
                 buffers.append(
-                    Buffer(
-                        division.small_layout.joined(
-                            [sum_of(i) for i in division.small]
-                        ).reshape(-1),
-                        small.reshape(-1),
-                        counts=division.small_layout.counts(),
-                    )
+                    Buffer(joined, small.reshape(-1), counts=layout.counts())
                 )
-            agreed, new_errors, server = self._means(
-                buffers, decay, division, kinds, server
-            )
+            agreed, new_errors, server = self._means(buffers, decay, division, server)
             for i, x, error in zip(division.large, agreed, new_errors, strict=False):
                 results[i] = x.reshape(values[i].shape)
                 errors[i] = error.reshape(errors[i].shape)
@@ -311,7 +308,6 @@ class BlockExchange(Exchange):
         buffers: list[Buffer],
         decay: Any,
         division: Division,
-        dtypes: list[Any],
         server: Array | None,
     ) -> tuple[list[Array], list[Array], Array | None]:
         """The means of buffers, their new errors, and the servers'.
@@ -320,28 +316,28 @@ class BlockExchange(Exchange):
         """
         blocks = (-(-buffer.value.size // self.block_size) for buffer in buffers)
         places = itertools.pairwise(itertools.accumulate(blocks, initial=0))
-        placed = list(zip(buffers, dtypes, places, strict=True))
+        placed = list(zip(buffers, places, strict=True))
         if not self.is_alone():
             counts = division.layout.counts()
             message, errors, server = self.agree(buffers, decay, counts, server)
-            rows = hidden([start for *_, (start, _) in placed])
+            rows = hidden([start for _, (start, _) in placed])
             agreed = [
                 self.read(
                     lax.dynamic_slice_in_dim(message, row, end - start),
                     buffer.value.size,
-                    dtype,
+                    buffer.dtype,
                     buffer.momentum,
                 )
-                for (buffer, dtype, (start, end)), row in zip(placed, rows, strict=True)
+                for (buffer, (start, end)), row in zip(placed, rows, strict=True)
             ]
             return agreed, errors, server
         agreed = []
-        for buffer, dtype, (start, _) in placed:
+        for buffer, (start, _) in placed:
             x = running_mean(buffer.value, buffer.momentum, decay)
             x = x + buffer.error.astype(jnp.float32)
             if server is not None:
                 own = server.reshape(-1)[start * self.block_size :][: x.size]
                 x = x + own.astype(jnp.float32)
-            agreed.append(mean(x, self.axes).astype(dtype))
+            agreed.append(mean(x, self.axes).astype(buffer.dtype))
         nothing = [jnp.zeros_like(buffer.error) for buffer in buffers]
         return agreed, nothing, None if server is None else jnp.zeros_like(server)
