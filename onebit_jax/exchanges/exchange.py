@@ -218,7 +218,6 @@ class ExactMean(Exchange):
     ) -> tuple[optax.Updates, WorkerLocal]:
         """The means of the leaves."""
         del params
-        bound_workers(self.axes)
         check_local(updates, self.axes, "exact_mean")
         return means(updates, self.axes), state
 

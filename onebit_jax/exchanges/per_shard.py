@@ -18,7 +18,6 @@ from onebit_jax.exchanges.shards import (
     put_shard,
 )
 from onebit_jax.workers.axes import (
-    bound_workers,
     check_floats,
     check_local,
     is_recorded,
@@ -141,7 +140,6 @@ class PerShard(Exchange, of_shards=False):
     ) -> tuple[optax.Updates, PerShardState]:
         """Each group's shards, by the devices that hold them."""
         del params
-        bound_workers(self.axes)
         check_local(updates, self.axes, "per_shard")
         self._check_structure(updates)
         values, treedef = jax.tree.flatten(updates)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,13 +13,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from onebit_jax.step.checked import Step
-from onebit_jax.step.checks import (
-    check_axes,
-    check_batch,
-    check_known_stage,
-    check_made_for,
-    check_workers_of,
-)
+from onebit_jax.step.checks import check_axes, check_given
 from onebit_jax.step.local_gradients import local_value_and_grad
 from onebit_jax.step.placed import check_sharded, copied, spec_inside, specs_inside
 from onebit_jax.workers.arithmetic import mean, ordered_after
@@ -176,14 +169,10 @@ class _Run:
         **extra: Any,
     ) -> tuple[Any, ...]:
         """New parameters, new state, and the means of what the loss returns."""
-        workers = math.prod(self.mesh.shape[name] for name in self.axes)
-        check_batch(batch, workers, self.axes, "to run.step after the batch")
-        check_workers_of(state, self.mesh.shape)
         specs = specs_inside(params, state)
         shapes = jax.tree.map(_shape_of, params, self.placed(params, specs))
         made = abstract_state(self.tx, shapes, self.mesh)
-        check_made_for(state, made)
-        check_known_stage(state, stage)
+        check_given(batch, state, made, stage, self.axes, self.mesh.shape)
         (params, state), values = on_workers(
             functools.partial(
                 local_step,

@@ -11,12 +11,7 @@ import optax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from onebit_jax.step.checked import Step
-from onebit_jax.step.checks import (
-    check_batch,
-    check_known_stage,
-    check_made_for,
-    check_workers_of,
-)
+from onebit_jax.step.checks import check_given
 from onebit_jax.step.data_parallel import DataParallel, local_step, of_worker
 from onebit_jax.workers.placement import check_params, check_wrappers, state_specs
 from onebit_jax.workers.states import is_local_stage
@@ -88,10 +83,8 @@ def simulated(
         stage: str | None = None,
         **extra: Any,
     ) -> tuple[Any, ...]:
-        check_batch(batch, workers, (axis,), "to run.step after the batch")
-        check_workers_of(state, {axis: workers})
-        check_made_for(state, jax.eval_shape(state_of, params))
-        check_known_stage(state, stage)
+        made = jax.eval_shape(state_of, params)
+        check_given(batch, state, made, stage, (axis,), {axis: workers})
         local = is_local_stage(state, stage)
         one = of_worker(
             functools.partial(

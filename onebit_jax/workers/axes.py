@@ -146,12 +146,13 @@ def check_local(updates: Any, axes: tuple[str, ...], who: str) -> None:
 
     Raises:
       TypeError: if a leaf is not real floating-point.
-      ValueError: if a leaf is the same on all workers: it was averaged, or summed,
-        before. Only `shard_map(check_vma=True)` records this.
+      ValueError: if an axis is not bound, or a leaf is the same on all workers: it was
+        averaged, or summed, before. Only `shard_map(check_vma=True)` records this.
 
     Warns:
       UserWarning: where nothing records it.
     """
+    bound_workers(axes)
     check_floats(updates, who)
     _warn_of_averages(axes)
     for path, leaf in jax.tree.leaves_with_path(updates):
