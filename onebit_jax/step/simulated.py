@@ -13,7 +13,8 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from onebit_jax.step.checked import Step
 from onebit_jax.step.checks import check_given
 from onebit_jax.step.data_parallel import DataParallel, local_step, of_worker
-from onebit_jax.workers.placement import check_params, check_wrappers, state_specs
+from onebit_jax.workers.chains import check_wrappers
+from onebit_jax.workers.placement import check_params, state_specs
 from onebit_jax.workers.states import is_local_stage
 from onebit_jax.workers.worker_local import is_worker_local
 
