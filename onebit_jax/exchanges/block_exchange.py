@@ -194,18 +194,23 @@ class BlockExchange(Exchange):
         leaves, treedef = jax.tree.flatten(params)
         division = self.divide([p.shape for p in leaves], workers)
 
-        def zeros(*shape: int) -> Array:
-            return jnp.zeros((slices, *shape), self.error_dtype)
+        def zeros(shape: tuple[int, ...] | None) -> Array | None:
+            return None if shape is None else jnp.zeros(shape, self.error_dtype)
 
-        large = [
-            zeros(*p.shape) if i in division.large else None
-            for i, p in enumerate(leaves)
-        ]
-        small = zeros(division.small_layout.total_blocks, self.block_size)
-        server = None
-        if self.has_server:
-            server = zeros(division.layout.served_blocks, self.block_size)
+        *large, small, server = map(zeros, self._shapes(leaves, division, slices))
         return self._state(treedef.unflatten(large), small, server)
+
+    def _shapes(
+        self, leaves: Sequence[Any], division: Division, slices: int
+    ) -> list[tuple[int, ...] | None]:
+        """The shapes of errors: of each leaf, of all small ones, and of the servers."""
+        large = [
+            (slices, *x.shape) if i in division.large else None
+            for i, x in enumerate(leaves)
+        ]
+        small = (slices, division.small_layout.total_blocks, self.block_size)
+        server = (slices, division.layout.served_blocks, self.block_size)
+        return [*large, small, server if self.has_server else None]
 
     def update(
         self,
@@ -245,7 +250,9 @@ class BlockExchange(Exchange):
         errors: list[Any] = treedef.flatten_up_to(state.worker_error.value)
         small, server = state.small_error.value, state.server_error.value
         division = self.divide([x.shape for x in values], workers)
-        self._check(division, values, errors, small, server, workers)
+        given = [None if x is None else x.shape for x in (*errors, small, server)]
+        fits = given == self._shapes(values, division, slices=1)
+        check_workers(fits, self.name, workers, self.axes)
         dtypes = [
             x.dtype if m is None else m.dtype
             for x, m in zip(values, momenta, strict=True)
@@ -282,26 +289,6 @@ class BlockExchange(Exchange):
         return treedef.unflatten(results), self._state(
             treedef.unflatten(errors), small, server
         )
-
-    def _check(
-        self,
-        division: Division,
-        values: list[Array],
-        errors: list[Array | None],
-        small: Array,
-        server: Array | None,
-        workers: int,
-    ) -> None:
-        """Refuses a state of other leaves, or of another number of workers."""
-        wanted = [
-            (1, *x.shape) if i in division.large else None for i, x in enumerate(values)
-        ]
-        wanted.append((1, division.small_layout.total_blocks, self.block_size))
-        wanted.append(None)
-        if self.has_server:
-            wanted[-1] = (1, division.layout.served_blocks, self.block_size)
-        shapes = [None if x is None else x.shape for x in (*errors, small, server)]
-        check_workers(shapes == wanted, self.name, workers, self.axes)
 
     def _means(
         self,
