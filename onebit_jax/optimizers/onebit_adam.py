@@ -18,7 +18,11 @@ from onebit_jax.optimizers.parts.freeze import (
     stage_refusal,
     warn_if_rising,
 )
-from onebit_jax.optimizers.parts.moments import as_float32, weight
+from onebit_jax.optimizers.parts.moments import (
+    as_float32,
+    divide_by_weight,
+    weight,
+)
 from onebit_jax.workers.arithmetic import ordered_after
 from onebit_jax.workers.states import optimizer_state
 
@@ -319,7 +323,7 @@ class _OnebitAdam:
         """A moment corrected for its start from zero, if bias correction is on."""
         if not self.bias_correction:
             return moment
-        return optax.tree.bias_correction(moment, decay, steps)
+        return divide_by_weight(moment, decay, steps)
 
     def led(
         self, mu: optax.Params, last: optax.Params, count: Int32[Array, ""]

@@ -19,7 +19,7 @@ from onebit_jax.optimizers.parts.freeze import (
     stage_refusal,
     warn_if_rising,
 )
-from onebit_jax.optimizers.parts.moments import as_float32
+from onebit_jax.optimizers.parts.moments import as_float32, divide_by_weight
 from onebit_jax.workers.arithmetic import numbers_of, row
 from onebit_jax.workers.states import optimizer_state
 
@@ -390,7 +390,7 @@ class _OnebitLamb:
         """A moment corrected for its start from zero, if bias correction is on."""
         if not self.bias_correction:
             return moment
-        return optax.tree.bias_correction(moment, decay, steps)
+        return divide_by_weight(moment, decay, steps)
 
     def roots(self, nu: optax.Params, steps: Int32[Array, ""]) -> optax.Params:
         """The root, plus eps, of a variance from so many steps."""

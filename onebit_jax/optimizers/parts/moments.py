@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 if TYPE_CHECKING:
+    import optax
     from jax import Array
     from jax.typing import ArrayLike
     from jaxtyping import Float32, Int32
@@ -52,3 +54,11 @@ def weight(decay: ArrayLike, steps: Int32[Array, ""]) -> Array:
       0.75
     """
     return jnp.asarray(1 - decay ** steps.astype(jnp.float32))
+
+
+def divide_by_weight(
+    moment: optax.Params, decay: ArrayLike, steps: Int32[Array, ""]
+) -> optax.Params:
+    """A running mean that began at zero, corrected for it: Adam's bias correction."""
+    divisor = weight(decay, steps)
+    return jax.tree.map(lambda m: m / divisor, moment)
