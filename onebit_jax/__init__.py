@@ -32,7 +32,7 @@ from onebit_jax.optimizers.onebit_adam import (
 )
 from onebit_jax.optimizers.onebit_lamb import onebit_lamb, scale_by_onebit_lamb
 from onebit_jax.optimizers.parts.compressed import Compressed
-from onebit_jax.optimizers.parts.floor import FloorAtMean as FloorAtMean
+from onebit_jax.optimizers.parts.compressed import FloorAtMean as FloorAtMean
 from onebit_jax.optimizers.parts.freeze import FreezeRule as FreezeRule
 from onebit_jax.optimizers.parts.freeze import freeze_at, freeze_when_stable
 from onebit_jax.optimizers.parts.growth import (

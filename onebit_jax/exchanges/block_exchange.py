@@ -71,6 +71,11 @@ class Buffer(NamedTuple):
     momentum: Float32[Array, " size"] | None = None
     counts: Int32[Array, " blocks"] | None = None
 
+    @property
+    def dtype(self) -> Any:
+        """That of the mean of such buffers."""
+        return (self.value if self.momentum is None else self.momentum).dtype
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockExchange(Exchange):
@@ -141,7 +146,6 @@ class BlockExchange(Exchange):
           of the buffers; the new server error.
         """
 
-    @abc.abstractmethod
     def read(
         self,
         message: UInt32[Array, "b words"],
@@ -158,8 +162,9 @@ class BlockExchange(Exchange):
           into: as of `Codec.decode_flat`.
 
         Returns:
-          The values.
+          The values; here the codec's.
         """
+        return self.codec.decode_flat(message, size, dtype, into)
 
     def is_exact(self, shape: tuple[int, ...]) -> bool:
         """True of leaves of few values, and of one dimension if these are exact."""
@@ -189,18 +194,23 @@ class BlockExchange(Exchange):
         leaves, treedef = jax.tree.flatten(params)
         division = self.divide([p.shape for p in leaves], workers)
 
-        def zeros(*shape: int) -> Array:
-            return jnp.zeros((slices, *shape), self.error_dtype)
+        def zeros(shape: tuple[int, ...] | None) -> Array | None:
+            return None if shape is None else jnp.zeros(shape, self.error_dtype)
 
-        large = [
-            zeros(*p.shape) if i in division.large else None
-            for i, p in enumerate(leaves)
-        ]
-        small = zeros(division.small_layout.total_blocks, self.block_size)
-        server = None
-        if self.has_server:
-            server = zeros(division.layout.served_blocks, self.block_size)
+        *large, small, server = map(zeros, self._shapes(leaves, division, slices))
         return self._state(treedef.unflatten(large), small, server)
+
+    def _shapes(
+        self, leaves: Sequence[Any], division: Division, slices: int
+    ) -> list[tuple[int, ...] | None]:
+        """The shapes of errors: of each leaf, of all small ones, and of the servers."""
+        large = [
+            (slices, *x.shape) if i in division.large else None
+            for i, x in enumerate(leaves)
+        ]
+        small = (slices, division.small_layout.total_blocks, self.block_size)
+        server = (slices, division.layout.served_blocks, self.block_size)
+        return [*large, small, server if self.has_server else None]
 
     def update(
         self,
@@ -240,7 +250,9 @@ class BlockExchange(Exchange):
         errors: list[Any] = treedef.flatten_up_to(state.worker_error.value)
         small, server = state.small_error.value, state.server_error.value
         division = self.divide([x.shape for x in values], workers)
-        self._check(division, values, errors, small, server, workers)
+        given = [None if x is None else x.shape for x in (*errors, small, server)]
+        fits = given == self._shapes(values, division, slices=1)
+        check_workers(fits, self.name, workers, self.axes)
         dtypes = [
             x.dtype if m is None else m.dtype
             for x, m in zip(values, momenta, strict=True)
@@ -256,21 +268,13 @@ class BlockExchange(Exchange):
         if division.large or division.small:
             flat = jax.tree.map(lambda x: x.reshape(-1), (values, errors, momenta))
             buffers = [Buffer(*(x[i] for x in flat)) for i in division.large]
-            kinds: list[Any] = [dtypes[i] for i in division.large]
             if division.small:
-                kinds.append(jnp.float32)
+                layout = division.small_layout
+                joined = layout.joined([sum_of(i) for i in division.small]).reshape(-1)
                 buffers.append(
-                    Buffer(
-                        division.small_layout.joined(
-                            [sum_of(i) for i in division.small]
-                        ).reshape(-1),
-                        small.reshape(-1),
-                        counts=division.small_layout.counts(),
-                    )
+                    Buffer(joined, small.reshape(-1), counts=layout.counts())
                 )
-            agreed, new_errors, server = self._means(
-                buffers, decay, division, kinds, server
-            )
+            agreed, new_errors, server = self._means(buffers, decay, division, server)
             for i, x, error in zip(division.large, agreed, new_errors, strict=False):
                 results[i] = x.reshape(values[i].shape)
                 errors[i] = error.reshape(errors[i].shape)
@@ -286,32 +290,11 @@ class BlockExchange(Exchange):
             treedef.unflatten(errors), small, server
         )
 
-    def _check(
-        self,
-        division: Division,
-        values: list[Array],
-        errors: list[Array | None],
-        small: Array,
-        server: Array | None,
-        workers: int,
-    ) -> None:
-        """Refuses a state of other leaves, or of another number of workers."""
-        wanted = [
-            (1, *x.shape) if i in division.large else None for i, x in enumerate(values)
-        ]
-        wanted.append((1, division.small_layout.total_blocks, self.block_size))
-        wanted.append(None)
-        if self.has_server:
-            wanted[-1] = (1, division.layout.served_blocks, self.block_size)
-        shapes = [None if x is None else x.shape for x in (*errors, small, server)]
-        check_workers(shapes == wanted, self.name, workers, self.axes)
-
     def _means(
         self,
         buffers: list[Buffer],
         decay: Any,
         division: Division,
-        dtypes: list[Any],
         server: Array | None,
     ) -> tuple[list[Array], list[Array], Array | None]:
         """The means of buffers, their new errors, and the servers'.
@@ -320,28 +303,28 @@ class BlockExchange(Exchange):
         """
         blocks = (-(-buffer.value.size // self.block_size) for buffer in buffers)
         places = itertools.pairwise(itertools.accumulate(blocks, initial=0))
-        placed = list(zip(buffers, dtypes, places, strict=True))
+        placed = list(zip(buffers, places, strict=True))
         if not self.is_alone():
             counts = division.layout.counts()
             message, errors, server = self.agree(buffers, decay, counts, server)
-            rows = hidden([start for *_, (start, _) in placed])
+            rows = hidden([start for _, (start, _) in placed])
             agreed = [
                 self.read(
                     lax.dynamic_slice_in_dim(message, row, end - start),
                     buffer.value.size,
-                    dtype,
+                    buffer.dtype,
                     buffer.momentum,
                 )
-                for (buffer, dtype, (start, end)), row in zip(placed, rows, strict=True)
+                for (buffer, (start, end)), row in zip(placed, rows, strict=True)
             ]
             return agreed, errors, server
         agreed = []
-        for buffer, dtype, (start, _) in placed:
+        for buffer, (start, _) in placed:
             x = running_mean(buffer.value, buffer.momentum, decay)
             x = x + buffer.error.astype(jnp.float32)
             if server is not None:
                 own = server.reshape(-1)[start * self.block_size :][: x.size]
                 x = x + own.astype(jnp.float32)
-            agreed.append(mean(x, self.axes).astype(dtype))
+            agreed.append(mean(x, self.axes).astype(buffer.dtype))
         nothing = [jnp.zeros_like(buffer.error) for buffer in buffers]
         return agreed, nothing, None if server is None else jnp.zeros_like(server)

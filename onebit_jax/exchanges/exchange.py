@@ -7,16 +7,20 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import jax
 import jax.numpy as jnp
 import optax
 
+from onebit_jax.exchanges.shards import PerShardState
 from onebit_jax.workers.arithmetic import means
 from onebit_jax.workers.axes import AxisNames, as_tuple, bound_workers, check_local
+from onebit_jax.workers.specs import names_of, typed_spec
 from onebit_jax.workers.worker_local import WorkerLocal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from jax.sharding import PartitionSpec
     from jax.typing import ArrayLike
 
 
@@ -166,16 +170,30 @@ def _of_shards(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def of_shards(self: Exchange, first: Any, *args: Any, **options: Any) -> Any:
-        # Not above: `per_shard` is an exchange itself.
-        from onebit_jax.exchanges.per_shard import sharded
-
         state = args[2] if name == "exchange_momentum" else (args or (None,))[0]
-        around = sharded(self, first, state)
-        if around is None:
+        specs = _specs_of(first, state)
+        if not any(map(names_of, specs)):
             return method(self, first, *args, **options)
+        # Not above: `per_shard` is an exchange itself.
+        from onebit_jax.exchanges.per_shard import per_shard
+
+        treedef = jax.tree.structure(first)
+        is_alike = treedef.num_leaves == len(specs)
+        around = per_shard(self, treedef.unflatten(specs) if is_alike else list(specs))
         return getattr(around, name)(first, *args, **options)
 
     return of_shards
+
+
+def _specs_of(tree: Any, state: Any) -> tuple[PartitionSpec, ...]:
+    """The partitions of leaves inside a worker.
+
+    Their types tell those of parameters, over explicit axes; later a state that was
+    made for these does.
+    """
+    if state is None:
+        return tuple(map(typed_spec, jax.tree.leaves(tree)))
+    return state.specs.specs if isinstance(state, PerShardState) else ()
 
 
 Exchange.init = _of_shards("init", Exchange.init)
@@ -200,7 +218,6 @@ class ExactMean(Exchange):
     ) -> tuple[optax.Updates, WorkerLocal]:
         """The means of the leaves."""
         del params
-        bound_workers(self.axes)
         check_local(updates, self.axes, "exact_mean")
         return means(updates, self.axes), state
 

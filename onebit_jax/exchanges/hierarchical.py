@@ -25,7 +25,6 @@ from onebit_jax.workers.axes import (
     check_local,
     check_workers,
     worker_count,
-    worker_index,
 )
 from onebit_jax.workers.worker_local import WorkerLocal
 
@@ -239,7 +238,7 @@ class _OfBlocks(_Hierarchical):
         """The leaves of a message that all hosts agree on, and the new errors."""
         hosts, served = share.shape[:2]
         counts = layout.counts().reshape(hosts, -1, served)
-        device = worker_index(self.inside)
+        device = lax.axis_index(self.inside)
         counts = lax.dynamic_index_in_dim(counts, device, 1).reshape(-1)
         # In float32: errors of cut blocks are corrected before they are rounded.
         own = error.reshape(-1).astype(jnp.float32)

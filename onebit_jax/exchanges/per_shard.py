@@ -11,9 +11,13 @@ import optax
 from jax.sharding import AxisType, PartitionSpec
 
 from onebit_jax.exchanges.exchange import Exchange
-from onebit_jax.exchanges.shards import add_shard_axis, of_shard, put_shard
+from onebit_jax.exchanges.shards import (
+    PerShardState,
+    add_shard_axis,
+    of_shard,
+    put_shard,
+)
 from onebit_jax.workers.axes import (
-    bound_workers,
     check_floats,
     check_local,
     is_recorded,
@@ -23,7 +27,6 @@ from onebit_jax.workers.specs import (
     entry_names,
     is_spec,
     names_of,
-    typed_spec,
 )
 from onebit_jax.workers.worker_local import is_worker_local
 
@@ -90,44 +93,6 @@ class _Group(NamedTuple):
     leaves: tuple[int, ...]
 
 
-class PerShardState(NamedTuple):
-    """States of an exchange, of shards.
-
-    Attributes:
-      groups: for each set of axes that leaves are sharded over, in the order of the
-        leaves, the exchange's state of a shard of these leaves, with an axis of
-        shards after that of the workers.
-      specs: the partitions of the leaves, without arrays.
-    """
-
-    groups: tuple[Any, ...]
-    specs: LeafSpecs
-
-
-def sharded(exchange: Exchange, tree: Any, state: Any) -> Exchange | None:
-    """The `per_shard` around an exchange that its state, or its leaves, ask for.
-
-    Args:
-      exchange: an exchange.
-      tree: what it is given; of parameters the types tell how they are sharded over
-        explicit axes.
-      state: of an earlier call; None if it is to be made.
-
-    Returns:
-      The exchange by shards; None if no leaf is sharded inside a worker.
-    """
-    if state is not None:
-        specs = state.specs.specs if isinstance(state, PerShardState) else ()
-    else:
-        specs = tuple(map(typed_spec, jax.tree.leaves(tree)))
-    if not any(map(names_of, specs)):
-        return None
-    treedef = jax.tree.structure(tree)
-    if treedef.num_leaves != len(specs):
-        return per_shard(exchange, list(specs))
-    return per_shard(exchange, treedef.unflatten(specs))
-
-
 @dataclasses.dataclass(frozen=True)
 class PerShard(Exchange, of_shards=False):
     """The exchange of `per_shard`.
@@ -175,7 +140,6 @@ class PerShard(Exchange, of_shards=False):
     ) -> tuple[optax.Updates, PerShardState]:
         """Each group's shards, by the devices that hold them."""
         del params
-        bound_workers(self.axes)
         check_local(updates, self.axes, "per_shard")
         self._check_structure(updates)
         values, treedef = jax.tree.flatten(updates)

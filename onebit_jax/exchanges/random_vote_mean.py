@@ -20,7 +20,6 @@ from onebit_jax.workers.axes import (
     as_tuple,
     bound_workers,
     varying_axes,
-    worker_index,
 )
 from onebit_jax.workers.worker_local import WorkerLocal
 
@@ -170,7 +169,7 @@ class RandomVoteMean(Exchange):
         def ballot(
             values: Float32[Array, "n 32 words"], bucket: int
         ) -> Float32[Array, "n 32 words"]:
-            place = jax.random.permutation(permuted, workers)[worker_index(self.axes)]
+            place = jax.random.permutation(permuted, workers)[lax.axis_index(self.axes)]
             shift = _share(place.astype(jnp.uint32), workers)
             key = _of_shard(_of_bucket(shared, bucket), values, self.axes)
             return values - _thresholds(key, values.shape, shift)
@@ -179,7 +178,7 @@ class RandomVoteMean(Exchange):
             means: Float32[Array, "32 words"], bucket: int
         ) -> Float32[Array, "32 words"]:
             key = _of_bucket(served, bucket)
-            key = jax.random.fold_in(key, worker_index(self.axes))
+            key = jax.random.fold_in(key, lax.axis_index(self.axes))
             key = _of_shard(key, means, self.axes)
             return means - _thresholds(key, means.shape, jnp.uint32(0))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from onebit_jax.workers.specs import LeafSpecs
 from onebit_jax.workers.worker_local import WorkerLocal, is_worker_local
 
 if TYPE_CHECKING:
@@ -21,6 +22,20 @@ NESTED = (
     "hierarchical and per_shard cannot be put inside one another: give either an "
     "exchange between workers, such as sign_mean('host')."
 )
+
+
+class PerShardState(NamedTuple):
+    """States of an exchange, of shards.
+
+    Attributes:
+      groups: for each set of axes that leaves are sharded over, in the order of the
+        leaves, the exchange's state of a shard of these leaves, with an axis of
+        shards after that of the workers.
+      specs: the partitions of the leaves, without arrays.
+    """
+
+    groups: tuple[Any, ...]
+    specs: LeafSpecs
 
 
 def add_shard_axis(

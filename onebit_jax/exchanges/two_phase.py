@@ -11,14 +11,14 @@ from jax import lax
 from onebit_jax.exchanges.block_exchange import BlockExchange, Buffer
 from onebit_jax.exchanges.codec import Codec, check_codec
 from onebit_jax.workers.arithmetic import gather
-from onebit_jax.workers.axes import AxisNames, as_tuple, worker_index
+from onebit_jax.workers.axes import AxisNames, as_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jax import Array
     from jax.typing import DTypeLike
-    from jaxtyping import Float, Float32, Int32, UInt32
+    from jaxtyping import Float, Int32, UInt32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class TwoPhase(BlockExchange):
         message = jnp.pad(message, ((0, counts.size - message.shape[0]), (0, 0)))
         message = message.reshape(-1, served, message.shape[1])
         counts = lax.dynamic_slice_in_dim(
-            counts, worker_index(self.axes) * served, served
+            counts, lax.axis_index(self.axes) * served, served
         )
         agreed, server_errors = [], []
         # A bucket is a part of what each worker serves.
@@ -65,16 +65,6 @@ class TwoPhase(BlockExchange):
             agreed.append(gather(words, self.axes))
         whole = jnp.concatenate(agreed, axis=1).reshape(-1, message.shape[2])
         return whole, [e for _, e in encoded], jnp.concatenate(server_errors)[None]
-
-    def read(
-        self,
-        message: UInt32[Array, "b words"],
-        size: int,
-        dtype: DTypeLike,
-        into: Float32[Array, " size"] | None = None,
-    ) -> Float[Array, " size"]:
-        """The decoded averages."""
-        return self.codec.decode_flat(message, size, dtype, into)
 
 
 def two_phase(
@@ -171,7 +161,7 @@ def _to_servers(
         return lax.all_to_all(message, axes, 0, 0)
     # Two workers swap halves. Gloo's all-to-all asks for the other's half behind its
     # own, so that on a slow link one is sent after the other; its all-gather does not.
-    here = worker_index(axes)
+    here = lax.axis_index(axes)
     given = lax.all_gather(
         lax.dynamic_index_in_dim(message, 1 - here, keepdims=False), axes
     )

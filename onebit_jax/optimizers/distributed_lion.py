@@ -13,7 +13,7 @@ from jax import lax
 from onebit_jax.exchanges.exchange import Exchange
 from onebit_jax.exchanges.random_vote_mean import RandomVoteState
 from onebit_jax.optimizers.parts.moments import as_float32
-from onebit_jax.workers.axes import bound_workers, check_floats, worker_index
+from onebit_jax.workers.axes import bound_workers, check_floats
 from onebit_jax.workers.per_worker import per_worker
 
 if TYPE_CHECKING:
@@ -110,24 +110,7 @@ def scale_by_distributed_lion(
             f"{exchange!r}: with another, put optax.lion behind the exchange; one of "
             "your own that returns votes says so by keeps_scale = False."
         )
-    share, decay = as_float32(b1), as_float32(b2)
-
-    def own_init(params: optax.Params) -> optax.TraceState:
-        check_floats(params, _NAME)
-        return optax.TraceState(optax.tree.zeros_like(params, dtype=jnp.float32))
-
-    def own_update(
-        updates: optax.Updates, state: Any, params: Any = None
-    ) -> tuple[optax.Updates, Any]:
-        del params
-        gradients = optax.tree.cast(updates, jnp.float32)
-        sent = optax.tree.update_moment(gradients, state.trace, share, 1)
-        momentum = optax.tree.update_moment(gradients, state.trace, decay, 1)
-        return sent, optax.TraceState(momentum)
-
-    own_momentum = per_worker(
-        optax.GradientTransformation(own_init, own_update), exchange.axes
-    )
+    own_lion = per_worker(_lion(as_float32(b1), as_float32(b2)), exchange.axes)
 
     def init_fn(params: optax.Params) -> Any:
         exchanged = exchange.init(params)
@@ -137,7 +120,7 @@ def scale_by_distributed_lion(
                 "give it vote_mean('data')."
             )
         return ScaleByDistributedLionState(
-            jnp.zeros([], jnp.int32), own_momentum.init(params), exchanged
+            jnp.zeros([], jnp.int32), own_lion.init(params), exchanged
         )
 
     def update_fn(
@@ -147,7 +130,7 @@ def scale_by_distributed_lion(
         **extra_args: object,
     ) -> tuple[optax.Updates, Any]:
         del params, extra_args
-        sent, own = own_momentum.update(updates, state.own)
+        sent, own = own_lion.update(updates, state.own)
         abstention = _abstention(exchange.senders, state.count)
         sent = jax.tree.map(lambda c: _turn(c, state.count), sent)
         sent = jax.tree.map(lambda c: jnp.where(c == 0, abstention, c), sent)
@@ -160,9 +143,28 @@ def scale_by_distributed_lion(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
+def _lion(share: ArrayLike, decay: ArrayLike) -> optax.GradientTransformation:
+    """Lion's mixture of momentum and gradient, whose sign is its update."""
+
+    def init_fn(params: optax.Params) -> optax.TraceState:
+        check_floats(params, _NAME)
+        return optax.TraceState(optax.tree.zeros_like(params, dtype=jnp.float32))
+
+    def update_fn(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, Any]:
+        del params
+        gradients = optax.tree.cast(updates, jnp.float32)
+        sent = optax.tree.update_moment(gradients, state.trace, share, 1)
+        momentum = optax.tree.update_moment(gradients, state.trace, decay, 1)
+        return sent, optax.TraceState(momentum)
+
+    return optax.GradientTransformation(init_fn, update_fn)
+
+
 def _abstention(axes: tuple[str, ...], count: Int32[Array, ""]) -> Float32[Array, ""]:
     """The value that a worker sends instead of 0, by its place in this step."""
-    place = (worker_index(axes) + count // 2) % bound_workers(axes)
+    place = (lax.axis_index(axes) + count // 2) % bound_workers(axes)
     # Inside a host its mean must not count beside the gradients of others.
     return jnp.where(place % 2 == 1, -_LITTLE, _LITTLE)
 

@@ -15,7 +15,7 @@ from onebit_jax.optimizers.parts.intervals import (
     steps_before_due,
     update_in_stage,
 )
-from onebit_jax.workers.axes import bound_workers, check_floats, check_local
+from onebit_jax.workers.axes import check_floats, check_local
 from onebit_jax.workers.per_worker import each_own, per_worker, this_worker
 from onebit_jax.workers.stages import run_stage
 from onebit_jax.workers.states import optimizer_state, own_params
@@ -215,7 +215,6 @@ class _LocalSteps:
         """The updates of the agreed parameters, and the new state."""
         if params is None:
             raise ValueError("local_steps needs the parameters: give them to update.")
-        bound_workers(self.exchange.axes)
         check_local(updates, self.exchange.axes, "local_steps")
         gradients = optax.tree.cast(updates, jnp.float32)
         params = optax.tree.cast(params, jnp.float32)

@@ -21,7 +21,6 @@ from onebit_jax.optimizers.parts.freeze import (
 from onebit_jax.optimizers.parts.moments import (
     as_float32,
     divide_by_weight,
-    extrapolate,
     weight,
 )
 from onebit_jax.workers.arithmetic import ordered_after
@@ -275,23 +274,12 @@ class _OnebitAdam:
         mu, exchanged = self.exchange.exchange_momentum(
             gradients, state.mu, self.b1, state.exchange
         )
-        growth = state.growth
-        if self.parts.growth is not None and growth is not None:
-            growth = self.parts.growth.follow(
-                self.parted(gradients)[0],
-                growth,
-                decay=self.b2,
-                count=ordered_after(state.count, mu),
-                axes=self.exchange.axes,
-            )
-        state = state._replace(growth=growth)
-        (now, exact_now), (last, exact_last), (nu, exact_nu) = map(
-            self.parted, (mu, state.mu, state.nu)
+        (now, last, nu), (exact_now, exact_last, exact_nu) = self.parted(
+            (mu, state.mu, state.nu)
         )
+        grown, growth = self.grown(nu, gradients, mu, state)
         direction = self.led(now, last, state.count)
-        compressed = self.parts.cut(
-            self.ratio(direction, self.grown(nu, state), state.frozen_at)
-        )
+        compressed = self.parts.cut(self.ratio(direction, grown, state.frozen_at))
         # Their momenta tell the mean gradients.
         mean = jax.tree.map(
             lambda m, before: (m - self.b1 * before) / (1 - self.b1),
@@ -300,7 +288,7 @@ class _OnebitAdam:
         )
         exact, exact_nu = self.adam(exact_now, mean, exact_nu, state.count)
         return _joined(compressed, exact), state._replace(
-            mu=mu, nu=_joined(nu, exact_nu), exchange=exchanged
+            mu=mu, nu=_joined(nu, exact_nu), growth=growth, exchange=exchanged
         )
 
     def parted(self, tree: Any) -> tuple[Any, Any]:
@@ -335,7 +323,8 @@ class _OnebitAdam:
             return now
         # Corrected before they are compared: a rise from zero is no lag.
         before = self.corrected(last, self.b1, jnp.maximum(count - 1, 1))
-        return extrapolate(now, before, jnp.asarray(self.parts.lead, jnp.float32))
+        lead = jnp.asarray(self.parts.lead, jnp.float32)
+        return jax.tree.map(lambda m, earlier: m + lead * (m - earlier), now, before)
 
     def ratio(
         self, mu: optax.Params, nu: optax.Params, steps: Int32[Array, ""]
@@ -344,17 +333,34 @@ class _OnebitAdam:
         nu = self.corrected(nu, self.b2, steps)
         return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + self.eps), mu, nu)
 
-    def grown(self, nu: optax.Params, state: ScaleByOnebitAdamState) -> optax.Params:
-        """The frozen variances with their growth so far."""
-        rule = self.parts.growth
-        if rule is None or state.growth is None:
-            return nu
-        measured = rule.period * state.growth.measured
+    def grown(
+        self,
+        nu: optax.Params,
+        gradients: optax.Updates,
+        mu: optax.Params,
+        state: ScaleByOnebitAdamState,
+    ) -> tuple[optax.Params, GrowthState | None]:
+        """The frozen variances with their growth so far, which gradients add to.
+
+        Their sums are exchanged after the momentum.
+        """
+        rule, growth = self.parts.growth, state.growth
+        if rule is None or growth is None:
+            return nu, growth
+        growth = rule.follow(
+            self.parted(gradients)[0],
+            growth,
+            decay=self.b2,
+            count=ordered_after(state.count, mu),
+            axes=self.exchange.axes,
+        )
+        measured = rule.period * growth.measured
         now, frozen = (
             weight(self.b2, steps) if self.bias_correction else 1
             for steps in (state.frozen_at + measured, state.frozen_at)
         )
-        return rule.grow(nu, state.growth, weight_now=now, weight_frozen=frozen)
+        grown = rule.grow(nu, growth, weight_now=now, weight_frozen=frozen)
+        return grown, growth
 
 
 def _joined(tree: Any, other: Any) -> Any:

@@ -377,7 +377,6 @@ class _ZeroOneAdam:
         del extra_args
         if params is None:
             raise ValueError("0/1 Adam needs the parameters: give them to update.")
-        bound_workers(self.exchange.axes)
         check_local(updates, self.exchange.axes, "0/1 Adam")
         frozen = state.frozen_at > 0
         count = jnp.asarray(optax.safe_increment(state.count))

@@ -21,6 +21,31 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+def check_given(
+    batch: Any,
+    state: Any,
+    made: Any,
+    stage: str | None,
+    axes: tuple[str, ...],
+    axis_sizes: Mapping[str, int],
+) -> None:
+    """Refuses what a step of `data_parallel` cannot take.
+
+    Args:
+      batch: the examples of all workers.
+      state: the optimizer's.
+      made: the shapes of the state that would be made anew.
+      stage: the only one of the program, or None.
+      axes: the workers'.
+      axis_sizes: the mesh's.
+    """
+    workers = math.prod(axis_sizes[name] for name in axes)
+    check_batch(batch, workers, axes, "to run.step after the batch")
+    check_workers_of(state, axis_sizes)
+    check_made_for(state, made)
+    check_known_stage(state, stage)
+
+
 def check_batch(
     batch: Any, workers: int, axes: tuple[str, ...], otherwise: str
 ) -> None:

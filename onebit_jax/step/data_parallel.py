@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from onebit_jax.step.checked import Step
-from onebit_jax.step.checks import (
-    check_axes,
-    check_batch,
-    check_known_stage,
-    check_made_for,
-    check_workers_of,
-)
+from onebit_jax.step.checks import check_axes, check_given
 from onebit_jax.step.local_gradients import local_value_and_grad
+from onebit_jax.step.placed import check_sharded, copied, spec_inside, specs_inside
 from onebit_jax.workers.arithmetic import mean, ordered_after
-from onebit_jax.workers.axes import AxisNames, as_tuple
+from onebit_jax.workers.axes import AxisNames, as_tuple, is_agreed
 from onebit_jax.workers.placement import abstract_state, check_params, state_specs
 from onebit_jax.workers.placement import init as init_state
 from onebit_jax.workers.processes import check_same, processes_of
 from onebit_jax.workers.specs import (
-    LeafSpecs,
     entry_names,
     is_spec,
     names_of,
@@ -37,7 +29,7 @@ from onebit_jax.workers.specs import (
     spec_of,
 )
 from onebit_jax.workers.states import is_local_stage, own_params
-from onebit_jax.workers.worker_local import check_agreed, worker_local_nodes
+from onebit_jax.workers.worker_local import check_agreed
 
 
 class DataParallel(NamedTuple):
@@ -141,6 +133,9 @@ def workers_of(mesh: Mesh, axis: AxisNames | None) -> tuple[str, ...]:
     return axes
 
 
+_Function = Callable[[Any, Any, Any], tuple[Any, Any, Any]]
+
+
 @dataclasses.dataclass(frozen=True)
 class _Run:
     loss_fn: Callable[..., Any]
@@ -161,7 +156,7 @@ class _Run:
         params = jax.tree.map(copied, params, self.placed(params, specs))
         state = init_state(self.tx, params, self.mesh)
         check_axes(state, self.axes, "data_parallel(axis=...)")
-        _check_sharded(params, specs, state)
+        check_sharded(params, specs, state)
         return params, state
 
     def step(
@@ -174,58 +169,36 @@ class _Run:
         **extra: Any,
     ) -> tuple[Any, ...]:
         """New parameters, new state, and the means of what the loss returns."""
-        workers = math.prod(self.mesh.shape[name] for name in self.axes)
-        check_batch(batch, workers, self.axes, "to run.step after the batch")
-        check_workers_of(state, self.mesh.shape)
         specs = specs_inside(params, state)
         shapes = jax.tree.map(_shape_of, params, self.placed(params, specs))
         made = abstract_state(self.tx, shapes, self.mesh)
-        check_made_for(state, made)
-        check_known_stage(state, stage)
-        split, everywhere = PartitionSpec(self.axes), PartitionSpec()
-        of_values = split if is_local_stage(state, stage) else everywhere
-        if set(self.axes) & set(self.mesh.abstract_mesh.explicit_axes):
-            divide = functools.partial(divided, self.mesh, self.axes)
-            batch = jax.tree.map(divide, batch)
-        specs_of_state = state_specs(state)
-        values = [of_values] * (1 + self.has_aux)
-        inside = tuple(set(self.mesh.abstract_mesh.explicit_axes) - set(self.axes))
-        step: Any = jax.shard_map(
+        check_given(batch, state, made, stage, self.axes, self.mesh.shape)
+        (params, state), values = on_workers(
             functools.partial(
                 local_step,
-                self.explicit_loss(inside, specs, (batch, *args)),
+                self.explicit_loss(specs, (batch, *args)),
                 self.tx,
                 self.axes,
                 self.has_aux,
                 stage,
-                is_local_stage(state, stage),
             ),
-            mesh=None if inside else self.mesh,
-            in_specs=(
-                everywhere,
-                specs_of_state,
-                everywhere,
-                split,
-                *(everywhere for _ in args),
-            ),
-            out_specs=(everywhere, specs_of_state, *values),
-            axis_names=set(self.axes),
+            self.mesh,
+            self.axes,
+            (params, state),
+            (extra, args),
+            batch,
+            specs=(PartitionSpec(), state_specs(state)),
+            kept=(specs, jax.tree.map(spec_of, made)),
+            stage=stage,
+            is_local=is_local_stage(state, stage),
         )
-        if inside:
-            placed = jax.tree.map(lambda x: x.sharding.spec, made)
-            step = jax.sharding.auto_axes(
-                step, axes=inside, out_sharding=(specs, placed, *values)
-            )
-        with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
-            params, state, *rest = step(params, state, extra, batch, *args)
         if any(map(names_of, jax.tree.leaves(specs, is_leaf=is_spec))):
             params, state = self.keep_placed(params, state, shapes, made)
-        return params, state, *rest
+        return params, state, *values
 
-    def explicit_loss(
-        self, inside: tuple[str, ...], specs: Any, given: tuple[Any, ...]
-    ) -> Callable[..., Any]:
+    def explicit_loss(self, specs: Any, given: tuple[Any, ...]) -> Callable[..., Any]:
         """The loss, which sees the explicit axes inside a worker."""
+        inside = _explicit_inside(self.mesh, self.axes)
         if not inside:
             return self.loss_fn
         # What is around it must not: shard_map gathers what is divided over explicit
@@ -255,38 +228,6 @@ class _Run:
         return jax.tree.map(keep, (params, state), (shapes, made))
 
 
-def spec_inside(mesh: Mesh, axes: tuple[str, ...], path: Any, p: Any) -> PartitionSpec:
-    """The partition of a parameter inside a worker."""
-    # An array of one device may be of any mesh.
-    if getattr(p, "is_fully_replicated", True):
-        return PartitionSpec()
-    spec, name = spec_of(p), jax.tree_util.keystr(path) or "itself"
-    if not isinstance(p.sharding, NamedSharding) or not names_of(spec) <= set(
-        mesh.axis_names
-    ):
-        raise ValueError(
-            f"the parameters' leaf {name} is sharded by {p.sharding}, which is not "
-            "over axes of this mesh: put it there, by jax.device_put(params, "
-            "NamedSharding(mesh, spec))."
-        )
-    if shared := sorted(names_of(spec) & set(axes)):
-        raise ValueError(
-            f"the parameters' leaf {name} is sharded over {tuple(shared)}, whose "
-            "members are the workers, each of which needs all parameters: shard "
-            "them over another axis of the mesh, as that of ('replica', 'data') "
-            "with axis='replica', or replicate them."
-        )
-    return spec
-
-
-def divided(mesh: Mesh, axes: tuple[str, ...], x: Any) -> Any:
-    """Examples divided over the workers, and as they are inside each."""
-    given = (*map(entry_names, spec_of(jax.typeof(x))), ())
-    first, *rest = (tuple(n for n in names if n not in axes) for names in given)
-    spec = PartitionSpec((*axes, *first), *rest[: x.ndim - 1])
-    return jax.reshard(x, NamedSharding(mesh, spec))
-
-
 def _spec_inside(axes: tuple[str, ...], x: Any) -> PartitionSpec:
     """The partition of a value over the axes inside a worker."""
     names = [entry_names(entry) for entry in spec_of(jax.typeof(x))]
@@ -297,20 +238,106 @@ def _shape_of(p: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=sharding)
 
 
+def on_workers(
+    function: _Function,
+    mesh: Mesh,
+    axes: tuple[str, ...],
+    carried: Any,
+    same: Any,
+    batches: Any,
+    *,
+    specs: Any,
+    kept: Any,
+    stage: str | None,
+    is_local: bool,
+    check_vma: bool = True,
+) -> tuple[Any, Any]:
+    """Runs a function on every worker, inside `jax.shard_map`.
+
+    Args:
+      function: as of `of_worker`.
+      mesh: the mesh.
+      axes: the axes of the workers; the mesh's others stay with the compiler.
+      carried: trees.
+      same: a tree that is the same on all workers.
+      batches: a tree whose leaves have the examples of all workers.
+      specs: the partition over the workers of each leaf of what is carried.
+      kept: its partition over explicit axes inside a worker, which it is to keep.
+      stage: as of `of_worker`.
+      is_local: as of `of_worker`.
+      check_vma: as of `jax.shard_map`.
+
+    Returns:
+      What is carried anew, and the values, along a first axis where they are each
+      worker's.
+    """
+    inside = _explicit_inside(mesh, axes)
+    if set(axes) & set(mesh.abstract_mesh.explicit_axes):
+        batches = jax.tree.map(functools.partial(_divided, mesh, axes), batches)
+    everywhere, split = PartitionSpec(), PartitionSpec(axes)
+    of_values = split if is_local else everywhere
+    run: Any = jax.shard_map(
+        of_worker(function, axes, stage, is_local),
+        mesh=None if inside else mesh,
+        in_specs=(specs, everywhere, split),
+        out_specs=(specs, of_values),
+        axis_names=set(axes),
+        check_vma=check_vma,
+    )
+    if inside:
+        run = jax.sharding.auto_axes(run, axes=inside, out_sharding=(kept, of_values))
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        return run(carried, same, batches)
+
+
+def of_worker(
+    function: _Function, axes: tuple[str, ...], stage: str | None, is_local: bool
+) -> Callable[[Any, Any, Any], tuple[Any, Any]]:
+    """What each worker does where its axes are bound: a function, and the means.
+
+    Args:
+      function: from what is carried, what is the same on all workers and a worker's
+        share of the batches, to what is carried anew, values, and a tree that all
+        workers agree on, before which no value is sent.
+      axes: the axes of the workers.
+      stage: the only one of the program; None for a program of all.
+      is_local: whether nothing is exchanged, so that values are each worker's.
+
+    Returns:
+      A function to what is carried anew, and the means of the values or, along a first
+      axis, this worker's.
+    """
+
+    def run(carried: Any, same: Any, batches: Any) -> tuple[Any, Any]:
+        anew, values, agreed = function(carried, same, batches)
+
+        def told(path: Any, x: Any) -> Any:
+            # What is the same on all workers, as a count of steps, stays what it is.
+            if not is_local and is_agreed(x, axes):
+                return x
+            x = _as_float(path, x)
+            if is_local:
+                return x[None]
+            # A program of one stage has them in an all-reduce that it makes anyway.
+            return mean(ordered_after(x, agreed) if stage is None else x, axes)
+
+        return anew, jax.tree.map_with_path(told, values)
+
+    return run
+
+
 def local_step(
     loss_fn: Callable[..., Any],
     tx: optax.GradientTransformationExtraArgs,
     axes: tuple[str, ...],
     has_aux: bool,
     stage: str | None,
-    is_local: bool,
-    params: Any,
-    state: Any,
-    extra: dict[str, Any],
+    carried: tuple[Any, Any],
+    same: tuple[dict[str, Any], tuple[Any, ...]],
     batch: Any,
-    *args: Any,
-) -> tuple[Any, ...]:
+) -> tuple[tuple[Any, Any], tuple[Any, ...], Any]:
     """The step of one worker, where its axes are bound."""
+    (params, state), (extra, args) = carried, same
     value_and_grad = local_value_and_grad(loss_fn, axes, has_aux=has_aux)
     value, gradients = value_and_grad(own_params(params, state), batch, *args)
     if stage is not None:
@@ -318,78 +345,25 @@ def local_step(
     updates, state = tx.update(gradients, state, params, **extra)
     check_agreed(updates, state, axes)
     params = optax.apply_updates(params, updates)
-    values = jax.tree.map_with_path(as_float, value)
-    if is_local:
-        values = jax.tree.map(lambda x: x[None], values)
-    else:
-        if stage is None:
-            # A program of one stage has them in an all-reduce that it makes anyway.
-            values = jax.tree.map(lambda x: ordered_after(x, updates), values)
-        values = jax.tree.map(lambda x: mean(x, axes), values)
-    return params, state, *(values if has_aux else (values,))
+    # Floats, also of integers that are the same on all workers.
+    value = jax.tree.map_with_path(_as_float, value)
+    return (params, state), value if has_aux else (value,), updates
 
 
-def copied(x: Any, sharding: NamedSharding) -> Any:
-    """A copy on the mesh: a step donates its arguments, and the caller keeps them."""
-    if isinstance(x, jax.Array) and not x.is_fully_addressable:
-        return jax.jit(jnp.copy, out_shardings=sharding)(x)
-    if jnp.issubdtype(jnp.asarray(x).dtype, jax.dtypes.prng_key):
-        return jax.device_put(jax.random.clone(x), sharding)
-    # From the host, as a process's own array may be known to no other process.
-    x = np.asarray(x)
-    if sharding.is_fully_addressable:
-        return jax.device_put(x, sharding)
-    # jax.device_put would gather the arrays of all processes, to compare them again.
-    return jax.make_array_from_callback(x.shape, sharding, lambda part: x[part])
+def _explicit_inside(mesh: Mesh, axes: tuple[str, ...]) -> tuple[str, ...]:
+    """The explicit axes of a mesh that are not the workers'."""
+    return tuple(set(mesh.abstract_mesh.explicit_axes) - set(axes))
 
 
-def specs_inside(params: Any, state: Any) -> Any:
-    """The partitions of parameters inside a worker, told by the exchanges' states."""
-    told = specs_told(state)
-    return jax.tree.map_with_path(
-        lambda path, _: told.get(jax.tree_util.keystr(path), PartitionSpec()), params
-    )
+def _divided(mesh: Mesh, axes: tuple[str, ...], x: Any) -> Any:
+    """Examples divided over the workers, and as they are inside each."""
+    given = (*map(entry_names, spec_of(jax.typeof(x))), ())
+    first, *rest = (tuple(n for n in names if n not in axes) for names in given)
+    spec = PartitionSpec((*axes, *first), *rest[: x.ndim - 1])
+    return jax.reshard(x, NamedSharding(mesh, spec))
 
 
-def specs_told(state: Any) -> dict[str, PartitionSpec]:
-    """The partitions that exchanges' states tell, by the paths of parameters."""
-    return {
-        place: spec
-        for node in jax.tree.leaves(state, is_leaf=_is_told)
-        if _is_told(node)
-        for place, spec in zip(node.places, node.specs, strict=True)
-    }
-
-
-def _is_told(node: Any) -> bool:
-    return isinstance(node, LeafSpecs)
-
-
-def _check_sharded(params: Any, specs: Any, state: Any) -> None:
-    """Refuses exchanges that do not see how the parameters are sharded."""
-    has_whole = any(
-        node.resizing == "concatenate"
-        and not (node.shard_axes and node.leading_axes() == node.axes)
-        for node in worker_local_nodes(state)
-    )
-    given = jax.tree.leaves(specs, is_leaf=is_spec)
-    told = jax.tree.leaves(specs_inside(params, state), is_leaf=is_spec)
-    sharded = any(map(names_of, given))
-    same = all(
-        [*map(entry_names, a)][: len(b)] == [*map(entry_names, b)][: len(a)]
-        and names_of(a) == names_of(b)
-        for a, b in zip(given, told, strict=True)
-    )
-    if not same or (sharded and has_whole):
-        raise ValueError(
-            "parameters are sharded inside each worker, and an exchange does not see "
-            "how: every exchange must be given the parameters' own tree, not inside "
-            "optax.flatten or hierarchical, and a per_shard(exchange, specs) the specs "
-            "by which the parameters are sharded."
-        )
-
-
-def as_float(path: Any, x: Any) -> jax.Array:
+def _as_float(path: Any, x: Any) -> jax.Array:
     """An auxiliary value of which a mean can be taken."""
     # The mean of integers is not an integer, and their sum may overflow.
     x = jnp.asarray(x)

@@ -1,18 +1,25 @@
-"""Where the trees that a step of one's own carries lie on its mesh."""
+"""Where the trees that a step carries lie on its mesh."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from onebit_jax.step.checks import check_workers_of
-from onebit_jax.step.data_parallel import copied, spec_inside, specs_told
 from onebit_jax.workers.placement import state_specs
-from onebit_jax.workers.specs import names_of, sharding_of
+from onebit_jax.workers.specs import (
+    LeafSpecs,
+    entry_names,
+    is_spec,
+    names_of,
+    sharding_of,
+    spec_of,
+)
 from onebit_jax.workers.worker_local import (
     is_worker_local,
     partitions,
@@ -139,3 +146,87 @@ def _check_state_of_sharded(carried: Any, mesh: Mesh, parameters: _Partitions) -
                     "and the optimizer's state was made for parameters that are not: "
                     "make it from these, as state = onebit_jax.init(tx, params, mesh)."
                 )
+
+
+def copied(x: Any, sharding: NamedSharding) -> Any:
+    """A copy on the mesh: a step donates its arguments, and the caller keeps them."""
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return jax.jit(jnp.copy, out_shardings=sharding)(x)
+    if jnp.issubdtype(jnp.asarray(x).dtype, jax.dtypes.prng_key):
+        return jax.device_put(jax.random.clone(x), sharding)
+    # From the host, as a process's own array may be known to no other process.
+    x = np.asarray(x)
+    if sharding.is_fully_addressable:
+        return jax.device_put(x, sharding)
+    # jax.device_put would gather the arrays of all processes, to compare them again.
+    return jax.make_array_from_callback(x.shape, sharding, lambda part: x[part])
+
+
+def spec_inside(mesh: Mesh, axes: tuple[str, ...], path: Any, p: Any) -> PartitionSpec:
+    """The partition of a parameter inside a worker."""
+    # An array of one device may be of any mesh.
+    if getattr(p, "is_fully_replicated", True):
+        return PartitionSpec()
+    spec, name = spec_of(p), jax.tree_util.keystr(path) or "itself"
+    if not isinstance(p.sharding, NamedSharding) or not names_of(spec) <= set(
+        mesh.axis_names
+    ):
+        raise ValueError(
+            f"the parameters' leaf {name} is sharded by {p.sharding}, which is not "
+            "over axes of this mesh: put it there, by jax.device_put(params, "
+            "NamedSharding(mesh, spec))."
+        )
+    if shared := sorted(names_of(spec) & set(axes)):
+        raise ValueError(
+            f"the parameters' leaf {name} is sharded over {tuple(shared)}, whose "
+            "members are the workers, each of which needs all parameters: shard "
+            "them over another axis of the mesh, as that of ('replica', 'data') "
+            "with axis='replica', or replicate them."
+        )
+    return spec
+
+
+def specs_inside(params: Any, state: Any) -> Any:
+    """The partitions of parameters inside a worker, told by the exchanges' states."""
+    told = specs_told(state)
+    return jax.tree.map_with_path(
+        lambda path, _: told.get(jax.tree_util.keystr(path), PartitionSpec()), params
+    )
+
+
+def specs_told(state: Any) -> dict[str, PartitionSpec]:
+    """The partitions that exchanges' states tell, by the paths of parameters."""
+    return {
+        place: spec
+        for node in jax.tree.leaves(state, is_leaf=_is_told)
+        if _is_told(node)
+        for place, spec in zip(node.places, node.specs, strict=True)
+    }
+
+
+def _is_told(node: Any) -> bool:
+    return isinstance(node, LeafSpecs)
+
+
+def check_sharded(params: Any, specs: Any, state: Any) -> None:
+    """Refuses exchanges that do not see how the parameters are sharded."""
+    has_whole = any(
+        node.resizing == "concatenate"
+        and not (node.shard_axes and node.leading_axes() == node.axes)
+        for node in worker_local_nodes(state)
+    )
+    given = jax.tree.leaves(specs, is_leaf=is_spec)
+    told = jax.tree.leaves(specs_inside(params, state), is_leaf=is_spec)
+    sharded = any(map(names_of, given))
+    same = all(
+        [*map(entry_names, a)][: len(b)] == [*map(entry_names, b)][: len(a)]
+        and names_of(a) == names_of(b)
+        for a, b in zip(given, told, strict=True)
+    )
+    if not same or (sharded and has_whole):
+        raise ValueError(
+            "parameters are sharded inside each worker, and an exchange does not see "
+            "how: every exchange must be given the parameters' own tree, not inside "
+            "optax.flatten or hierarchical, and a per_shard(exchange, specs) the specs "
+            "by which the parameters are sharded."
+        )

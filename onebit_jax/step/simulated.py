@@ -11,14 +11,10 @@ import optax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from onebit_jax.step.checked import Step
-from onebit_jax.step.checks import (
-    check_batch,
-    check_known_stage,
-    check_made_for,
-    check_workers_of,
-)
-from onebit_jax.step.data_parallel import DataParallel, local_step
-from onebit_jax.workers.placement import check_params, check_wrappers, state_specs
+from onebit_jax.step.checks import check_given
+from onebit_jax.step.data_parallel import DataParallel, local_step, of_worker
+from onebit_jax.workers.chains import check_wrappers
+from onebit_jax.workers.placement import check_params, state_specs
 from onebit_jax.workers.states import is_local_stage
 from onebit_jax.workers.worker_local import is_worker_local
 
@@ -88,25 +84,26 @@ def simulated(
         stage: str | None = None,
         **extra: Any,
     ) -> tuple[Any, ...]:
-        check_batch(batch, workers, (axis,), "to run.step after the batch")
-        check_workers_of(state, {axis: workers})
-        check_made_for(state, jax.eval_shape(state_of, params))
-        check_known_stage(state, stage)
+        made = jax.eval_shape(state_of, params)
+        check_given(batch, state, made, stage, (axis,), {axis: workers})
         local = is_local_stage(state, stage)
-        one = functools.partial(
-            local_step, loss_fn, transformation, (axis,), has_aux, stage, local
+        one = of_worker(
+            functools.partial(
+                local_step, loss_fn, transformation, (axis,), has_aux, stage
+            ),
+            (axis,),
+            stage,
+            local,
         )
-        parts = _split(state, workers), extra, _divided(batch, workers)
-        axes = _local_axes(state)
+        axes = None, _local_axes(state)
         over = over_workers(
-            one,
-            in_axes=(None, axes, None, 0, *(None for _ in args)),
-            out_axes=(None, axes, *[0 if local else None] * (1 + has_aux)),
+            one, in_axes=(axes, None, 0), out_axes=(axes, 0 if local else None)
         )
+        carried, same = (params, _split(state, workers)), (extra, args)
         try:
-            params, state, *rest = over(params, *parts, *args)
+            (params, state), rest = over(carried, same, _divided(batch, workers))
         except ValueError:
-            _explain(one, workers, axis, params, state, extra, batch, *args)
+            _explain(one, workers, axis, (params, state), same, batch)
             raise
         if local:
             rest = [jax.tree.map(lambda x: x[:, 0], each) for each in rest]
@@ -115,22 +112,22 @@ def simulated(
     return DataParallel(init, Step(step))
 
 
-def _explain(step: Callable[..., Any], workers: int, axis: str, *given: Any) -> None:
+def _explain(
+    step: Callable[..., Any], workers: int, axis: str, carried: Any, *given: Any
+) -> None:
     """Raises the error of `data_parallel`, if it has one for the same step.
 
     `jax.vmap` does not say which value differs from worker to worker. Types on a mesh
     do, and tracing needs none of its devices.
     """
-    _, state, _, _, *args = given
-    everywhere, specs = PartitionSpec(), state_specs(state)
-    own = PartitionSpec(axis)
+    everywhere, specs = PartitionSpec(), state_specs(carried[1])
     on_mesh = jax.shard_map(
-        lambda *given: step(*given)[1],
+        lambda *given: step(*given)[0][1],
         mesh=AbstractMesh((workers,), (axis,), axis_types=(AxisType.Auto,)),
-        in_specs=(everywhere, specs, everywhere, own, *(everywhere for _ in args)),
+        in_specs=((everywhere, specs), everywhere, PartitionSpec(axis)),
         out_specs=specs,
     )
-    jax.eval_shape(on_mesh, *given)
+    jax.eval_shape(on_mesh, carried, *given)
 
 
 def _local_axes(state: Any) -> Any:

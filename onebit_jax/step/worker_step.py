@@ -12,15 +12,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from onebit_jax.step.checked import Step, each_once
 from onebit_jax.step.checks import check_axes, check_batch, check_workers_of
-from onebit_jax.step.data_parallel import (
-    as_float,
-    divided,
-    workers_of,
-)
+from onebit_jax.step.data_parallel import on_workers, workers_of
 from onebit_jax.step.placed import on_mesh, placed_on
 from onebit_jax.step.statics import (
     CountsError,
@@ -30,8 +26,7 @@ from onebit_jax.step.statics import (
     check_counts,
     with_leaves,
 )
-from onebit_jax.workers.arithmetic import mean, ordered_after
-from onebit_jax.workers.axes import AxisNames, is_agreed, varying_axes
+from onebit_jax.workers.axes import AxisNames, varying_axes
 from onebit_jax.workers.placement import state_specs
 from onebit_jax.workers.processes import processes_of
 from onebit_jax.workers.specs import over, spec_of
@@ -232,40 +227,28 @@ class _OfWorkers:
         check_batch(examples, workers, self.axes, "to the step by name")
         check_workers_of(carried, self.mesh.shape)
         check_axes(carried, self.axes, "worker_step(mesh, axis)")
-        is_local = is_local_stage(carried, stage)
-        split, everywhere = PartitionSpec(self.axes), PartitionSpec()
-        of_values = split if is_local else everywhere
-        explicit = set(self.mesh.abstract_mesh.explicit_axes)
-        if explicit & set(self.axes):
-            divide = functools.partial(divided, self.mesh, self.axes)
-            batches = jax.tree.map(divide, batches)
-        inside = tuple(explicit - set(self.axes))
-        specs = state_specs(carried)
-        step: Any = jax.shard_map(
-            functools.partial(self.local, stage, is_local),
-            mesh=None if inside else self.mesh,
-            in_specs=(specs, everywhere, split),
-            out_specs=(specs, of_values),
-            axis_names=set(self.axes),
+        carried, values = on_workers(
+            functools.partial(self.local, stage),
+            self.mesh,
+            self.axes,
+            carried,
+            same,
+            batches,
+            specs=state_specs(carried),
+            kept=jax.tree.map(lambda x: spec_of(jax.typeof(x)), carried),
+            stage=stage,
+            is_local=is_local_stage(carried, stage),
             check_vma=self.check_vma,
         )
-        if inside:
-            kept = jax.tree.map(lambda x: spec_of(jax.typeof(x)), carried)
-            step = jax.sharding.auto_axes(
-                step, axes=inside, out_sharding=(kept, of_values)
-            )
-        with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
-            carried, values = step(carried, same, batches)
         return *self.kept(carried, placed.value), *values
 
     def local(
         self,
         stage: str | None,
-        is_local: bool,
         carried: tuple[Any, ...],
         same: dict[str, Any],
         batches: tuple[Any, ...],
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...], list[Any]]:
         """The step of one worker, where its axes are bound."""
         if stage is not None:
             same = {**same, "stage": stage}
@@ -281,24 +264,12 @@ class _OfWorkers:
                 f"state, loss; it returned {jax.tree.structure(result)}."
             )
         _check_carried(anew, self.axes)
-        if is_local:
-            values = jax.tree.map_with_path(as_float, values)
-            return anew, jax.tree.map(lambda x: x[None], values)
         agreed = [
             x
             for x in jax.tree.leaves(anew, is_leaf=is_worker_local)
             if not is_worker_local(x) and jnp.issubdtype(x.dtype, jnp.floating)
         ]
-
-        def of_all(path: Any, x: Any) -> Any:
-            # What is the same on all workers, as a count of steps, stays what it is.
-            if is_agreed(x, self.axes):
-                return x
-            x = as_float(path, x)
-            # A program of one stage has them in an all-reduce that it makes anyway.
-            return mean(ordered_after(x, agreed) if stage is None else x, self.axes)
-
-        return anew, jax.tree.map_with_path(of_all, values)
+        return anew, values, agreed
 
     def kept(self, carried: Any, placed: tuple[NamedSharding | None, ...]) -> Any:
         """The carried trees where they were; the compiler would choose other places."""

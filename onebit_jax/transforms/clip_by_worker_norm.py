@@ -13,7 +13,6 @@ from onebit_jax.workers.arithmetic import squared_norm
 from onebit_jax.workers.axes import (
     AxisNames,
     as_tuple,
-    bound_workers,
     check_all_axes,
     check_local,
 )
@@ -96,7 +95,6 @@ def clip_by_worker_norm(
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, ClipByWorkerNormState]:
         del params
-        bound_workers(axes)
         check_local(updates, axes, "clip_by_worker_norm")
         check_all_axes(updates, axes, "clip_by_worker_norm")
         norm = jnp.sqrt(lax.pmean(squared_norm(updates), axes))

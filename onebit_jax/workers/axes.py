@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
-
-if TYPE_CHECKING:
-    from jax import Array
-    from jaxtyping import Int32
 
 AxisNames = str | tuple[str, ...]
 
@@ -114,11 +110,6 @@ def is_variable(node: Any) -> bool:
     )
 
 
-def worker_index(axes: tuple[str, ...]) -> Int32[Array, ""]:
-    """This worker's number, counted in the order of the axes."""
-    return lax.axis_index(axes)
-
-
 def varying_axes(x: Any) -> frozenset[str]:
     """The manual mesh axes that a value, or a shape, differs over by its type."""
     kind = (
@@ -135,7 +126,7 @@ def is_recorded(axes: tuple[str, ...]) -> bool:
     """
     try:
         # The worker's own index differs.
-        return set(axes) <= varying_axes(worker_index(axes))
+        return set(axes) <= varying_axes(lax.axis_index(axes))
     except NameError:
         return False
 
@@ -155,12 +146,13 @@ def check_local(updates: Any, axes: tuple[str, ...], who: str) -> None:
 
     Raises:
       TypeError: if a leaf is not real floating-point.
-      ValueError: if a leaf is the same on all workers: it was averaged, or summed,
-        before. Only `shard_map(check_vma=True)` records this.
+      ValueError: if an axis is not bound, or a leaf is the same on all workers: it was
+        averaged, or summed, before. Only `shard_map(check_vma=True)` records this.
 
     Warns:
       UserWarning: where nothing records it.
     """
+    bound_workers(axes)
     check_floats(updates, who)
     _warn_of_averages(axes)
     for path, leaf in jax.tree.leaves_with_path(updates):

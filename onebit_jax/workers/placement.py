@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
-from optax import contrib
 
 from onebit_jax.workers.axes import is_variable, not_bound
+from onebit_jax.workers.chains import check_wrappers
 from onebit_jax.workers.processes import check_same, processes_of
 from onebit_jax.workers.specs import (
     context_of,
@@ -27,18 +27,12 @@ from onebit_jax.workers.specs import (
     sharding_of,
     spec_of,
 )
-from onebit_jax.workers.states import check_chains, distances
 from onebit_jax.workers.worker_local import (
     WorkerLocal,
     is_worker_local,
     partitions,
     worker_local_nodes,
 )
-
-_REPLACEMENTS = {
-    optax.MultiStepsState: ("optax.MultiSteps", "onebit_jax.accumulate"),
-    optax.ApplyIfFiniteState: ("optax.apply_if_finite", "onebit_jax.skip_nonfinite"),
-}
 
 _NOT_TRAINED = {"BatchStat", "RngState"}
 """Classes of Flax NNX, by name, as this package does not import Flax."""
@@ -347,35 +341,3 @@ def check_params(params: Any) -> None:
                 "params, rest = nnx.split(model, nnx.Param, ...), which keeps it once, "
                 "and merge it in the loss."
             )
-
-
-def check_wrappers(state: Any) -> None:
-    """Refuses wrappers that cannot hold an exchange, and chains out of order."""
-    wrappers = tuple(_REPLACEMENTS)
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, wrappers))
-    for node in nodes:
-        if isinstance(node, wrappers) and _holds_exchange(node):
-            wrapper, replacement = _REPLACEMENTS[type(node)]
-            raise ValueError(
-                f"{wrapper} cannot hold an exchange, because it takes what differs "
-                f"from worker to worker for the same on all: use {replacement}."
-            )
-    nodes = jax.tree.leaves(state, is_leaf=_is_schedule_free)
-    if distances(list(filter(_is_schedule_free, nodes))):
-        raise ValueError(
-            "contrib.schedule_free rescales steps of all workers, and not those that "
-            "workers take by themselves: use zero_one_adam without it, and local_steps "
-            "around it."
-        )
-    check_chains(state)
-
-
-def _holds_exchange(wrapper: Any) -> bool:
-    """True of worker-local state, but for that which `per_worker` made of its own."""
-    count = wrapper[0]
-    own = count.axes if is_worker_local(count) else None
-    return any(node.axes != own for node in worker_local_nodes(wrapper))
-
-
-def _is_schedule_free(node: Any) -> bool:
-    return isinstance(node, contrib.ScheduleFreeState)

@@ -8,7 +8,6 @@ optimizer it runs. Both read the state: a named tuple that is declared by
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -338,73 +337,3 @@ def check_stage(state: Any, stage: str) -> float:
             "which may come earlier, too, or leave the stage out."
         )
     return left
-
-
-def check_chains(state: Any) -> None:
-    """Refuses chains whose parts are out of order.
-
-    Args:
-      state: an optimizer's state, or its shapes.
-
-    Raises:
-      ValueError: if what waits, or skips, stands beside the exchange that it should
-        hold, or something follows steps that each worker takes by itself.
-    """
-    for parts in _chains(state):
-        for place, part in enumerate(parts):
-            after = parts[place + 1 :]
-            if any(map(_has_exchange, after)):
-                _check_holds_exchange(part)
-            # After a masked part there may be one for the other leaves.
-            masked = isinstance(part, optax.MaskedState)
-            if after and not masked and distances(part):
-                raise ValueError(
-                    "an optimizer whose workers take steps of their own is followed by "
-                    "what does not see them: make it the last of a chain, and put a "
-                    "factor or a schedule into its learning rate."
-                )
-
-
-def _check_holds_exchange(state: Any) -> None:
-    for node in declared((state,)):
-        if node.wrapper and not _has_exchange(node.inner):
-            raise ValueError(
-                f"{node.wrapper} decides what the optimizer inside it sees, and the "
-                "exchange that follows would take its zeros for gradients: put the "
-                f"exchange inside {node.wrapper}(...)."
-            )
-
-
-def _has_exchange(state: Any) -> bool:
-    """True of worker-local state other than what workers keep of their own."""
-
-    def is_known(node: Any) -> bool:
-        return is_worker_local(node) or is_declared(node)
-
-    def has(node: Any) -> bool:
-        if not is_declared(node):
-            return is_worker_local(node)
-        inside = node.inner if node.wrapper else tuple(node)
-        return not node.is_opaque and _has_exchange(inside)
-
-    return any(map(has, jax.tree.leaves(state, is_leaf=is_known)))
-
-
-def _chains(state: Any) -> list[list[Any]]:
-    """The states of each chain's parts, in a row where chains are parts of chains."""
-    nodes = jax.tree.leaves(state, is_leaf=_is_chain)
-    found = [list(_parts(x)) for x in nodes if _is_chain(x)]
-    return found + [deeper for parts in found for x in parts for deeper in _chains(x)]
-
-
-def _parts(chain: Any) -> Iterator[Any]:
-    for part in chain.values() if isinstance(chain, OrderedDict) else chain:
-        if _is_chain(part):
-            yield from _parts(part)
-        else:
-            yield part
-
-
-def _is_chain(node: Any) -> bool:
-    """True of the state of `optax.chain` and `optax.named_chain`."""
-    return type(node) is tuple or isinstance(node, OrderedDict)

@@ -241,15 +241,20 @@ def test_data_parallel_is_one_big_batch(axis_type, has_aux):
 
 
 def test_auxiliary_integers_and_numbers_are_averaged_too():
-    """A sum of as many would overflow."""
+    """A sum of as many bytes would overflow; a number of all workers is not sent."""
 
     def loss(p, x):
-        return jnp.sum(p) * jnp.mean(x), {"byte": jnp.uint8(200), "number": 3}
+        byte = (200 * x[0, 0]).astype(jnp.uint8)
+        return jnp.sum(p) * jnp.mean(x), {"byte": byte, "number": 3}
 
     tx = optax.chain(exact_mean("data"), optax.sgd(0.1))
     run = data_parallel(loss, tx, mesh_of(2), has_aux=True)
-    *_, aux = run.step(*run.init(jnp.ones(1)), jnp.ones((2, 1)))
+    given = *run.init(jnp.ones(1)), jnp.ones((2, 1))
+    # Of the gradient, the loss and the byte.
+    assert run.step.lower(*given).as_text().count("stablehlo.all_reduce") == 3
+    *_, aux = run.step(*given)
     assert aux == {"byte": 200.0, "number": 3.0}
+    assert {x.dtype.name for x in aux.values()} == {"float32"}
 
 
 def test_data_parallel_over_one_axis_of_two():

@@ -62,21 +62,3 @@ def divide_by_weight(
     """A running mean that began at zero, corrected for it: Adam's bias correction."""
     divisor = weight(decay, steps)
     return jax.tree.map(lambda m: m / divisor, moment)
-
-
-def extrapolate(
-    now: optax.Params, last: optax.Params, steps: Float32[Array, ""]
-) -> optax.Params:
-    r"""A momentum extrapolated by some steps.
-
-    .. math:: m_t + d (m_t - m_{t-1})
-
-    Args:
-      now: :math:`m_t`.
-      last: :math:`m_{t-1}`.
-      steps: d.
-
-    Returns:
-      A tree like the momentum.
-    """
-    return jax.tree.map(lambda m, before: m + steps * (m - before), now, last)
