@@ -179,9 +179,9 @@ def spec_inside(mesh: Mesh, axes: tuple[str, ...], path: Any, p: Any) -> Partiti
     if shared := sorted(names_of(spec) & set(axes)):
         raise ValueError(
             f"the parameters' leaf {name} is sharded over {tuple(shared)}, whose "
-            "members are the workers, each of which needs all parameters: shard "
-            "them over another axis of the mesh, as that of ('replica', 'data') "
-            "with axis='replica', or replicate them."
+            "members are the workers, each of which needs all parameters: name the "
+            "axis that is to be compressed alone, as axis='replica' of a mesh of "
+            "('replica', 'data'), or replicate them."
         )
     return spec
 

@@ -74,15 +74,24 @@ def worker_count(axes: tuple[str, ...]) -> tuple[int, int]:
 
 def not_bound(axes: tuple[str, ...]) -> ValueError:
     """The error of worker axes that are neither bound nor in the mesh in context."""
-    shape = jax.sharding.get_abstract_mesh().shape
-    known = ", ".join(map(repr, shape)) or "none"
-    misspelt = "" if set(axes) <= set(shape) else "check its spelling, "
+    known = tuple(jax.sharding.get_abstract_mesh().shape)
+    if not known:
+        return ValueError(
+            f"worker axis {axes} is not bound, as there is no mesh here: make the step "
+            "by onebit_jax.data_parallel(loss_fn, tx, mesh) and the state by its "
+            "run.init(params), or call update in a step of onebit_jax.worker_step and "
+            "make the state by onebit_jax.init(tx, params, mesh); nnx.Optimizer does "
+            "neither."
+        )
+    if not set(axes) <= set(known):
+        return ValueError(
+            f"worker axis {axes} is not bound: the axes here are {known}; give the "
+            "exchange, and all else that names an axis, one of these."
+        )
     return ValueError(
-        f"worker axis {axes} is not bound (axes in context: {known}): {misspelt}call "
-        "update inside jax.shard_map over that axis, as onebit_jax.data_parallel and "
-        "onebit_jax.worker_step do, or name it in onebit_jax.simulated(axis=...), and "
-        "make the state with onebit_jax.init(tx, params, mesh); nnx.Optimizer does "
-        "none of this, so use one of these instead of it."
+        f"worker axis {axes} is not bound, though the mesh has it: call update in a "
+        "step of onebit_jax.data_parallel or onebit_jax.worker_step, or inside "
+        "jax.shard_map over that axis."
     )
 
 
