@@ -56,8 +56,11 @@ def exchange_of(mask: Mask | None, *, fused: bool = False) -> onebit_jax.Exchang
     return Masked(exchange.axes, exchange, mask)
 
 
-def check(others: dict[str, Any]) -> None:
+def check(others: dict[str, Any], *numbers: Any) -> None:
     """Refuses what DeepSpeed's optimizers do not know, or refuse themselves."""
+    for value in numbers:
+        if isinstance(value, str):
+            raise TypeError(f"{value!r} stands for a number: give the number.")
     unused = {"bias_correction", "eps_inside_sqrt", "cuda_aware", "comm_backend_name"}
     refused = {"amsgrad", "max_grad_norm"}
     for name, value in others.items():
@@ -82,7 +85,7 @@ def onebit_adam(
     **others: Any,
 ) -> optax.GradientTransformation:
     """`"type": "OneBitAdam"`, a scale for each tensor as in float32."""
-    check(others)
+    check(others, lr, freeze_step, betas, eps, weight_decay)
     return onebit_jax.onebit_adamw(
         lr,
         exchange_of(mask),
@@ -112,7 +115,7 @@ def onebit_lamb(
     **others: Any,
 ) -> optax.GradientTransformation:
     """`"type": "OneBitLamb"`, which exchanges all layers as one buffer."""
-    check(others)
+    check(others, lr, freeze_step, betas, eps, weight_decay)
     return onebit_jax.onebit_lamb(
         lr,
         exchange_of(mask, fused=True),
@@ -142,7 +145,7 @@ def zero_one_adam(
     **others: Any,
 ) -> optax.GradientTransformation:
     """`"type": "ZeroOneAdam"`, likewise."""
-    check(others)
+    check(others, lr, var_freeze_step, betas, eps, weight_decay)
     tx = onebit_jax.zero_one_adam(
         # The dropped call is counted, and DeepSpeed's schedules begin after it.
         (lambda count: lr(count - 1)) if callable(lr) else lr,
@@ -186,6 +189,9 @@ def warmup(
 
     It rises to `warmup_max_lr` or, where that is absent, to the optimizer's `lr`.
     """
+    check({}, lr, warmup_min_lr, warmup_max_lr, warmup_num_steps)
+    if warmup_type not in ("log", "linear"):
+        raise ValueError(f"warmup_type is 'log' or 'linear', not {warmup_type!r}.")
     high = lr if warmup_max_lr is None else warmup_max_lr
     steps = max(2, warmup_num_steps)
 

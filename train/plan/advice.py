@@ -33,7 +33,7 @@ LOCAL_STEPS = (
         range(2, 5),
     ),
     Answer(
-        "8, or fewer where loss matters more than bytes",
+        "8; also 2 to 4 where loss matters more than bytes",
         'local_steps(optax.contrib.muon(rate), quantized_mean("data", 4), every(4))',
         "31 times",
         range(2, 9),
@@ -66,15 +66,15 @@ STEPS = (
     ),
     Answer(
         "500 to 2,000",
-        'onebit_adamw(rate, sign_mean("data"), freeze_at(200))',
-        "4.4 times in 1,000",
+        'onebit_adamw(rate, sign_mean("data"), freeze_at(steps // 5))',
+        "4.4 times",
         range(500, 2001),
     ),
     Answer(
         "more than 2,000",
-        'onebit_adamw(rate, sign_mean("data"), freeze_at(200), '
+        'onebit_adamw(rate, sign_mean("data"), freeze_at(steps // 5), '
         'warmup_exchange=quantized_mean("data", 4))',
-        "18 to 25 times",
+        "18 to 20 times",
         range(2001, 2**31),
     ),
 )
