@@ -218,9 +218,8 @@ class _Loop:
         say(f"{name}: a worker sends {_spelled(self.rates)}")
         if mesh.shape.get(HOST, 1) > 1:
             between = ((s, [t for t in c if HOST in t.axes]) for s, c in costs.items())
-            say(
-                f"{name}: between hosts a device sends {_spelled(_rates(between, mesh))}"
-            )
+            spelled = _spelled(_rates(between, mesh))
+            say(f"{name}: between hosts a device sends {spelled}")
         batch = place(element(phase.batches, 0), mesh)
         arguments = begun.params, begun.state, batch, np.uint32(0)
         step = run.step.lower(*arguments).compile()
