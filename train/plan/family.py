@@ -206,7 +206,8 @@ def family_table(runs: list[PredictedRun], parameters: int) -> str:
 
 _INNER = (
     "local counts AdamW inside, the default of --inner. What docs/frontier.md says "
-    "of losses is of --inner muon, whose own arithmetic is not counted."
+    "of losses is of --inner muon, whose own arithmetic is not counted. Each local "
+    "step waits for the mean of the loss; stage='local' in a script does not."
 )
 
 

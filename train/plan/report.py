@@ -180,8 +180,9 @@ def verdict(prediction: Prediction) -> str:
         return _verdict(prediction)
     gain = local_gain(prediction)
     return (
-        f"{_verdict(prediction)}\nLocal steps (--optimizer local --inner muon --sync "
-        f"{LOCAL_STEPS}) exchange one bit every {LOCAL_STEPS} steps, without a warm-up"
+        f"{_verdict(prediction)}\nLocal steps (train.lm --optimizer local --inner muon "
+        f"--sync {LOCAL_STEPS}) exchange one bit every {LOCAL_STEPS} steps, without a "
+        "warm-up"
         f": {gain:.2f} times as fast as {prediction.baseline.name}, but for Muon's own "
         "arithmetic. docs/frontier.md says what they learn, with 2 to 8 workers."
     )
