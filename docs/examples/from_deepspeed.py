@@ -190,8 +190,6 @@ def warmup(
     It rises to `warmup_max_lr` or, where that is absent, to the optimizer's `lr`.
     """
     check({}, lr, warmup_min_lr, warmup_max_lr, warmup_num_steps)
-    if warmup_type not in ("log", "linear"):
-        raise ValueError(f"warmup_type is 'log' or 'linear', not {warmup_type!r}.")
     high = lr if warmup_max_lr is None else warmup_max_lr
     steps = max(2, warmup_num_steps)
 

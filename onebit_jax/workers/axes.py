@@ -81,7 +81,7 @@ def not_bound(axes: tuple[str, ...]) -> ValueError:
             "by onebit_jax.data_parallel(loss_fn, tx, mesh) and the state by its "
             "run.init(params), or call update in a step of onebit_jax.worker_step and "
             "make the state by onebit_jax.init(tx, params, mesh); nnx.Optimizer does "
-            "neither."
+            "neither. In onebit_jax.simulated(axis=...) give this name."
         )
     if not set(axes) <= set(known):
         return ValueError(

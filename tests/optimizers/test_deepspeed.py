@@ -146,5 +146,3 @@ def test_what_is_no_setting_is_refused():
         from_deepspeed.zero_one_adam(1e-3, amsgrad=True)
     with pytest.raises(TypeError, match="'auto' stands for a number"):
         from_deepspeed.onebit_adam("auto")
-    with pytest.raises(ValueError, match="warmup_type is 'log' or 'linear'"):
-        from_deepspeed.warmup(1e-3, warmup_type="lin")

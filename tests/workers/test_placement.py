@@ -318,8 +318,7 @@ def test_who_has_not_joined_the_other_processes_is_told_how(name, monkeypatch):
 def test_nnx_optimizers_are_told_that_they_cannot_hold_an_exchange():
     tx = onebit_adam(0.1, sign_mean("data"), freeze_at(2))
     model = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
-    said = r"inside jax.shard_map .* as onebit_jax.data_parallel .* nnx.Optimizer does"
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=r"data_parallel.* nnx\.Optimizer"):
         nnx.Optimizer(model, tx, wrt=nnx.Param)
     with jax.set_mesh(mesh_of(2)):
         metadata = {"out_sharding": (None, "data")}

@@ -134,7 +134,5 @@ def test_a_state_of_another_number_of_workers():
 def test_an_axis_that_is_not_told():
     tx = optax.chain(onebit_jax.sign_mean("host"), optax.sgd(0.1))
     run = onebit_jax.simulated(lambda p, x: jnp.mean(x @ p), tx, 2)
-    with pytest.raises(
-        ValueError, match=r"name it in onebit_jax.simulated\(axis=...\)"
-    ):
+    with pytest.raises(ValueError, match=r"simulated\(axis=...\) give this name"):
         run.init(jnp.zeros(3))
