@@ -14,6 +14,9 @@ from benchmarks.convergence.momenta import averaged_momenta, muon_of_momenta
 from benchmarks.convergence.top_k import KEPT, TopK
 from train.core.optimizer import INNER, decays
 
+# Arms of one study: test-all runs them.
+pytestmark = pytest.mark.slow
+
 WORKERS = 4
 
 
