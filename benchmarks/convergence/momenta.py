@@ -1,4 +1,4 @@
-"""What Muon's workers may exchange besides distances: their momenta."""
+"""Momenta that Muon's workers may exchange besides distances."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 import onebit_jax
-from train.core.optimizer import MATRIX_RATE, matrices
+from train.core.optimizer import matrices, muon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -136,15 +136,9 @@ def muon_of_momenta(
         "matrix": optax.chain(onebit_jax.per_worker(own, exchange.axes), exchange),
         "other": onebit_jax.quantized_mean(exchange.axes, 8),
     }
-    muon = optax.contrib.muon(
-        lambda step: MATRIX_RATE * schedule(step),
-        beta=0.0,  # What is agreed is a momentum already.
-        weight_decay=weight_decay / MATRIX_RATE,
-        weight_decay_mask=mask,
-        adam_learning_rate=schedule,
-        muon_weight_dimension_numbers=matrices,
-    )
-    return optax.chain(optax.partition(sent, _kinds), muon)
+    # What is agreed is a momentum already.
+    agreed = muon(schedule, weight_decay=weight_decay, mask=mask, beta=0.0)
+    return optax.chain(optax.partition(sent, _kinds), agreed)
 
 
 def _kinds(params: Any) -> Any:

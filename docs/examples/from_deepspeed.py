@@ -56,11 +56,15 @@ def exchange_of(mask: Mask | None, *, fused: bool = False) -> onebit_jax.Exchang
     return Masked(exchange.axes, exchange, mask)
 
 
-def check(others: dict[str, Any], *numbers: Any) -> None:
-    """Refuses what DeepSpeed's optimizers do not know, or refuse themselves."""
-    for value in numbers:
+def check_numbers(*values: Any) -> None:
+    """Refuses words in the place of numbers, as "auto" of Hugging Face's JSON."""
+    for value in values:
         if isinstance(value, str):
             raise TypeError(f"{value!r} stands for a number: give the number.")
+
+
+def check(others: dict[str, Any]) -> None:
+    """Refuses what DeepSpeed's optimizers do not know, or refuse themselves."""
     unused = {"bias_correction", "eps_inside_sqrt", "cuda_aware", "comm_backend_name"}
     refused = {"amsgrad", "max_grad_norm"}
     for name, value in others.items():
@@ -85,7 +89,8 @@ def onebit_adam(
     **others: Any,
 ) -> optax.GradientTransformation:
     """`"type": "OneBitAdam"`, a scale for each tensor as in float32."""
-    check(others, lr, freeze_step, betas, eps, weight_decay)
+    check(others)
+    check_numbers(lr, freeze_step, betas, eps, weight_decay)
     return onebit_jax.onebit_adamw(
         lr,
         exchange_of(mask),
@@ -115,7 +120,8 @@ def onebit_lamb(
     **others: Any,
 ) -> optax.GradientTransformation:
     """`"type": "OneBitLamb"`, which exchanges all layers as one buffer."""
-    check(others, lr, freeze_step, betas, eps, weight_decay)
+    check(others)
+    check_numbers(lr, freeze_step, betas, eps, weight_decay)
     return onebit_jax.onebit_lamb(
         lr,
         exchange_of(mask, fused=True),
@@ -145,7 +151,8 @@ def zero_one_adam(
     **others: Any,
 ) -> optax.GradientTransformation:
     """`"type": "ZeroOneAdam"`, likewise."""
-    check(others, lr, var_freeze_step, betas, eps, weight_decay)
+    check(others)
+    check_numbers(lr, var_freeze_step, betas, eps, weight_decay)
     tx = onebit_jax.zero_one_adam(
         # The dropped call is counted, and DeepSpeed's schedules begin after it.
         (lambda count: lr(count - 1)) if callable(lr) else lr,
@@ -189,7 +196,7 @@ def warmup(
 
     It rises to `warmup_max_lr` or, where that is absent, to the optimizer's `lr`.
     """
-    check({}, lr, warmup_min_lr, warmup_max_lr, warmup_num_steps)
+    check_numbers(lr, warmup_min_lr, warmup_max_lr, warmup_num_steps)
     high = lr if warmup_max_lr is None else warmup_max_lr
     steps = max(2, warmup_num_steps)
 

@@ -293,7 +293,7 @@ def on_workers(
 def of_worker(
     function: _Function, axes: tuple[str, ...], stage: str | None, is_local: bool
 ) -> Callable[[Any, Any, Any], tuple[Any, Any]]:
-    """What each worker does where its axes are bound: a function, and the means.
+    """A function of each worker where its axes are bound, and the means after it.
 
     Args:
       function: from what is carried, what is the same on all workers and a worker's

@@ -1,4 +1,4 @@
-"""What may stand around an exchange, before it and after it."""
+"""Transformations that may stand around an exchange, before it and after it."""
 
 from __future__ import annotations
 

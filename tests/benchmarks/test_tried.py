@@ -1,4 +1,4 @@
-"""What studies alone exchange: largest values, momenta, errors at the end."""
+"""Exchanges of studies alone: largest values, momenta, errors at the end."""
 
 import jax
 import jax.numpy as jnp

@@ -197,15 +197,16 @@ def matrices(params: Any) -> Any:
 
 
 def muon(
-    schedule: optax.Schedule, *, weight_decay: float, mask: Any
+    schedule: optax.Schedule, *, weight_decay: float, mask: Any, **options: Any
 ) -> optax.GradientTransformation:
-    """Muon for matrices inside the model, Adam for what is left."""
+    """Muon for matrices inside the model, Adam for what is left, by Optax's options."""
     return optax.contrib.muon(
         lambda step: MATRIX_RATE * schedule(step),
         weight_decay=weight_decay / MATRIX_RATE,
         weight_decay_mask=mask,
         adam_learning_rate=schedule,
         muon_weight_dimension_numbers=matrices,
+        **options,
     )
 
 
