@@ -48,6 +48,7 @@ def small_config(corpus):
         seq=16,
         warmup_steps=WARMUP,
         freeze_step=FREEZE,
+        warmup_bits=32,  # it compiles faster
         eval_every=4,
         eval_sequences=8,
         checkpoint_every=2,

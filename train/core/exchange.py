@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import onebit_jax
 from train.core.mesh import DEVICE, HOST
@@ -26,6 +26,12 @@ VOTES: dict[str, Callable[..., onebit_jax.Exchange]] = {
     "random_vote_mean": onebit_jax.random_vote_mean,
 }
 """The exchanges of optimizers whose workers vote, likewise."""
+
+WarmupBits = Literal[2, 4, 8, 32]
+"""Bits a value of a warm-up's exchange."""
+
+WARMUP_BITS: Final = 8
+"""Those of 1-bit Adam's by default."""
 
 if TYPE_CHECKING:
     ExchangeName = str
@@ -52,11 +58,11 @@ def make_exchange(
 
 def make_warmup_exchange(
     mesh: Mesh | AbstractMesh,
-    bits: Literal[2, 4, 8] | None,
+    bits: WarmupBits,
     topology: Topology = "auto",
 ) -> onebit_jax.Exchange | None:
-    """The exchange of a warm-up by some bits a value; without bits None, the exact."""
-    if bits is None:
+    """The exchange of a warm-up by some bits a value; of 32 bits None, the exact."""
+    if bits == 32:
         return None
     by_bits = functools.partial(onebit_jax.quantized_mean, bits=bits)
     return _over(mesh, by_bits, topology)

@@ -18,10 +18,9 @@ from typing import (
 
 from models.config import Attention, Remat, TransformerConfig
 from train.core.errors import InputError
-from train.core.exchange import ExchangeName
+from train.core.exchange import WARMUP_BITS, ExchangeName, WarmupBits
 from train.core.mesh import Topology
 from train.core.optimizer import (
-    FREEZE,
     OPTIMIZERS,
     InnerName,
     OptimizerName,
@@ -107,10 +106,11 @@ class TrainingFlags:
     count_mean, counts of them in one all-reduce."""
     freeze_step: Freeze | None = None
     """Steps before 1-bit Adam, LAMB or 0/1 Adam freezes its variance; auto: once it is
-    stable; default: a fifth of the steps, not before the learning rate has risen."""
-    warmup_bits: Literal[2, 4, 8] | None = None
-    """Bits a value of the gradients that 1-bit Adam exchanges before the freeze (4: an
-    eighth of the bytes); default: float32."""
+    stable; default: 14 % of 1-bit Adam's steps, a fifth of the others', not before the
+    learning rate has risen."""
+    warmup_bits: WarmupBits = WARMUP_BITS
+    """Bits a value of the gradients that 1-bit Adam exchanges before the freeze; 32 for
+    the exact mean."""
     inner: InnerName = "adamw"
     """The optimizer that each worker steps by on its own with --optimizer local; muon
     has an eighth of its matrices' rate for --learning-rate, and Adam for the rest."""
@@ -149,8 +149,12 @@ class TrainingFlags:
         """Changeable flags that this run must keep, and what to give instead."""
         return {}
 
-    def planned(self, steps: int, share: float = FREEZE) -> Plan:
-        """Schedule and freeze, all defaults put in, a share of the steps before it."""
+    def planned(self, steps: int, share: float | None = None) -> Plan:
+        """Schedule and freeze, all defaults put in.
+
+        The freeze comes after a share of the steps, by default the optimizer's.
+        """
+        share = OPTIMIZERS[self.optimizer].freeze if share is None else share
         warmup, freeze = warmup_and_freeze(
             steps, self.warmup_steps, self.freeze_step, share
         )

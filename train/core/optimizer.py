@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 FREEZE = 0.2
-"""Share of the steps after which a variance is frozen by default."""
+"""Share of the steps after which a variance is frozen, where nothing else is said."""
 
 FLOOR = 0.1
 """Share of the peak that the learning rate falls to, and stays at."""
@@ -236,18 +236,23 @@ class Optimizer(NamedTuple):
       flags: Fields of `TrainingFlags` that other optimizers may lack.
       exchange: Name of the exchange that it works with; None for that of the flag.
       has_own_steps: Whether workers take steps of their own between exchanges.
+      freeze: Share of the steps before the freeze by default, if it obeys the flag.
     """
 
     make: Callable[..., optax.GradientTransformation]
     flags: frozenset[str] = frozenset()
     exchange: str | None = None
     has_own_steps: bool = False
+    freeze: float = FREEZE
 
 
 _TWO_STAGES = frozenset({"exchange", "freeze_step"})
 
 OPTIMIZERS = {
-    "onebit_adam": Optimizer(onebit_jax.onebit_adamw, _TWO_STAGES | {"warmup_bits"}),
+    # Of a whole run a warm-up by 8 bits then sends a fifteenth (docs/convergence.md).
+    "onebit_adam": Optimizer(
+        onebit_jax.onebit_adamw, _TWO_STAGES | {"warmup_bits"}, freeze=0.14
+    ),
     "onebit_lamb": Optimizer(onebit_jax.onebit_lamb, _TWO_STAGES),
     "zero_one_adam": Optimizer(
         onebit_jax.zero_one_adam, _TWO_STAGES, has_own_steps=True
@@ -300,7 +305,8 @@ def make_optimizer(
     """
     optimizer = OPTIMIZERS[name]
     rule = (freeze,) if "freeze_step" in optimizer.flags else ()
-    warmup = {"warmup_exchange": warmup_exchange} if warmup_exchange else {}
+    has_bits = "warmup_bits" in optimizer.flags
+    warmup = {"warmup_exchange": warmup_exchange} if has_bits else {}
     steps = {"inner": inner, "sync": sync} if "sync" in optimizer.flags else {}
     options = {"weight_decay": weight_decay, "mask": decays, **warmup, **steps}
     tx = optimizer.make(schedule, exchange, *rule, **options)

@@ -65,17 +65,11 @@ STEPS = (
         range(500),
     ),
     Answer(
-        "500 to 2,000",
-        'onebit_adamw(rate, sign_mean("data"), freeze_at(steps // 5))',
-        "4.4 times",
-        range(500, 2001),
-    ),
-    Answer(
-        "more than 2,000",
-        'onebit_adamw(rate, sign_mean("data"), freeze_at(steps // 5), '
-        'warmup_exchange=quantized_mean("data", 4))',
-        "18 to 20 times",
-        range(2001, 2**31),
+        "500 and more",
+        'onebit_adamw(rate, sign_mean("data"), freeze_at(steps // 7), '
+        'warmup_exchange=quantized_mean("data", 8))',
+        "15 times",
+        range(500, 2**31),
     ),
 )
 """Answers to how many steps a run of Adam's has."""

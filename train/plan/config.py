@@ -14,7 +14,7 @@ import models
 from train.core.errors import InputError
 from train.core.exchange import ExchangeName
 from train.core.flags import Count, NotNegative, Positive, Range, check_ranges
-from train.core.optimizer import FREEZE
+from train.core.optimizer import OPTIMIZERS
 from train.plan.targets import GPUS
 
 SIZES = MappingProxyType(
@@ -82,8 +82,9 @@ class PlanConfig:
     """Share of the last backward pass behind which an exact exchange hides."""
     remat: bool = False
     """Recompute the layers in the backward pass, for less memory."""
-    warmup: Share = FREEZE
-    """Share of the steps before the freeze; default: that of train.pretrain."""
+    warmup: Share = OPTIMIZERS["onebit_adam"].freeze
+    """Share of the steps before the freeze, which send 8 bits a value; default: that of
+    1-bit Adam in train.*."""
     steps: Count | None = None
     """Steps of a run: adds a table of all optimizers, with the bytes and the hours of
     the whole run, gradients in float32; takes a minute for hundreds of leaves."""

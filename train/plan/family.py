@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,12 @@ import optax
 from jax.sharding import AbstractMesh, AxisType
 
 import onebit_jax
-from train.core.exchange import make_exchange, make_warmup_exchange
+from train.core.exchange import (
+    WARMUP_BITS,
+    WarmupBits,
+    make_exchange,
+    make_warmup_exchange,
+)
 from train.core.mesh import AXIS
 from train.core.optimizer import OPTIMIZERS, make_optimizer
 from train.core.totals import EVERY
@@ -77,7 +82,7 @@ def predicted_runs(
             gpu_bytes += number * sum(load.gpu_bytes for load in loads)
             host_bytes += number * sum(load.host_bytes for load in loads)
             exchange = sum(map(cluster.seconds, loads))
-            exact = stage == "warmup" and not chosen.warmup_bits
+            exact = stage == "warmup" and chosen.warmup_bits == 32
             if exact or chosen.optimizer == "adam":
                 exchange = max(0.0, exchange - work.hidden)
             compute = work.accumulate * work.micro_batch
@@ -93,13 +98,14 @@ class Choice(NamedTuple):
     """An optimizer of the command line, and flags of its own."""
 
     optimizer: str
-    warmup_bits: Literal[2, 4, 8] | None = None
+    warmup_bits: WarmupBits = WARMUP_BITS
     sync: int | None = None
 
     @property
     def name(self) -> str:
         """The flags' text."""
-        bits = f" --warmup-bits {self.warmup_bits}" if self.warmup_bits else ""
+        is_default = self.warmup_bits == WARMUP_BITS
+        bits = "" if is_default else f" --warmup-bits {self.warmup_bits}"
         sync = f" --sync {self.sync}" if self.sync else ""
         return self.optimizer + bits + sync
 
@@ -107,7 +113,8 @@ class Choice(NamedTuple):
 CHOICES = [
     Choice(name, bits, sync)
     for name in sorted(OPTIMIZERS, key=lambda name: name != "adam")
-    for bits in ((None, 4) if "warmup_bits" in OPTIMIZERS[name].flags else (None,))
+    for bits in (WARMUP_BITS, 32)
+    if bits == WARMUP_BITS or "warmup_bits" in OPTIMIZERS[name].flags
     for sync in ((8, 32) if "sync" in OPTIMIZERS[name].flags else (None,))
 ]
 """All that a run is predicted with, Adam first."""
@@ -129,7 +136,7 @@ def stage_steps(choice: Choice, steps: int, freeze: int) -> dict[str, int]:
     workers = 2  # one would be plain Adam
     mesh = AbstractMesh((workers,), (AXIS,), (AxisType.Auto,))
     # Bits in the warm-up change no step's stage.
-    tx = _optimizer(choice._replace(warmup_bits=None), mesh, freeze)
+    tx = _optimizer(choice._replace(warmup_bits=32), mesh, freeze)
     run = onebit_jax.simulated(lambda p, x: jnp.mean(p[""] * x), tx, workers, axis=AXIS)
     batch = jnp.ones(workers)
 

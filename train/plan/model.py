@@ -194,7 +194,7 @@ def arms(model: Model, work: GpuWork, cluster: GpuCluster) -> list[Arm]:
     Returns:
       Adam with gradients of 4 and 2 bytes, then 1-bit Adam with `sign_mean` and
       `count_mean`; both flat, and hierarchical where there are several hosts of several
-      GPUs. The exact means of 1-bit Adam's warm-up are Adam's first.
+      GPUs. 1-bit Adam's warm-up is that of the trainers.
     """
     several = cluster.hosts > 1 and cluster.gpus > 1
     adams = []
@@ -204,8 +204,8 @@ def arms(model: Model, work: GpuWork, cluster: GpuCluster) -> list[Arm]:
     onebit = [
         Arm(
             f"1-bit Adam, {'hierarchical' if hierarchical else 'flat'}, {exchange}",
-            adams[0].warmup,
-            _compressed_step(model, work, cluster, exchange, hierarchical),
+            _onebit_step(model, work, cluster, "quantized_mean", hierarchical),
+            _onebit_step(model, work, cluster, exchange, hierarchical),
         )
         for hierarchical in ((False, True) if several else (False,))
         for exchange in EXCHANGES
@@ -228,7 +228,7 @@ def _exact_step(
     return _step(work, work.adam, cluster.loads(mean), cluster, work.hidden)
 
 
-def _compressed_step(
+def _onebit_step(
     model: Model,
     work: GpuWork,
     cluster: GpuCluster,
@@ -236,13 +236,15 @@ def _compressed_step(
     hierarchical: bool,
 ) -> Step:
     hosts, gpus = cluster.hosts, cluster.gpus
-    signs = exchange_transfers(
+    transfers = exchange_transfers(
         exchange, model.leaves, hosts, gpus, hierarchical=hierarchical
     )
-    (growth,) = cluster.loads([growth_transfer(model.leaves)])
     workers, shards = (hosts, gpus) if hierarchical else (hosts * gpus, 1)
     update = update_seconds(model, work, workers, shards)
-    loads = *cluster.loads(signs), growth.each_step(PERIOD)
+    loads = cluster.loads(transfers)
+    if exchange in EXCHANGES:
+        (growth,) = cluster.loads([growth_transfer(model.leaves)])
+        loads = *loads, growth.each_step(PERIOD)
     return _step(work, update, loads, cluster)
 
 

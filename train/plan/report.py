@@ -210,14 +210,9 @@ def _verdict(prediction: Prediction) -> str:
         return first
     rate = break_even_rate(prediction)
     if rate is None:
-        slow = _at_rate(prediction, _SLOWEST)
-        reason = (
-            "the warm-up, which is exact, takes too large a share; freeze earlier, or "
-            "see what --steps says of 4 bits in it"
-            if _ceiling(slow) < PAYS
-            else "bytes are not what it waits for"
+        second = (
+            "It pays at no link rate from 1 Mbit/s on: bytes are not what it waits for."
         )
-        second = f"It pays at no link rate from 1 Mbit/s on: {reason}."
     elif rate > 0.99 * _FASTEST:
         second = "It pays at every link rate up to 10,000 Gbit/s."
     else:

@@ -10,7 +10,7 @@ import jax
 
 import onebit_jax
 from onebit_jax import Transfer
-from train.core.exchange import EXCHANGES
+from train.core.exchange import EXCHANGES, WARMUP_BITS
 from train.core.mesh import AXIS, DEVICE, HOST
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ def exchange_transfers(
     """The collectives of one exchange of a model's gradients, from a trace of it.
 
     Args:
-      exchange: 'exact_mean', or a name of `train.core.exchange.EXCHANGES`.
+      exchange: 'exact_mean', 'quantized_mean' for that of the trainers' warm-up, or a
+        name of `train.core.exchange.EXCHANGES`.
       leaves: The gradients.
       hosts: How many.
       gpus: Those of each host.
@@ -41,7 +42,9 @@ def exchange_transfers(
     Returns:
       The collectives.
     """
-    make = {"exact_mean": onebit_jax.exact_mean, **EXCHANGES}[exchange]
+    by_bits = functools.partial(onebit_jax.quantized_mean, bits=WARMUP_BITS)
+    exact = onebit_jax.exact_mean
+    make = {"exact_mean": exact, "quantized_mean": by_bits, **EXCHANGES}[exchange]
     if hierarchical:
         whole = onebit_jax.hierarchical(make(HOST), within=DEVICE)
     else:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from models.config import Size
 from train.core.errors import InputError
+from train.core.exchange import WarmupBits
 from train.core.flags import (
     Changeable,
     Count,
@@ -57,6 +58,9 @@ class SquadConfig(TransformerFlags, TrainingFlags):
     freeze_step: Freeze | None = None
     """Steps before 1-bit Adam, LAMB or 0/1 Adam freezes its variance; auto: once it is
     stable; default: a quarter of the steps, not before the learning rate has risen."""
+    warmup_bits: WarmupBits = 32
+    """Bits a value of the gradients that 1-bit Adam exchanges before the freeze; 32 is
+    the exact mean."""
     epochs: Positive | None = None
     """Times that every window is learnt from; default: 2."""
     steps: Count | None = None

@@ -21,8 +21,8 @@ from train.plan.report import predict
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "choosing.md"
 OPTAX = "Optax's optimizer"
 SLOW = "--rate 0.1 --gpus 1"
-# What one warm-up of nine tenths takes is more than Adam in bfloat16 does.
-LONG_WARMUP = "--rate 0.1 --gpus 1 --warmup 0.9"
+# Of so few exchanges 1-bit Adam makes a run 1.09 times as fast, and local steps 1.1.
+FEW_EXCHANGES = {2: 290, 4: 440, 8: 515}
 
 
 def questions():
@@ -78,14 +78,15 @@ def test_the_page_says_the_rest_of_what_the_command_says():
 
 
 @pytest.mark.parametrize(("hosts", "rows"), [(2, [0, 1]), (4, [0, 1]), (8, [1])])
-@pytest.mark.parametrize("flags", [SLOW, LONG_WARMUP])
-def test_two_slow_links_have_the_lines_of_so_many_workers(hosts, rows, flags, capsys):
+@pytest.mark.parametrize("few", [False, True])
+def test_two_slow_links_have_the_lines_of_so_many_workers(hosts, rows, few, capsys):
+    flags = f"--rate 10 --gpus 1 --accumulate {FEW_EXCHANGES[hosts]}" if few else SLOW
     text = asked(f"--hosts {hosts} {flags}", capsys)
     local = [line for line in told(text) if line.startswith("local_steps")]
     assert local == [code(WORKERS[row]) for row in rows]
     assert NOT_TRIED not in text
     others = [code(row) for row in [*LENGTH[1:], *RECIPE] if "(rate" in row[1]]
-    others = [] if flags is LONG_WARMUP else others
+    others = [] if few else others
     assert [line for line in told(text) if line not in local] == others
 
 
@@ -99,7 +100,7 @@ def adams(text):
     return [*re.findall(r"^  Adam or AdamW, (.*) steps +(\S.*)$", text, re.M)]
 
 
-@pytest.mark.parametrize(("steps", "row"), [(499, 0), (500, 1), (2000, 1), (2001, 2)])
+@pytest.mark.parametrize(("steps", "row"), [(499, 0), (500, 1), (2001, 1)])
 def test_so_many_steps_have_one_line_of_adams(steps, row):
     config = PlanConfig(rate=0.1, gpus=1, hosts=2, model="1e8", compute_ms=5)
     model = command.model_of(config)

@@ -82,10 +82,11 @@ def test_how_predictions_depend_on_what_is_asked(shape, rate, seconds, micro):
         assert between[0] - 1e-12 <= mean <= between[1] + 1e-12
 
 
-def test_what_adam_exchanges_the_warm_up_does():
-    """Its loss included, for whose messages both wait."""
-    adam, _, *others = arms(model(1e5), work(), cluster(64, 1, latency=1e-3))
-    assert [arm.warmup for arm in others] == [adam.compressed] * len(others)
+def test_the_warm_up_sends_a_quarter_of_what_adam_does():
+    adam, _, *others = arms(model(), work(), cluster(64, 1))
+    for arm in others:
+        share = arm.warmup.gpu_bytes / adam.compressed.gpu_bytes
+        assert share == pytest.approx(1 / 4, rel=0.01)
 
 
 def test_of_eight_compressed_steps_one_measures_the_growth():
@@ -134,9 +135,8 @@ def pointed_at(answer):
             "waits for messages",
         ),
         (planned(model(), work(accumulate=64), cluster(8, 1)), "64 micro-batches"),
-        (planned(model(), work(), cluster(8, 1), warmup=0.9), "the warm-up"),
     ],
-    ids=["fast network", "small model", "accumulation", "long warm-up"],
+    ids=["fast network", "small model", "accumulation"],
 )
 def test_says_when_compression_does_not_pay(answer, reason):
     text = verdict(answer)
@@ -144,14 +144,11 @@ def test_says_when_compression_does_not_pay(answer, reason):
     assert reason in text.splitlines()[0]
     assert answer.gain < PAYS
     assert pointed_at(answer) == answer.baseline.name
-    # It loses what the warm-up takes, however slow the network is.
-    only_warmup = answer.warmup_share > 0.5
-    assert ("the warm-up, which is exact" in text.splitlines()[1]) == only_warmup
 
 
 def test_the_ceiling_is_what_a_free_exchange_would_give():
     """By the seconds of the two stages, the compressed one's exchange taken out."""
-    answer = planned(model(), work(), cluster(8, 1), warmup=0.9)
+    answer = planned(model(), work(accumulate=64), cluster(8, 1), warmup=0.9)
     adam, best = answer.baseline, answer.best
     free = best.compressed.compute + best.compressed.update
     seconds = 0.9 * best.warmup.seconds + 0.1 * free
