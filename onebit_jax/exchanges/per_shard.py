@@ -81,7 +81,9 @@ def per_shard(exchange: Exchange, specs: Any) -> Exchange:
         if not _is_usable(spec) or set(axes) & names_of(spec):
             raise ValueError(
                 f"per_shard needs PartitionSpecs over other axes than the workers' "
-                f"{axes}, got {spec!r}."
+                f"{axes}, got {spec!r}; give an exchange without the axes that "
+                "parameters are sharded over, such as sign_mean('host') in place of "
+                "hierarchical."
             )
     return PerShard(exchange, specs, axes)
 

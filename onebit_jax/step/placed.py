@@ -226,7 +226,8 @@ def check_sharded(params: Any, specs: Any, state: Any) -> None:
     if not same or (sharded and has_whole):
         raise ValueError(
             "parameters are sharded inside each worker, and an exchange does not see "
-            "how: every exchange must be given the parameters' own tree, not inside "
-            "optax.flatten or hierarchical, and a per_shard(exchange, specs) the specs "
-            "by which the parameters are sharded."
+            "how, or there is none: the optimizer needs an exchange between workers, "
+            "given the parameters' own tree, not inside optax.flatten or hierarchical, "
+            "and a per_shard(exchange, specs) the specs by which the parameters are "
+            "sharded."
         )

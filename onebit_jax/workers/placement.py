@@ -270,7 +270,7 @@ def init(tx: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
     axes = {axis for node in worker_local_nodes(abstract) for axis in node.axes}
     make = tx.init
     automatic = set(mesh.abstract_mesh.auto_axes) - axes
-    if _is_sharded(params, mesh) and automatic:
+    if axes and automatic and _is_sharded(params, mesh):
         specs = jax.tree.map(spec_of, params)
         make = jax.sharding.explicit_axes(
             lambda p: tx.init(p), axes=tuple(automatic), in_sharding=(specs,)

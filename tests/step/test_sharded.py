@@ -124,6 +124,8 @@ def test_what_cannot_be_kept_is_refused():
 
     with pytest.raises(ValueError, match=r"\['down'\] is sharded over \('data',\)"):
         init(optimizer(("replica", "data")), None)
+    with pytest.raises(ValueError, match="the optimizer needs an exchange"):
+        init(optax.adam(1e-3))
     other = {k: params_on(mesh_over({"fsdp": 2}), dict.fromkeys(SPECS, P("fsdp")))[k]
              for k in SPECS}  # fmt: skip
     with pytest.raises(ValueError, match="not over axes of this mesh"):

@@ -313,7 +313,8 @@ class _Loop:
                 "examples/s": f"{examples_per_second:.0f}",
                 "MB sent": f"{totals.total_bytes / 1e6:.1f}",
                 **{f"held-out {n}": f"{x:.3f}" for n, x in self.held_out.items()},
-            }
+            },
+            refresh=False,  # tqdm counts the steps when it prints by itself
         )
 
     def _append(self, metrics: StepMetrics | EvalMetrics) -> None:
