@@ -65,7 +65,7 @@ STEPS = (
         range(500),
     ),
     Answer(
-        "500 and more",
+        "500 or more",
         'onebit_adamw(rate, sign_mean("data"), freeze_at(steps // 7), '
         'warmup_exchange=quantized_mean("data", 8))',
         "15 times",
