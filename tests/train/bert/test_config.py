@@ -63,7 +63,7 @@ def test_a_second_phase_takes_what_is_not_given_from_the_first():
         steps=900, batch=32, accumulate=2, learning_rate=0.1, long_seq=128
     )
     first, second = config.phases
-    assert (first.warmup, first.freeze) == (90, 180)
+    assert (first.warmup, first.freeze) == (90, 126)
     assert (first.last, second.earlier_steps, second.steps) == (900, 900, 100)
     assert config.total_steps == second.last == 1000
     assert second == replace(
@@ -73,7 +73,7 @@ def test_a_second_phase_takes_what_is_not_given_from_the_first():
         earlier_steps=900,
         steps=100,
         warmup=10,
-        freeze=20,
+        freeze=14,
     )
     auto = replace(config, freeze_step="auto", long_batch=8, long_decay_every=3)
     assert auto.phases[1].freeze == "auto"
