@@ -13,6 +13,7 @@ from typing import (
     Literal,
     TypeVar,
     get_args,
+    get_origin,
     get_type_hints,
 )
 
@@ -298,9 +299,12 @@ def from_json(kind: type[Flags], values: dict[str, Any]) -> Flags:
     hints = _hints(kind)
 
     def made(name: str, value: Any) -> Any:
+        hint = hints.get(name)
+        if get_origin(hint) is Literal and value not in get_args(hint):
+            raise TypeError(f"{name} cannot be {value!r}")
         if isinstance(value, list):
             return tuple(made(name, item) for item in value)
-        is_path = isinstance(value, str) and Path in _parts(hints.get(name))
+        is_path = isinstance(value, str) and Path in _parts(hint)
         return Path(value) if is_path else value
 
     return kind(**{name: made(name, value) for name, value in values.items()})

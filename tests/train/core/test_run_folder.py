@@ -79,6 +79,7 @@ def test_a_folder_that_cannot_be_made_is_refused(run, tmp_path, out):
         ("[]", r"config.json is damaged"),
         ('{"command": "train.task", "flags": {"x": 1}}', r"config.json is damaged"),
         (KEPT % ("task", '{"x": 1}'), r"config.json is damaged"),
+        (KEPT % ("task", '{"warmup_bits": null}'), r"config.json is damaged"),
         (KEPT % ("other", "{}"), r"a run of train.other; give one of train.task"),
     ],
 )
