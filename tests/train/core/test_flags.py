@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import tyro
@@ -99,9 +100,11 @@ def test_what_can_be_trained_with_is_taken(changes):
 def test_flags_come_back_from_json(kind):
     """Every field, with a value that is not its default."""
     others = {int: 7, float: 0.25, bool: True, str: "word"}
-    values = {}
+    values, hints = {}, get_type_hints(kind)
     for field in fields(kind):
-        if "tuple" in str(field.type):
+        if get_origin(hints[field.name]) is Literal:
+            values[field.name] = get_args(hints[field.name])[-1]
+        elif "tuple" in str(field.type):
             values[field.name] = (Path("/a"), Path("/b"))
         elif "Path" in str(field.type):
             values[field.name] = Path("/c")
