@@ -48,7 +48,7 @@ PLAIN := --xla_cpu_use_fusion_emitters=false
 test: lint
 	JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS=$$(XLA_FLAGS=$(PLAIN) $(BIN)/python -c \
 	  "import jax; jax.devices()" 2> /dev/null && echo $(PLAIN)) \
-	  $(BIN)/python -m pytest -n 2 --dist loadfile \
+	  $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 	  -m 'not slow' --ignore tests/drills --ignore tests/wheel $(ARGS)
 
 test-all: lint

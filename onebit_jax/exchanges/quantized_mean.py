@@ -79,7 +79,7 @@ def quantized_mean(
       >>> def mean(g):
       ...     return exchange.update(g, exchange.init(g))[0]
       >>> own = jnp.array([[7.0, -2.1, 0.4], [7.0, -2.1, 0.4]])
-      >>> jax.vmap(mean, axis_name='data')(own)[0]
+      >>> jax.jit(jax.vmap(mean, axis_name='data'))(own)[0]
       Array([ 7., -2.,  0.], dtype=float32)
 
     References:

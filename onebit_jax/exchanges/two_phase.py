@@ -135,7 +135,7 @@ def two_phase(
       >>> def mean(g):
       ...     return exchange.update(g, exchange.init(g))[0]
       >>> own = jnp.array([[1.0, 2.0], [3.0, 2.0]])
-      >>> print(jax.vmap(mean, axis_name='data')(own)[0])
+      >>> print(jax.jit(jax.vmap(mean, axis_name='data'))(own)[0])
       [2. 2.]
 
     References:
