@@ -84,6 +84,7 @@ def test_a_step_of_your_own():
     assert warmup > 20 * compressed
 
 
+@pytest.mark.slow
 def test_an_nnx_model_with_its_statistics_and_random_numbers():
     lines = lines_of("nnx_batch_norm.py", "-c", LOSSES)
     _, accuracy, mean = last_numbers(lines, "loss")
@@ -123,6 +124,7 @@ def test_a_checkpoint_of_eight_workers_is_gone_on_with_by_four():
     assert after[2] < before[2] / 10
 
 
+@pytest.mark.slow
 def test_several_processes_go_on_from_their_checkpoint(tmp_path):
     whole = lines_of_two("--steps", "70", "--out", tmp_path)
     assert [numbers_in(x)[1] for x in whole[:4]] == [20, 40, 60, 70]
@@ -184,9 +186,9 @@ def test_sentences_are_embedded_with_pretrained_weights(tmp_path):
     [
         "fsdp_inside",
         "train_state_step",
-        "equinox_accumulation",
+        pytest.param("equinox_accumulation", marks=pytest.mark.slow),
         "nnx_step",
-        "pmap_step",
+        pytest.param("pmap_step", marks=pytest.mark.slow),
     ],
 )
 def test_a_converted_step_learns_as_the_plain_one(name):

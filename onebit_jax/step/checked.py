@@ -72,7 +72,8 @@ class Step:
           What it carries anew, and what the step returns besides.
 
         Raises:
-          ValueError: if what it carries was donated to an earlier step, a batch is one
+          ValueError: if what it carries was donated to an earlier step or is on other
+            devices than the rest of it, a batch is one
             process's own and there are several, these hold other parameters, another
             state or other arguments, or would not run the same program, or `stage`
             cannot be the state's next.
@@ -87,8 +88,10 @@ class Step:
             flat = list(itertools.chain(*leaves.values()))
             given = each_once(given, flat, (others, options))
             return self._run(given, *given.values(), *others, **options)
-        except (RuntimeError, ValueError):
+        except (RuntimeError, ValueError) as error:
             _check_not_donated(given, given)
+            if "incompatible devices" in str(error):
+                _check_one_mesh(given)
             raise
 
     def _run(self, given: dict[str, Any], *args: Any, **options: Any) -> Any:
@@ -182,6 +185,21 @@ def _check_not_donated(looked_at: Any, given: Any) -> None:
                 "earlier step, which reused its memory: go on with what that step "
                 "returned, as in params, state, loss = run.step(params, state, batch)."
             )
+
+
+def _check_one_mesh(given: Any) -> None:
+    places: dict[frozenset[Any], str] = {}
+    for (name, *inside), leaf in jax.tree.leaves_with_path(given):
+        if _is_concrete(leaf):
+            path = f"{name.key}{jax.tree_util.keystr(tuple(inside))}"
+            places.setdefault(frozenset(leaf.sharding.device_set), path)
+    if len(places) > 1:
+        told = ", ".join(f"{path} is on {len(at)}" for at, path in places.items())
+        raise ValueError(
+            f"the step was given arrays on different devices, {told}: place parameters "
+            "by run.init, and restore a state as abstract_state(tx, params, mesh) "
+            "places it."
+        )
 
 
 def _check_global(batch: Any, processes: int) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
 
 class Transfer(NamedTuple):
@@ -71,11 +72,17 @@ def sent_bytes(transfers: Iterable[Transfer], axis_sizes: Mapping[str, int]) -> 
 
     Raises:
       ValueError: if the sizes lack an axis of a collective.
+      TypeError: if they are the costs of all stages.
 
     Example:
       >>> sent_bytes([Transfer('all-gather', 1000, ('data',))], {'data': 4})
       750
     """
+    if isinstance(transfers, Mapping):
+        raise TypeError(
+            "sent_bytes takes the transfers of one stage: give those of one of "
+            f"{sorted(transfers)}, such as costs[{min(transfers)!r}]."
+        )
     return sum(
         ring_bytes(t.op, t.bytes, workers_of(t.axes, axis_sizes)) for t in transfers
     )

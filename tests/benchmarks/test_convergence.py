@@ -200,6 +200,7 @@ hull = ["rounds"]
 """
 
 
+@pytest.mark.slow
 def test_the_arms_that_no_line_between_two_others_beats_go_on(plan_file):
     plan_file.write_text(PLAN.split("[[rounds]]")[0] + HULL)
     plan = read_plan(plan_file)

@@ -88,6 +88,7 @@ def assert_is_plain(loss, gradients):
     )
 
 
+@pytest.mark.slow
 def test_a_loop_that_is_computed_again_is_the_same_model():
     """With dropout; without, Hugging Face's numbers are those of a loop too."""
     config = dataclasses.replace(CONFIG, scan=True, remat="layer")

@@ -208,7 +208,7 @@ def test_in_place(rng, implementation, size, block_size):
     ("scale", "workers", "size", "block_size"),
     [
         ("rms", 1, 9000, 256),
-        ("mean_abs", 20, 9000, 256),
+        slow("mean_abs", 20, 9000, 256),
         *(("mean_abs", 3, *shape) for shape in SHAPES),
         *(slow("mean_abs", 3, *shape) for shape in MORE),
         slow("rms", 20, 20_000, 8192),

@@ -37,6 +37,17 @@ SGD = optax.chain(onebit_jax.exact_mean("data"), optax.sgd(0.1))
 each = pytest.mark.parametrize("how", ["devices", "simulated"])
 
 
+def test_parameters_that_were_not_placed_are_named():
+    """As those of a script are, whose state was restored onto the mesh."""
+    run = runs_of()["devices"]
+    _, state = run.init({"w": jnp.zeros(3)})
+    message = (
+        r"params\['w'\] is on 1, state\[0\]\.\S+ is on 2: place parameters by run.init"
+    )
+    with pytest.raises(ValueError, match=message):
+        run.step(jax.device_put({"w": jnp.zeros(3)}, jax.devices()[0]), state, BATCH)
+
+
 @each
 def test_what_was_donated_is_named(how):
     run = runs_of()[how]

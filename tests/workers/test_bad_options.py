@@ -90,6 +90,10 @@ def test_a_codec_that_gives_other_words_or_values(wrong, match):
             ),
             "axis_sizes has no axis 'x' of .* such as mesh.shape",
         ),
+        (
+            lambda: onebit_jax.sent_bytes({"warmup": (), "compressed": ()}, {"x": 2}),
+            r"of one stage: give those of one of .* costs\['compressed'\]",
+        ),
     ],
 )
 def test_options_that_make_no_sense(make, message):

@@ -60,7 +60,7 @@ RECIPES = (
 STEPS = (
     Answer(
         "fewer than 500",
-        "Optax's optimizer: the warm-up would take most of them",
+        "Optax's optimizer: there is little to save",
         "1",
         range(500),
     ),

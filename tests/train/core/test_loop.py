@@ -244,7 +244,10 @@ def test_only_the_time_of_steps_is_counted(tmp_path, monkeypatch):
     assert line["examples_per_second"] > 2 * BATCH / 1.0  # of the first evaluation
 
 
-@pytest.mark.parametrize("step", KILLED_AFTER)
+@pytest.mark.parametrize(
+    "step",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n > FREEZE)) for n in KILLED_AFTER],
+)
 def test_a_run_killed_at_any_moment_goes_on_bit_by_bit(whole, step, capsys):
     run = Run(whole.folder.parent / f"killed-{step}")
     assert steps_of(run.folder)[-1]["step"] == step
