@@ -1,6 +1,6 @@
 # make env        build the environment, .venv/python3, alone
 # make pretrain   train a small language model by 1-bit Adam, Adam and local steps
-# make test       what every change must pass (six minutes on two cores)
+# make test       what every change must pass (five minutes on two cores)
 # make test-all   the long tests as well
 # make test-aot   the GPU kernels and whole clusters' steps, compiled for H200s without
 #                 one (a download of 700 MB)

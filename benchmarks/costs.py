@@ -58,12 +58,13 @@ EXCHANGES = {
 def optimizers() -> dict[str, optax.GradientTransformation]:
     """The optimizers and the options that cost something, over the axis `data`."""
     signs = onebit_jax.sign_mean("data")
-    four_bits = onebit_jax.quantized_mean("data", 4)
+    four_bits, eight_bits = (onebit_jax.quantized_mean("data", n) for n in (4, 8))
     onebit_adam = functools.partial(onebit_jax.scale_by_onebit_adam, signs, FREEZE)
     published = onebit_jax.Compressed.published()
     return {
         "1-bit Adam": onebit_adam(),
         "1-bit Adam as published": onebit_adam(compressed=published),
+        "1-bit Adam, 8 bits in the warm-up": onebit_adam(warmup_exchange=eight_bits),
         "1-bit Adam, 4 bits in the warm-up": onebit_adam(warmup_exchange=four_bits),
         "1-bit LAMB": onebit_jax.onebit_lamb(1.0, signs, FREEZE),
         "0/1 Adam": onebit_jax.zero_one_adam(1.0, signs, FREEZE),
