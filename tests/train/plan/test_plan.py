@@ -228,7 +228,7 @@ def test_the_page_shows_what_the_command_prints(capsys):
     assert run(example[1].replace("\\\n", " "), capsys) == example[2]
     section = page.partition("## When it does not pay")[2].partition("\n## ")[0]
     bullets = re.findall(r"^- \*\*.*?(?=^- |\Z)", section, re.M | re.S)
-    assert len(bullets) == 4
+    assert len(bullets) == 3
     for bullet in bullets:
         _, flags, text = bullet.split("`", 2)
         out = run(flags, capsys)

@@ -94,7 +94,7 @@ def test_fine_tuning_starts_from_what_workers_last_agreed_on(tmp_path, monkeypat
     alone = partial(onebit_jax.zero_one_adam, sync=onebit_jax.every(5))
     optimizer = OPTIMIZERS["zero_one_adam"]._replace(make=alone)
     monkeypatch.setitem(OPTIMIZERS, "zero_one_adam", optimizer)
-    config = pretrained(tmp_path, optimizer="zero_one_adam", steps=4)
+    config = pretrained(tmp_path, optimizer="zero_one_adam", steps=4, warmup_bits=8)
     assert steps_of(config.out)[-1]["stage"] == "local"
     saved = arrays_of(config.out, 4)
     leaf = "bert.embeddings.norm.scale"
