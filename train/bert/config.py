@@ -101,7 +101,7 @@ class PretrainConfig(TransformerFlags, CorpusFlags, FromScratchFlags):
     """--decay-every of the second phase; default: the first's."""
     long_freeze_step: Freeze | None = None
     """Steps of the second phase before the variance is frozen; default: as in the
-    first, a fifth or auto."""
+    first, by share or auto."""
     out: Changeable[Path] = Path("runs/pretrain")
     """Folder for checkpoints, metrics, vocabulary and picture."""
 
