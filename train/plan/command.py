@@ -33,9 +33,9 @@ from train.plan.targets import GPUS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-HELD_BYTES = 20
-"""Bytes a GPU holds for each parameter: parameter, gradient, momentum, variance and
-worker error, float32."""
+HELD_BYTES = 24
+"""Bytes a GPU holds for each parameter: parameter, gradient, momentum, variance and the
+worker errors of both stages' exchanges, float32."""
 
 SHORT = 5e-3
 """Seconds of a micro-batch below which starting its kernels takes a large share."""
