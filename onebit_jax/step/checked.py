@@ -72,11 +72,10 @@ class Step:
           What it carries anew, and what the step returns besides.
 
         Raises:
-          ValueError: if what it carries was donated to an earlier step or is on other
-            devices than the rest of it, a batch is one
-            process's own and there are several, these hold other parameters, another
-            state or other arguments, or would not run the same program, or `stage`
-            cannot be the state's next.
+          ValueError: if what it carries was donated to an earlier step or lies on
+            different devices, a batch is one process's own and there are several, these
+            hold other parameters, another state or other arguments, or would not run
+            the same program, or `stage` cannot be the state's next.
         """
         number = len(self._carried)
         given, others = dict(zip(self._carried, args, strict=False)), args[number:]

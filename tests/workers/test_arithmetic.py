@@ -1,4 +1,4 @@
-"""What orders collectives is no constant to XLA."""
+"""The order of collectives, which XLA must not see as a constant."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What states tell of themselves."""
+"""The stages, measures and refusals that states tell of themselves."""
 
 from typing import Any, NamedTuple
 

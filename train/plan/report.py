@@ -68,12 +68,12 @@ class Prediction(NamedTuple):
 
     @property
     def pays(self) -> bool:
-        """Whether the best form is worth it."""
+        """True if the best form is worth it."""
         return self.gain >= PAYS
 
     @property
     def local_steps_pay(self) -> bool:
-        """Whether local steps are, and are faster still."""
+        """True if local steps are, and are faster still."""
         least = max(PAYS, self.gain)
         return self.cluster.hosts > 1 and local_gain(self) >= least
 
@@ -172,7 +172,7 @@ def local_gain(prediction: Prediction) -> float:
 
 
 def verdict(prediction: Prediction) -> str:
-    """Whether compression pays, why, and up to which link rate: lines.
+    """The verdict: if compression pays, why, and up to which link rate, in lines.
 
     The last is about local steps, where they are the fastest.
     """
@@ -189,7 +189,7 @@ def verdict(prediction: Prediction) -> str:
 
 
 def _verdict(prediction: Prediction) -> str:
-    """Whether 1-bit Adam pays, why, and up to which link rate: a line or two."""
+    """That on 1-bit Adam alone: if it pays, why, up to which rate; a line or two."""
     best, adam = prediction.best, prediction.baseline
     if prediction.cluster.hosts * prediction.cluster.gpus == 1:
         return "Compression does not pay: one GPU exchanges nothing."

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 @pytest.fixture(autouse=True)
 def _garbage_of_its_own():
-    """What Orbax has not awaited is found in the test that left it."""
+    """Futures that Orbax has not awaited are found in the test that left them."""
     gc.freeze()  # what is older is not looked at, which would take a second
     yield
     gc.collect()

@@ -1,4 +1,4 @@
-"""What `--compile` compiles, in a process of its own, and what it says of it."""
+"""The step that `--compile` compiles, in a process of its own, and its words on it."""
 
 import dataclasses
 import subprocess
