@@ -11,10 +11,13 @@ from train.core import metrics_log
 
 STEPS, FREEZE, EVERY, SYNC = 40, 12, 5, 8
 
+# Their losses are held to those of one worker, which exchanges nothing; counts have the
+# default's warm-up of 8 bits.
+EXACT = "--warmup-bits", 32
 FORMS = {
-    "flat": (1, "--freeze-step", FREEZE),
+    "flat": (1, "--freeze-step", FREEZE, *EXACT),
     "counts": (1, "--freeze-step", FREEZE, "--exchange", "count_mean"),
-    "hierarchical": (2, "--freeze-step", FREEZE),
+    "hierarchical": (2, "--freeze-step", FREEZE, *EXACT),
     "local": (1, "--optimizer", "local", "--inner", "muon", "--sync", SYNC),
 }
 """Devices of each of two processes, and flags."""
