@@ -18,7 +18,12 @@ from onebit_jax.workers.axes import (
     worker_count,
 )
 from onebit_jax.workers.states import declared, optimizer_state
-from onebit_jax.workers.worker_local import WorkerLocal, is_over, is_own_array
+from onebit_jax.workers.worker_local import (
+    WorkerLocal,
+    is_over,
+    is_own_array,
+    worker_local_nodes,
+)
 
 if TYPE_CHECKING:
     from jax import Array
@@ -78,8 +83,9 @@ def per_worker(
 
     Raises:
       TypeError: from `update`, for gradients that are not real floating-point.
-      ValueError: from `update`, if gradients are averaged already, an axis is not
-        bound, or the state is one of other leaves or of another number of workers.
+      ValueError: from `init`, if it exchanges over `axis`; from `update`, if gradients
+        are averaged already, an axis is not bound, or the state is one of other leaves
+        or of another number of workers.
 
     Example:
       >>> import jax.numpy as jnp, onebit_jax, optax
@@ -97,7 +103,9 @@ def per_worker(
     axes, inner = as_tuple(axis), optax.with_extra_args_support(tx)
 
     def init_fn(params: optax.Params) -> Any:
-        return PerWorkerState(each_own(inner.init(params), axes))
+        state = inner.init(params)
+        _check_other_axes(state, axes)
+        return PerWorkerState(each_own(state, axes))
 
     def update_fn(
         updates: optax.Updates,
@@ -115,6 +123,18 @@ def per_worker(
         return new_updates, PerWorkerState(each_own(own, axes))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _check_other_axes(state: Any, axes: tuple[str, ...]) -> None:
+    """Refuses what exchanges, or has worker-local state, over the same axes."""
+    shared = {n for node in worker_local_nodes(state) for n in node.axes} & set(axes)
+    if shared:
+        raise ValueError(
+            "inside per_worker and local_steps each worker is by itself, and this "
+            f"optimizer exchanges, or has state of all workers, over {sorted(shared)}: "
+            "give one without an exchange, such as optax.adamw, take optax.MultiSteps "
+            "instead of accumulate, or let it exchange over other axes."
+        )
 
 
 def _alike(state: Any, made: Any) -> bool:

@@ -110,3 +110,20 @@ def test_a_state_of_other_leaves_is_refused():
 
     with pytest.raises(ValueError, match="per_worker's state was not made for these"):
         jax.vmap(update_of_fewer, axis_name="data")(jnp.zeros((2, 5)))
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        exact_mean("data"),
+        onebit_jax.sign_mean("data"),
+        onebit_jax.accumulate(optax.sgd(1.0), 2, "data"),
+        per_worker(optax.trace(0.5), ("host", "data")),
+    ],
+    ids=["exact", "errors", "accumulated", "own"],
+)
+def test_what_exchanges_over_the_same_workers_is_refused(inside):
+    mesh = mesh_over({"host": 2, "data": 2})
+    tx = optax.chain(per_worker(inside, "data"), exact_mean("data"))
+    with pytest.raises(ValueError, match=r"over \['data'\]: give one without"):
+        onebit_jax.init(tx, jnp.zeros(5), mesh)
