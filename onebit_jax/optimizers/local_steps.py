@@ -138,8 +138,8 @@ def local_steps(
     Raises:
       TypeError: if a part is not of its type, the exchange returns votes, or, from
         `init` and `update`, for leaves that are not real floating-point.
-      ValueError: from `init`, if the inner optimizer exchanges over the workers' axes;
-        from `update`, without parameters, if gradients are averaged already, an axis is
+      ValueError: from `init`, if the inner optimizer exchanges over the workers' axes.
+        From `update`, without parameters, if gradients are averaged already, an axis is
         not bound, or the state is one of another number of workers.
 
     Example:

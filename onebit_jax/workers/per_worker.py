@@ -83,7 +83,7 @@ def per_worker(
 
     Raises:
       TypeError: from `update`, for gradients that are not real floating-point.
-      ValueError: from `init`, if it exchanges over `axis`; from `update`, if gradients
+      ValueError: from `init`, if it exchanges over `axis`. From `update`, if gradients
         are averaged already, an axis is not bound, or the state is one of other leaves
         or of another number of workers.
 
