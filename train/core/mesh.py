@@ -104,7 +104,7 @@ def check_divisible(
     if left:
         raise InputError(
             f"{prefix}batch {batch} cannot be shared equally by {mesh.size} workers; "
-            "make it a multiple, or give --workers."
+            "give --workers, or start a new run with a multiple."
         )
     if share % accumulate:
         raise InputError(
