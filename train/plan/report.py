@@ -200,8 +200,9 @@ def _verdict(prediction: Prediction) -> str:
             f"{prediction.speed_up(best, adam, whole_run=False):.2f} times after it."
         )
     else:
+        what = "One bit in every step" if prediction.local_steps_pay else "Compression"
         first = (
-            f"Compression does not pay: {_why(prediction)}; with "
+            f"{what} does not pay: {_why(prediction)}; with "
             f"{prediction.warmup_share:.0%} warm-up {best.name} is "
             f"{prediction.gain:.3f} times as fast as {adam.name} over a run; with an "
             f"exchange that took no time it would be {_ceiling(prediction):.3f} times."
