@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Chip(NamedTuple):
-    """What XLA must know of a GPU beside its memory, to compile for it.
+    """A GPU as XLA must know it to compile for it, beside its memory.
 
     Attributes:
       capability: Its compute capability.
