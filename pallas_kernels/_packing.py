@@ -55,10 +55,9 @@ def pack_signs(x: Float[Array, "*blocks 32 w"]) -> UInt32[Array, "*blocks w"]:
       Array([2147483648,          1], dtype=uint32)
     """
     # Row by row: XLA's CPU backend does not vectorise a reduction over rows.
-    words = jnp.uint32(0)
-    for row in range(ROWS):
-        bit = jnp.uint32(1 << row)
-        words = words | jnp.where(x[..., row, :] >= 0, bit, jnp.uint32(0))
+    words = jnp.zeros((*x.shape[:-2], x.shape[-1]), jnp.uint32)
+    for row, values in enumerate(jnp.unstack(x, axis=-2)):
+        words |= (values >= 0).astype(jnp.uint32) << row
     return words
 
 

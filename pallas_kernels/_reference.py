@@ -49,8 +49,7 @@ def quantise(
 ) -> tuple[UInt32[Array, "b w"], Float32[Array, " b"], Float32[Array, "b 32 w"]]:
     """Signs, block scales and error of blocks whose padding is zero."""
     sums = jnp.float32(0)
-    for row in range(x.shape[1]):
-        values = x[:, row]
+    for values in jnp.unstack(x, axis=1):
         sums = sums + (values * values if scale == "rms" else jnp.abs(values))
     # A block without a single value divides by one: its scale is an exact zero.
     mean = _sum_last(sums) / jnp.maximum(counts, 1).astype(jnp.float32)
