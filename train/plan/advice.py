@@ -51,7 +51,7 @@ RECIPES = (
         'distributed_lion(rate, vote_mean("data"))',
     ),
     Answer(
-        "no warm-up wanted, and no errors in the state",
+        "no warm-up, and no error feedback",
         'binsgdm(rate, random_vote_mean("data"), decay=b1)',
     ),
 )
