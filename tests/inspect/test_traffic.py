@@ -1,5 +1,6 @@
 """Bytes counted from compiled programs, against numbers worked out by hand."""
 
+import re
 from types import SimpleNamespace
 
 import equinox as eqx
@@ -106,6 +107,20 @@ def test_loops_multiply():
     assert "sends 8,000 bytes a step" in told
     assert "6,000 of them over a" in told
     assert "2,000 of them over b" in told
+
+
+def test_a_row_is_of_all_collectives_of_a_kind():
+    def twice(x):
+        for _ in range(2):
+            x = lax.ppermute(x, "a", [(0, 1), (1, 0)]) * 2
+        return x
+
+    spec = P(("a", "b"))
+    title, row, _ = str(counted(twice, spec, spec, jnp.ones(8 * 100))).splitlines()
+    assert title.split()[2:] == ["bytes", "axes", "n", "times", "stage", "sent"]
+    assert row.split()[2:] == ["400", "a", "4", "2", "every", "800"]
+    titles, cells = ([x.end() for x in re.finditer(r"\S+", x)] for x in (title, row))
+    assert [titles[i] for i in (2, 4, 5, 7)] == [cells[i] for i in (2, 4, 5, 7)]
 
 
 def test_an_unknown_trip_count_is_an_error():
