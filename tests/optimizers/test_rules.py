@@ -106,6 +106,14 @@ def test_a_rule_that_goes_on_with_anothers_state_keeps_its_own_limits(
     assert found[: len(due)] == due
 
 
+def test_a_rule_of_ones_own_ends_with_its_run():
+    def update(state, count):
+        return count % 4 == 0, state + 1
+
+    rule = onebit_jax.IntervalRule(lambda: jnp.int32(0), update)
+    assert due_steps(rule.ending_at(6), 9) == [4, 6, 8]
+
+
 @pytest.mark.parametrize("longest", [None, 2**30, 2**29 + 1])
 def test_intervals_do_not_overflow(longest):
     rule = growing_intervals(1, counting="steps", longest=longest)
