@@ -185,6 +185,7 @@ def test_sentences_are_embedded_with_pretrained_weights(tmp_path):
     "name",
     [
         "fsdp_inside",
+        "nnx_explicit",
         "train_state_step",
         pytest.param("equinox_accumulation", marks=pytest.mark.slow),
         "nnx_step",

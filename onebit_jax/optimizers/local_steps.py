@@ -15,7 +15,8 @@ from onebit_jax.optimizers.parts.intervals import (
     steps_before_due,
     update_in_stage,
 )
-from onebit_jax.workers.axes import check_floats, check_local
+from onebit_jax.workers.arithmetic import means
+from onebit_jax.workers.axes import check_floats, check_local, to_varying
 from onebit_jax.workers.per_worker import each_own, per_worker, this_worker
 from onebit_jax.workers.stages import run_stage
 from onebit_jax.workers.states import optimizer_state, own_params
@@ -116,10 +117,10 @@ def local_steps(
 
     Args:
       inner: each worker's own optimizer, such as `optax.adamw(1e-3)`, learning rate
-        included. Where a worker is several devices it holds their exchange,
-        `optax.chain(exact_mean('device'), optax.adamw(1e-3))`, beside
-        `sign_mean('host')`.
-      exchange: what workers do with their distances, such as `sign_mean('data')`.
+        included.
+      exchange: what workers do with their distances, such as `sign_mean('data')`. With
+        `hierarchical` a host is one worker: in every step it takes the exact mean of
+        its devices' gradients.
       sync: which steps synchronise, such as `every(8)`.
       outer: makes the agreed step, with the mean distance that is left to go,
         :math:`p - \bar p`, in the place of a gradient; None for the mean distance
@@ -175,7 +176,7 @@ def local_steps(
         )
     check_interval_rule("sync", sync)
     steps = _LocalSteps(
-        inner=per_worker(inner, exchange.axes),
+        inner=per_worker(inner, exchange.senders),
         exchange=exchange,
         sync=sync,
         outer=optax.sgd(1.0) if outer is None else outer,
@@ -218,6 +219,8 @@ class _LocalSteps:
             raise ValueError("local_steps needs the parameters: give them to update.")
         check_local(updates, self.exchange.axes, "local_steps")
         gradients = optax.tree.cast(updates, jnp.float32)
+        if self.inside:
+            gradients = means(gradients, self.inside)
         params = optax.tree.cast(params, jnp.float32)
         count = jnp.asarray(optax.safe_increment(state.count))
         happens = None if stage is None else stage == "sync"
@@ -228,7 +231,7 @@ class _LocalSteps:
         state = state._replace(count=count, sync=sync, inner=inner)
 
         def moved() -> optax.Updates:
-            return optax.tree.add(this_worker(state.moved, self.exchange.axes), step)
+            return optax.tree.add(this_worker(state.moved, self.exchange.senders), step)
 
         def local() -> tuple[optax.Updates, Any]:
             zeros = optax.tree.zeros_like(params)
@@ -245,7 +248,8 @@ class _LocalSteps:
         self, moved: optax.Updates, state: Any, params: optax.Params
     ) -> tuple[optax.Updates, Any]:
         """The agreed step, and the state of workers that are where all are."""
-        mean, exchange = self.exchange.update(moved, state.exchange)
+        each = to_varying(moved, self.exchange.axes)
+        mean, exchange = self.exchange.update(each, state.exchange)
         left = jax.tree.map(jnp.negative, mean)
         agreed, outer = self.outer.update(left, state.outer, params)
         return agreed, state._replace(
@@ -257,7 +261,13 @@ class _LocalSteps:
 
     def own(self, tree: Any) -> Any:
         """A tree as worker-local state, whether or not workers agree on it."""
-        return each_own(tree, self.exchange.axes)
+        return each_own(tree, self.exchange.senders)
+
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """The axes of the devices that are one worker."""
+        between = self.exchange.senders
+        return tuple(name for name in self.exchange.axes if name not in between)
 
 
 def _as_float32(p: Any) -> Any:

@@ -124,6 +124,37 @@ def test_a_local_step_has_no_collective_between_workers():
     assert {c.axes for c in collectives} == {("device",)}
 
 
+def test_a_host_inside_hierarchical_is_one_worker():
+    mesh = mesh_over({"host": 2, "device": 2})
+    adam = relaxed(optax.adam(0.1))
+    between, sync = exact_mean("host"), every(3)
+    results = []
+    for tx in (
+        local_steps(adam, onebit_jax.hierarchical(between, within="device"), sync),
+        local_steps(optax.chain(exact_mean("device"), adam), between, sync),
+    ):
+        run = onebit_jax.data_parallel(loss_fn, tx, mesh)
+        params, state = run.init(jnp.zeros(SHAPE))
+        for step in range(1, 8):
+            params, state, _ = run.step(params, state, targets(step, 4))
+        results.append((params, state.moved.value))
+    (mine, moved), (expected, _) = results
+    np.testing.assert_allclose(mine, expected, atol=1e-6)
+    first, second = moved
+    assert np.any(first != second), "hosts step by themselves"
+
+
+def test_a_host_inside_hierarchical_sends_once():
+    def between(exchange):
+        tx = local_steps(optax.sgd(0.1), exchange, every(4))
+        costs = onebit_jax.stage_costs(tx, jnp.zeros(2**13), {"host": 2, "device": 4})
+        assert {t.axes for t in costs["local"]} <= {("device",)}
+        return sum(t.bytes for t in costs["sync"] if "host" in t.axes)
+
+    once = onebit_jax.hierarchical(sign_mean("host"), within="device")
+    assert 4 * between(once) == between(sign_mean("host"))
+
+
 @pytest.mark.parametrize(
     ("rule", "stages"),
     [

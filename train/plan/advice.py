@@ -51,7 +51,7 @@ RECIPES = (
         'distributed_lion(rate, vote_mean("data"))',
     ),
     Answer(
-        "no warm-up, and no error feedback",
+        "you want no warm-up and no stored errors",
         'binsgdm(rate, random_vote_mean("data"), decay=b1)',
     ),
 )
@@ -79,7 +79,7 @@ HIERARCHICAL = 'hierarchical(sign_mean("host"), within="device")'
 one worker."""
 
 
-NOT_TRIED = "More than eight workers were not tried."
+NOT_TRIED = "With more than eight workers local steps were not tried."
 """What is known of local steps with more workers."""
 
 
@@ -97,14 +97,16 @@ def advice(prediction: Prediction, steps: int | None) -> str:
         adams = [(f"Adam or AdamW, {c.case} steps", c.line) for c in fitting]
         lines += _aligned([*adams, *((c.case, c.line) for c in RECIPES)])
     if local:
-        where = "Where their hours are too many, local" if compressed else "Local"
-        lines += [f"{where} steps, by workers:"]
+        where = "If those hours are too many, local" if compressed else "Local"
         fitting = [c for c in LOCAL_STEPS if prediction.cluster.hosts in c.numbers]
-        lines += _aligned([(c.case, c.line) for c in fitting]) or [f"  {NOT_TRIED}"]
+        rows = _aligned([(c.case, c.line) for c in fitting])
+        lines += [f"{where} steps, by workers:", *rows] if rows else [NOT_TRIED]
     if not compressed and not local:
         return f"{lines[0]} Optax's optimizer."
     if prediction.cluster.hosts > 1 and prediction.cluster.gpus > 1:
-        lines += [f"Hosts of several GPUs: {HIERARCHICAL}, and others likewise."]
+        lines += [
+            f"Where each GPU holds all parameters: {HIERARCHICAL}, and others likewise."
+        ]
     return "\n".join(lines)
 
 
