@@ -43,13 +43,11 @@ lint: $(ENV)/.test
 	$(BIN)/lint-imports
 
 # Compiling takes longer than running here, so that little of it is optimised, and XLA's
-# slow fusion emitters, its library of products and its many modules a program are left
-# out where it still can; test-all runs what users run.
-PLAIN := --xla_cpu_use_fusion_emitters=false --xla_cpu_experimental_ynn_fusion_type= \
-  --xla_cpu_parallel_codegen_split_count=1
+# slow fusion emitters are left out where it still can; test-all runs what users run.
+PLAIN := --xla_cpu_use_fusion_emitters=false
 test: lint
-	JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS="$$(XLA_FLAGS="$(PLAIN)" $(BIN)/python -c \
-	  "import jax; jax.devices()" 2> /dev/null && echo "$(PLAIN)")" \
+	JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS=$$(XLA_FLAGS=$(PLAIN) $(BIN)/python -c \
+	  "import jax; jax.devices()" 2> /dev/null && echo $(PLAIN)) \
 	  $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 	  -m 'not slow' --ignore tests/drills --ignore tests/wheel $(ARGS)
 
