@@ -54,11 +54,23 @@ def pack_signs(x: Float[Array, "*blocks 32 w"]) -> UInt32[Array, "*blocks w"]:
       >>> pack_signs(jnp.array([[-1.0, 2.0]] + [[-1.0, -1.0]] * 30 + [[0.0, -1.0]]))
       Array([2147483648,          1], dtype=uint32)
     """
-    # Row by row: XLA's CPU backend does not vectorise a reduction over rows.
+    return lax.platform_dependent(x, cpu=pack_by_rows, default=pack_by_halves)
+
+
+def pack_by_rows(x: Float[Array, "*blocks 32 w"]) -> UInt32[Array, "*blocks w"]:
+    """`pack_signs` for XLA's CPU backend, which vectorises no reduction over rows."""
     words = jnp.zeros((*x.shape[:-2], x.shape[-1]), jnp.uint32)
     for row, values in enumerate(jnp.unstack(x, axis=-2)):
         words |= (values >= 0).astype(jnp.uint32) << row
     return words
+
+
+def pack_by_halves(x: Float[Array, "*blocks 32 w"]) -> UInt32[Array, "*blocks w"]:
+    """`pack_signs` in a quarter of the operations, for other backends."""
+    words = (x >= 0).astype(jnp.uint32)
+    while (rows := words.shape[-2] // 2) > 0:
+        words = words[..., :rows, :] | words[..., rows:, :] << rows
+    return words[..., 0, :]
 
 
 def unpack_signs(

@@ -129,6 +129,18 @@ def test_decompress_is_one_kernel(capfd, dtype):
     assembled(capfd)
 
 
+def test_xla_compresses_in_four_kernels_in_place():
+    """Sums by rows, as on a CPU, are a fifth, and spill where a buffer has counts."""
+    buffer = shaped(gpus(1), (SIZE,))
+
+    def compress(value, error, momentum):
+        return pk.compress(value, error, block_size=1024, momentum=momentum, decay=0.9)
+
+    program = compiled(compress, buffer, buffer, buffer, donate_argnums=1)
+    assert calls(program, "fusion") == 4
+    assert program.memory_analysis().temp_size_in_bytes < 10_000
+
+
 def test_xla_decompresses_and_applies_in_one_kernel():
     """Why decompression needs no kernel of its own."""
     mesh = gpus(1)

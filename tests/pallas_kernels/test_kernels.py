@@ -20,6 +20,7 @@ from virtual_workers import Workers, mesh_of
 import pallas_kernels as pk
 from benchmarks.one_of_many import one_of_many
 from onebit_jax import Compressed, freeze_at, onebit_adam, sign_mean
+from pallas_kernels import _packing
 
 IMPLEMENTATIONS = ["xla", "mosaic_interpreted"]
 ROUNDING = 3e-7
@@ -73,11 +74,12 @@ def rng():
     return np.random.default_rng(seed)
 
 
+@pytest.mark.parametrize("pack", [_packing.pack_by_rows, _packing.pack_by_halves])
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.sampled_from([1, 2, 8, 32]))
-def test_packing_is_planar(seed, blocks, width):
+def test_packing_is_planar(pack, seed, blocks, width):
     x = np.random.default_rng(seed).normal(size=(blocks, 32, width)).astype(np.float32)
     x[np.abs(x) < 0.1] = 0
-    words = np.asarray(compiled(pk.pack_signs)(jnp.asarray(x)))
+    words = np.asarray(compiled(pack)(jnp.asarray(x)))
     for bit in range(32):
         np.testing.assert_array_equal((words >> bit) & 1, x[:, bit, :] >= 0)
     np.testing.assert_array_equal(
@@ -86,10 +88,11 @@ def test_packing_is_planar(seed, blocks, width):
     )
 
 
-def test_signs_of_the_numbers_that_have_none():
+@pytest.mark.parametrize("pack", [pk.pack_signs, _packing.pack_by_halves])
+def test_signs_of_the_numbers_that_have_none(pack):
     x = -jnp.ones((1, 32, 1))
     x = x.at[0, :3, 0].set(jnp.array([0.0, -0.0, jnp.nan]))
-    assert int(pk.pack_signs(x)[0, 0]) == 0b0011
+    assert int(pack(x)[0, 0]) == 0b0011
 
 
 def blocks_of(x, block_size):
