@@ -47,9 +47,13 @@ class TwoPhase(BlockExchange):
             for buffer in buffers
         ]
         served = server_error.shape[1]
-        message = jnp.concatenate([words for words, _ in encoded])
+        # Made once: for what each of two workers keeps, a GPU's kernel would pack and
+        # join all leaves again.
+        message = jnp.concatenate(lax.optimization_barrier([w for w, _ in encoded]))
         message = jnp.pad(message, ((0, counts.size - message.shape[0]), (0, 0)))
-        message = message.reshape(-1, served, message.shape[1])
+        message = lax.optimization_barrier(
+            message.reshape(-1, served, message.shape[1])
+        )
         counts = lax.dynamic_slice_in_dim(
             counts, lax.axis_index(self.axes) * served, served
         )

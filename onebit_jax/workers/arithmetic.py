@@ -57,21 +57,25 @@ def ordered_after(x: Array, tree: Any) -> Array:
         collectives.
 
     Returns:
-      x, plus a zero that depends on the tree.
+      x, on a CPU plus a zero that depends on the tree.
     """
     if set(jax.sharding.get_abstract_mesh().axis_types) - {AxisType.Manual}:
         return x
-    firsts = [
-        lax.bitcast_convert_type(y.reshape(-1)[0].astype(jnp.float32), jnp.int32)
-        for y in jax.tree.leaves(tree)
-        if y.size
-    ]
-    # A sum of all at once takes time that grows with the square of their number.
-    parts: list[Any] = [sum(firsts[k : k + 32]) for k in range(0, len(firsts), 32)]
-    parts = made_once(parts) if len(parts) > 1 else parts
-    odd = jnp.asarray(sum(parts, start=jnp.int32(0)) & 1)
-    # XLA does not see that it is a constant.
-    return x + (odd * (1 - odd)).astype(x.dtype)
+
+    def on_cpu(x: Array, *leaves: Array) -> Array:
+        firsts = [
+            lax.bitcast_convert_type(y.reshape(-1)[0].astype(jnp.float32), jnp.int32)
+            for y in leaves
+        ]
+        # A sum of all at once takes time that grows with the square of their number.
+        parts: list[Any] = [sum(firsts[k : k + 32]) for k in range(0, len(firsts), 32)]
+        parts = made_once(parts) if len(parts) > 1 else parts
+        odd = jnp.asarray(sum(parts, start=jnp.int32(0)) & 1)
+        # XLA does not see that it is a constant.
+        return x + (odd * (1 - odd)).astype(x.dtype)
+
+    leaves = [y for y in jax.tree.leaves(tree) if y.size]
+    return lax.platform_dependent(x, *leaves, cpu=on_cpu, default=lambda x, *_: x)
 
 
 def made_once(tree: Any) -> Any:
@@ -91,7 +95,9 @@ def made_once(tree: Any) -> Any:
 
         return lax.fori_loop(0, once, same, tree)
 
-    return lax.platform_dependent(tree, cpu=through_a_loop, default=lambda x: x)
+    return lax.platform_dependent(
+        tree, cpu=through_a_loop, default=lax.optimization_barrier
+    )
 
 
 def hidden(numbers: Sequence[int]) -> list[Int32[Array, ""]]:

@@ -1,6 +1,7 @@
 """A frozen variance grows with the mean squares of the mean gradient."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +17,13 @@ from onebit_jax import (
     freeze_at,
     onebit_adam,
 )
-from onebit_jax.optimizers.parts.growth import _nodes as growth_nodes
 
 WORKERS, COUNTS, SIDE = 4, 2000, 16
 SHAPES = {
     "dense": (16, 18),
     "rank one": (20, 16),
     "stack": (2, 17, 16),
+    "like the stack": (17, 16),
     "narrow": (15, 20),
     "heads": (12, 3, 18),
     "vector": (21,),
@@ -61,12 +62,22 @@ def test_random_sums_say_the_mean_squares_of_the_mean_in_the_mean():
         jnp.arange(1, 1 + COUNTS), jax.tree.map(jnp.float32, own)
     )
     said = jax.device_get(said)
-    matrices, wholes = iter(growth_nodes(said)), iter(said.wholes.T)
+    # The matrices of each shape one after another.
+    matrices = {
+        (x.rows.shape[-2], x.columns.shape[-1]): iter(
+            [x._make(part[:, i] for part in x) for i in range(x.whole.shape[1])]
+        )
+        for x in said.matrices
+    }
+    wholes = iter(said.wholes.T)
     for name in sorted(own):
         expected = mean_squares(np.mean(own[name], axis=0))
         found = {"whole": None}
         if "rows" in expected:
-            found = next(matrices)._asdict()
+            of_shape = matrices[SHAPES[name][-2:]]
+            each = [next(of_shape) for _ in range(math.prod(SHAPES[name][:-2]))]
+            found = jax.tree.map(lambda *x: np.stack(x, axis=1), *each)._asdict()
+            found = {k: x.reshape(COUNTS, *expected[k].shape) for k, x in found.items()}
         else:
             found["whole"] = next(wholes)
         assert found.keys() == expected.keys()

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import operator
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 
 from onebit_jax.workers.arithmetic import (
+    hidden,
+    made_once,
     means,
     numbers_of,
     parted,
@@ -21,8 +25,7 @@ from onebit_jax.workers.arithmetic import (
 from onebit_jax.workers.stages import run_nested_stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from typing import Any
+    from collections.abc import Iterable, Iterator, Sequence
 
     from jax import Array
     from jax.typing import ArrayLike
@@ -39,17 +42,17 @@ _SUMS = 8
 
 
 class MatrixMeans(NamedTuple):
-    """Mean squares of the mean gradient in a leaf of matrices, or what stands for them.
+    """Mean squares of the mean gradient in matrices, or what stands for them.
 
     Attributes:
-      whole: (..., 1, 1), that of each matrix.
-      rows: (..., rows, 1), those of its rows.
-      columns: (..., 1, columns), those of its columns.
+      whole: (matrices, 1, 1), those of each matrix.
+      rows: (matrices, rows, 1), those of its rows.
+      columns: (matrices, 1, columns), those of its columns.
     """
 
-    whole: Float32[Array, "*n 1 1"]
-    rows: Float32[Array, "*n rows 1"]
-    columns: Float32[Array, "*n 1 columns"]
+    whole: Float32[Array, "n 1 1"]
+    rows: Float32[Array, "n rows 1"]
+    columns: Float32[Array, "n 1 columns"]
 
 
 class MeanSquares(NamedTuple):
@@ -57,11 +60,11 @@ class MeanSquares(NamedTuple):
 
     Attributes:
       wholes: (leaves,) those of the leaves that are no matrices, in their order.
-      matrices: `MatrixMeans` in the place of each other leaf; None for the rest.
+      matrices: those of the matrices of each shape, in the order of their leaves.
     """
 
     wholes: Float32[Array, " leaves"]
-    matrices: optax.Params
+    matrices: tuple[MatrixMeans, ...]
 
 
 class GrowthState(NamedTuple):
@@ -214,23 +217,24 @@ class GrowthByMeanSquares:
         count: Int32[Array, ""],
         axes: tuple[str, ...],
     ) -> GrowthState:
-        leaves, treedef = jax.tree.flatten(gradients)
+        leaves = jax.tree.leaves(gradients)
         signs = self._signs(leaves, count)
-        (matrices, others), (of_lines, of_others) = (
-            self._by_kind(leaves, x) for x in (leaves, signs)
-        )
+        shapes, others = self._by_shape(leaves)
         sums = (
-            list(map(_sums_of_lines, matrices, of_lines)),
-            list(map(_some_sums, others, of_others)),
+            [
+                _together(_sums_of_lines(leaves[i], signs[i]) for i in places)
+                for places in shapes
+            ],
+            [_some_sums(leaves[i], signs[i]) for i in others],
         )
         lines, some = means(jax.tree.map(replicated, sums), axes)
         squares = MeanSquares(
             row(
                 lambda s, x: jnp.sum(jnp.square(s)) / float(max(x.size, 1)),
                 some,
-                others,
+                [leaves[i] for i in others],
             ),
-            self._placed(leaves, treedef, map(_of_sums, lines, matrices)),
+            tuple(map(_of_sums, lines)),
         )
         now = optax.tree.update_moment(squares, state.now, decay**self.period, 1)
         return state._replace(now=now, measured=state.measured + 1)
@@ -255,25 +259,41 @@ class GrowthByMeanSquares:
           The variances, without bias correction.
         """
         leaves, treedef = jax.tree.flatten(nu)
+        shapes, others = self._by_shape(leaves)
         mean = jax.tree.map(lambda x: x / weight_now * weight_frozen, state.now)
-        matrices, others = self._by_kind(leaves, leaves)
-        lines = map(_grown, matrices, *map(_nodes, (mean, state.frozen)))
-        wholes = iter(_grown_wholes(others, mean.wholes, state.frozen.wholes))
-        grown = [next(lines if self._by_lines(v) else wholes) for v in leaves]
+        grown = list(leaves)
+        for places, now, frozen in zip(
+            shapes, mean.matrices, state.frozen.matrices, strict=True
+        ):
+            these = [leaves[i] for i in places]
+            for i, factors in zip(
+                places, _parted(_factors(now, frozen), these), strict=True
+            ):
+                grown[i] = _grown(leaves[i], factors)
+        wholes = _grown_wholes(
+            [leaves[i] for i in others], mean.wholes, state.frozen.wholes
+        )
+        for i, v in zip(others, wholes, strict=True):
+            grown[i] = v
         return treedef.unflatten(grown)
 
     def _by_lines(self, x: Array) -> bool:
         return x.ndim > 1 and min(x.shape[-2:]) >= self.least and x.size > 0
 
-    def _by_kind(
-        self, leaves: list[Array], of_leaves: Sequence[Any]
-    ) -> tuple[list[Any], list[Any]]:
-        """The parts that are of matrices, and those of other leaves."""
-        kinds = [self._by_lines(x) for x in leaves]
-        return (
-            [y for is_one, y in zip(kinds, of_leaves, strict=True) if is_one],
-            [y for is_one, y in zip(kinds, of_leaves, strict=True) if not is_one],
-        )
+    def _by_shape(self, leaves: Sequence[Array]) -> tuple[list[list[int]], list[int]]:
+        """The places of the leaves of matrices of each shape, and of the other leaves.
+
+        What is small is made for all matrices of one shape at once: for each leaf by
+        itself it was half of what a compiler had to do.
+        """
+        shapes: dict[tuple[int, ...], list[int]] = {}
+        others = []
+        for i, x in enumerate(leaves):
+            if self._by_lines(x):
+                shapes.setdefault(x.shape[-2:], []).append(i)
+            else:
+                others.append(i)
+        return list(shapes.values()), others
 
     def _signs(
         self, leaves: list[Array], count: Int32[Array, ""]
@@ -288,36 +308,42 @@ class GrowthByMeanSquares:
         key = jax.random.fold_in(jax.random.key(0), count)
         drawn = jax.random.rademacher(key, (sum(each),), jnp.float32)
         # Left to automatic axes, devices would draw shares, and send parts around.
-        parts = map(replicated, parted(replicated(drawn), starts, each))
+        # Each leaf's kernel would draw its part again.
+        drawn = made_once(replicated(drawn))
+        parts = map(replicated, parted(drawn, starts, each))
         return [list(itertools.islice(parts, len(of_leaf))) for of_leaf in sizes]
 
     def _means(self, squares: optax.Params) -> MeanSquares:
-        leaves, treedef = jax.tree.flatten(squares)
-        matrices, others = self._by_kind(leaves, leaves)
+        leaves = jax.tree.leaves(squares)
+        shapes, others = self._by_shape(leaves)
         return MeanSquares(
-            row(lambda x: jnp.sum(x) / float(max(x.size, 1)), others),
-            self._placed(leaves, treedef, map(_means_of_lines, matrices)),
-        )
-
-    def _placed(
-        self, leaves: list[Array], treedef: Any, of_matrices: Iterator[MatrixMeans]
-    ) -> optax.Params:
-        """A tree of what is of matrices, and of None."""
-        return treedef.unflatten(
-            [next(of_matrices) if self._by_lines(x) else None for x in leaves]
+            row(
+                lambda x: jnp.sum(x) / float(max(x.size, 1)),
+                [leaves[i] for i in others],
+            ),
+            tuple(_means_of_lines([leaves[i] for i in places]) for places in shapes),
         )
 
 
-def _nodes(squares: MeanSquares) -> list[MatrixMeans]:
-    def is_one(node: object) -> bool:
-        return isinstance(node, MatrixMeans)
+def _together(
+    of_leaves: Iterable[tuple[Float32[Array, "*n m 1"], Float32[Array, "*n 1 k"]]],
+) -> tuple[Float32[Array, "n m 1"], Float32[Array, "n 1 k"]]:
+    """What is of the rows, and of the columns, of all matrices of one shape."""
+    rows, columns = (
+        jnp.concatenate([replicated(x).reshape(-1, *x.shape[-2:]) for x in xs])
+        for xs in zip(*of_leaves, strict=True)
+    )
+    return rows, columns
 
-    return jax.tree.leaves(squares.matrices, is_leaf=is_one)
 
-
-def _means_of_lines(squares: Float32[Array, "*n m k"]) -> MatrixMeans:
-    rows = replicated(jnp.mean(squares, axis=-1, keepdims=True))
-    columns = replicated(jnp.mean(squares, axis=-2, keepdims=True))
+def _means_of_lines(leaves: list[Float32[Array, "*n m k"]]) -> MatrixMeans:
+    rows, columns = _together(
+        (
+            jnp.mean(x, axis=-1, keepdims=True),
+            jnp.mean(x, axis=-2, keepdims=True),
+        )
+        for x in leaves
+    )
     return MatrixMeans(jnp.mean(rows, axis=-2, keepdims=True), rows, columns)
 
 
@@ -361,31 +387,64 @@ def _some_sums(
 
 
 def _of_sums(
-    sums: tuple[Float32[Array, "*n m 1"], Float32[Array, "*n 1 k"]],
-    x: Float[Array, "*n m k"],
+    sums: tuple[Float32[Array, "n m 1"], Float32[Array, "n 1 k"]],
 ) -> MatrixMeans:
     """Mean squares of matrices from the workers' means of their sums."""
-    rows = jnp.square(sums[0]) / float(x.shape[-1])
-    columns = jnp.square(sums[1]) / float(x.shape[-2])
+    (_, m, _), (_, _, k) = (x.shape for x in sums)
+    rows = jnp.square(sums[0]) / float(k)
+    columns = jnp.square(sums[1]) / float(m)
     of_rows = jnp.mean(rows, axis=-2, keepdims=True)
     of_columns = jnp.mean(columns, axis=-1, keepdims=True)
     return MatrixMeans((of_rows + of_columns) / 2.0, rows, columns)
 
 
-def _grown(
-    nu: Float32[Array, "*n m k"], now: MatrixMeans, frozen: MatrixMeans
-) -> Float32[Array, "*n m k"]:
+class _Factors(NamedTuple):
+    """A variance grows to v max(rows columns others, least) + added."""
+
+    rows: Float32[Array, "n m 1"]
+    columns: Float32[Array, "n 1 k"]
+    others: Float32[Array, "n 1 1"]
+    least: Float32[Array, "n 1 1"]
+    added: Float32[Array, "n 1 1"]
+
+
+def _factors(now: MatrixMeans, frozen: MatrixMeans) -> _Factors:
     def of_lines(now_: Array, frozen_: Array) -> Array:
         # A row without gradients has its leaf's mean for a variance.
         known = frozen_ > _NEGLIGIBLE * frozen.whole
         return _ratio(now_, jnp.where(known, frozen_, frozen.whole))
 
+    # Without gradients before the freeze all variances of a matrix are zero.
+    known = frozen.whole > 0
     of_whole = _ratio(now.whole, frozen.whole)
-    rows = of_lines(now.rows, frozen.rows)
-    columns = of_lines(now.columns, frozen.columns)
-    product = rows * columns * _ratio(jnp.ones_like(of_whole), of_whole)
-    growth = jnp.maximum(product, _LEAST_GROWTH * of_whole)
-    return jnp.where(frozen.whole > 0, nu * growth, now.whole)
+    return _Factors(
+        of_lines(now.rows, frozen.rows),
+        of_lines(now.columns, frozen.columns),
+        jnp.where(known, _ratio(jnp.ones_like(of_whole), of_whole), 0),
+        jnp.where(known, _LEAST_GROWTH * of_whole, 0),
+        jnp.where(known, 0, now.whole),
+    )
+
+
+def _parted(factors: _Factors, leaves: list[Array]) -> Iterator[_Factors]:
+    """The factors of each leaf's matrices, in the leaf's dimensions."""
+    numbers = [math.prod(v.shape[:-2]) for v in leaves]
+    starts = hidden(list(itertools.accumulate(numbers, initial=0))[:-1])
+    factors = made_once(factors)
+    for v, start, number in zip(leaves, starts, numbers, strict=True):
+
+        def of_leaf(
+            x: Array, v: Array = v, start: Array = start, number: int = number
+        ) -> Array:
+            part = lax.dynamic_slice_in_dim(x, start, number)
+            return part.reshape(*v.shape[:-2], *x.shape[1:])
+
+        yield jax.tree.map(of_leaf, factors)
+
+
+def _grown(nu: Float32[Array, "*n m k"], factors: _Factors) -> Float32[Array, "*n m k"]:
+    product = factors.rows * factors.columns * factors.others
+    return nu * jnp.maximum(product, factors.least) + factors.added
 
 
 def _grown_wholes(
