@@ -261,21 +261,16 @@ class GrowthByMeanSquares:
         leaves, treedef = jax.tree.flatten(nu)
         shapes, others = self._by_shape(leaves)
         mean = jax.tree.map(lambda x: x / weight_now * weight_frozen, state.now)
-        grown = list(leaves)
-        for places, now, frozen in zip(
-            shapes, mean.matrices, state.frozen.matrices, strict=True
-        ):
-            these = [leaves[i] for i in places]
-            for i, factors in zip(
-                places, _parted(_factors(now, frozen), these), strict=True
-            ):
-                grown[i] = _grown(leaves[i], factors)
         wholes = _grown_wholes(
             [leaves[i] for i in others], mean.wholes, state.frozen.wholes
         )
-        for i, v in zip(others, wholes, strict=True):
-            grown[i] = v
-        return treedef.unflatten(grown)
+        grown = dict(zip(others, wholes, strict=True))
+        for places, now, frozen in zip(
+            shapes, mean.matrices, state.frozen.matrices, strict=True
+        ):
+            matrices = _grown([leaves[i] for i in places], now, frozen)
+            grown |= zip(places, matrices, strict=True)
+        return treedef.unflatten([grown[i] for i in range(len(leaves))])
 
     def _by_lines(self, x: Array) -> bool:
         return x.ndim > 1 and min(x.shape[-2:]) >= self.least and x.size > 0
@@ -307,8 +302,8 @@ class GrowthByMeanSquares:
         # One draw: a draw for each leaf took a third of the compiling.
         key = jax.random.fold_in(jax.random.key(0), count)
         drawn = jax.random.rademacher(key, (sum(each),), jnp.float32)
-        # Left to automatic axes, devices would draw shares, and send parts around.
-        # Each leaf's kernel would draw its part again.
+        # Left to automatic axes, devices would draw shares, and send parts around; and
+        # the kernel of each leaf would draw its part again.
         drawn = made_once(replicated(drawn))
         parts = map(replicated, parted(drawn, starts, each))
         return [list(itertools.islice(parts, len(of_leaf))) for of_leaf in sizes]
@@ -398,53 +393,41 @@ def _of_sums(
     return MatrixMeans((of_rows + of_columns) / 2.0, rows, columns)
 
 
-class _Factors(NamedTuple):
-    """A variance grows to v max(rows columns others, least) + added."""
+def _grown(
+    nu: list[Float32[Array, "*n m k"]], now: MatrixMeans, frozen: MatrixMeans
+) -> Iterator[Float32[Array, "*n m k"]]:
+    """Grown variances of matrices of one shape, leaf by leaf."""
+    numbers = [math.prod(v.shape[:-2]) for v in nu]
+    starts = hidden(list(itertools.accumulate(numbers, initial=0))[:-1])
+    factors = made_once(_factors(now, frozen))
+    for v, start, number in zip(nu, starts, numbers, strict=True):
+        rows, columns, others, least, added = (
+            lax.dynamic_slice_in_dim(x, start, number).reshape(
+                *v.shape[:-2], *x.shape[1:]
+            )
+            for x in factors
+        )
+        yield v * jnp.maximum(rows * columns * others, least) + added
 
-    rows: Float32[Array, "n m 1"]
-    columns: Float32[Array, "n 1 k"]
-    others: Float32[Array, "n 1 1"]
-    least: Float32[Array, "n 1 1"]
-    added: Float32[Array, "n 1 1"]
 
+def _factors(now: MatrixMeans, frozen: MatrixMeans) -> tuple[Array, ...]:
+    """By what variances grow: of rows, of columns, others; at least; what is added."""
 
-def _factors(now: MatrixMeans, frozen: MatrixMeans) -> _Factors:
     def of_lines(now_: Array, frozen_: Array) -> Array:
-        # A row without gradients has its leaf's mean for a variance.
+        # A row without gradients has its matrix's mean for a variance.
         known = frozen_ > _NEGLIGIBLE * frozen.whole
         return _ratio(now_, jnp.where(known, frozen_, frozen.whole))
 
     # Without gradients before the freeze all variances of a matrix are zero.
     known = frozen.whole > 0
     of_whole = _ratio(now.whole, frozen.whole)
-    return _Factors(
+    return (
         of_lines(now.rows, frozen.rows),
         of_lines(now.columns, frozen.columns),
         jnp.where(known, _ratio(jnp.ones_like(of_whole), of_whole), 0),
         jnp.where(known, _LEAST_GROWTH * of_whole, 0),
         jnp.where(known, 0, now.whole),
     )
-
-
-def _parted(factors: _Factors, leaves: list[Array]) -> Iterator[_Factors]:
-    """The factors of each leaf's matrices, in the leaf's dimensions."""
-    numbers = [math.prod(v.shape[:-2]) for v in leaves]
-    starts = hidden(list(itertools.accumulate(numbers, initial=0))[:-1])
-    factors = made_once(factors)
-    for v, start, number in zip(leaves, starts, numbers, strict=True):
-
-        def of_leaf(
-            x: Array, v: Array = v, start: Array = start, number: int = number
-        ) -> Array:
-            part = lax.dynamic_slice_in_dim(x, start, number)
-            return part.reshape(*v.shape[:-2], *x.shape[1:])
-
-        yield jax.tree.map(of_leaf, factors)
-
-
-def _grown(nu: Float32[Array, "*n m k"], factors: _Factors) -> Float32[Array, "*n m k"]:
-    product = factors.rows * factors.columns * factors.others
-    return nu * jnp.maximum(product, factors.least) + factors.added
 
 
 def _grown_wholes(
