@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from jax import Array
-    from jaxtyping import Float, Float32, Int32
+    from jaxtyping import Float32, Int32
 
 
 def mean(x: Any, axes: tuple[str, ...]) -> Any:
@@ -109,16 +109,16 @@ def hidden(numbers: Sequence[int]) -> list[Int32[Array, ""]]:
     return made_once([jnp.int32(number) for number in numbers])
 
 
-def parted(
-    flat: Float[Array, " size"], starts: Sequence[int], sizes: Sequence[int]
-) -> list[Float[Array, " part"]]:
-    """Parts of a row of values, by their first places and their sizes."""
+def parted(tree: Any, starts: Sequence[int], sizes: Sequence[int]) -> list[Any]:
+    """Parts of arrays along their first dimension, by first places and sizes."""
     # Of places beyond what 32 bits hold the compiler must know.
-    places = hidden(starts) if flat.size < 2**31 else starts
-    return [
-        lax.dynamic_slice_in_dim(flat, place, size)
-        for place, size in zip(places, sizes, strict=True)
-    ]
+    longest = max(x.size for x in jax.tree.leaves(tree))
+    places = hidden(starts) if longest < 2**31 else starts
+
+    def part(place: Any, size: int) -> Any:
+        return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, place, size), tree)
+
+    return list(map(part, places, sizes))
 
 
 def row(of_leaf: Callable[..., Array], *trees: Any) -> Float32[Array, " leaves"]:

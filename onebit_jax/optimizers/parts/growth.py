@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from onebit_jax.workers.arithmetic import (
-    hidden,
     made_once,
     means,
     numbers_of,
@@ -323,7 +321,7 @@ class GrowthByMeanSquares:
 def _together(
     of_leaves: Iterable[tuple[Float32[Array, "*n m 1"], Float32[Array, "*n 1 k"]]],
 ) -> tuple[Float32[Array, "n m 1"], Float32[Array, "n 1 k"]]:
-    """What is of the rows, and of the columns, of all matrices of one shape."""
+    """Lines of all matrices of one shape: the rows', and the columns'."""
     rows, columns = (
         jnp.concatenate([replicated(x).reshape(-1, *x.shape[-2:]) for x in xs])
         for xs in zip(*of_leaves, strict=True)
@@ -398,14 +396,11 @@ def _grown(
 ) -> Iterator[Float32[Array, "*n m k"]]:
     """Grown variances of matrices of one shape, leaf by leaf."""
     numbers = [math.prod(v.shape[:-2]) for v in nu]
-    starts = hidden(list(itertools.accumulate(numbers, initial=0))[:-1])
-    factors = made_once(_factors(now, frozen))
-    for v, start, number in zip(nu, starts, numbers, strict=True):
+    starts = list(itertools.accumulate(numbers, initial=0))[:-1]
+    factors = parted(made_once(_factors(now, frozen)), starts, numbers)
+    for v, of_leaf in zip(nu, factors, strict=True):
         rows, columns, others, least, added = (
-            lax.dynamic_slice_in_dim(x, start, number).reshape(
-                *v.shape[:-2], *x.shape[1:]
-            )
-            for x in factors
+            x.reshape(*v.shape[:-2], *x.shape[1:]) for x in of_leaf
         )
         yield v * jnp.maximum(rows * columns * others, least) + added
 
