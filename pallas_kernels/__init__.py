@@ -2,6 +2,7 @@
 
 from pallas_kernels._choose import Implementation, check_name
 from pallas_kernels._digits import digits_of_word, pack_digits, unpack_digits
+from pallas_kernels._made_once import made_once
 from pallas_kernels._operations import average_and_recompress, compress, decompress
 from pallas_kernels._packing import (
     check_block_size,
@@ -22,6 +23,7 @@ __all__ = [
     "compress",
     "decompress",
     "digits_of_word",
+    "made_once",
     "pack_digits",
     "pack_signs",
     "running_mean",

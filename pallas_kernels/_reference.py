@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels._made_once import made_once
 from pallas_kernels._packing import ROWS, pack_signs, to_blocks, unpack_signs
 from pallas_kernels._varying import vary_as
 
@@ -279,21 +280,73 @@ def average_and_recompress(
     scale: Scale,
 ) -> tuple[UInt32[Array, "b w"], Float32[Array, " b"], Float[Array, " size"]]:
     """`pallas_kernels.average_and_recompress` as XLA compiles it."""
-    n, blocks, width = words.shape
+    size, shape = error.size, (words.shape[1], ROWS, words.shape[2])
+    whole = functools.partial(_average_whole, scale=scale)
+    arguments = words, scales, error.reshape(shape), counts
+    if size <= _most_at_once(ROWS * words.shape[2]):
+        result = whole(*arguments)
+    else:
+        by_chunks = functools.partial(_average_by_chunks, scale=scale)
+        result = lax.platform_dependent(*arguments, cpu=by_chunks, default=whole)
+    new_words, new_scales, new_error = result
+    return new_words, new_scales, new_error.reshape(size)
+
+
+def _average_whole(
+    words: UInt32[Array, "n b w"],
+    scales: Float32[Array, "n b"],
+    error: Float[Array, "b 32 w"],
+    counts: Int32[Array, " b"],
+    *,
+    scale: Scale,
+) -> tuple[UInt32[Array, "b w"], Float32[Array, " b"], Float[Array, "b 32 w"]]:
+    """Averages all blocks at once."""
+    n, _, width = words.shape
 
     def add(worker: ArrayLike, total: Float32[Array, "b 32 w"]) -> Array:
         return total + unpack_signs(words[worker], scales[worker])
 
     # One worker after another: a sum over an axis would unpack all copies first.
-    zeros = vary_as(jnp.zeros((blocks, ROWS, width), jnp.float32), words, scales)
+    zeros = vary_as(jnp.zeros(error.shape, jnp.float32), words, scales)
     total = lax.fori_loop(0, n, add, zeros, unroll=min(n, _UNROLLED))
-    y = total / n + error.astype(jnp.float32).reshape(total.shape)
+    y = total / n + error.astype(jnp.float32)
     place = jnp.arange(32 * width, dtype=jnp.int32).reshape(1, 32, width)
     is_value = place < counts[:, None, None]
     y = jnp.where(is_value, y, jnp.float32(0))
     new_words, new_scales, new_error = quantise(y, counts, scale)
     new_error = jnp.where(is_value, new_error, jnp.float32(0))
-    return new_words, new_scales, new_error.reshape(-1).astype(error.dtype)
+    return new_words, new_scales, new_error.astype(error.dtype)
+
+
+def _average_by_chunks(
+    words: UInt32[Array, "n b w"],
+    scales: Float32[Array, "n b"],
+    error: Float[Array, "b 32 w"],
+    counts: Int32[Array, " b"],
+    *,
+    scale: Scale,
+) -> tuple[UInt32[Array, "b w"], Float32[Array, " b"], Float[Array, "b 32 w"]]:
+    """Averages chunk by chunk, the new error in the place of the old."""
+    blocks, _, width = error.shape
+    new_words = jnp.zeros((blocks, width), jnp.uint32)
+    new_scales = jnp.zeros(blocks, jnp.float32)
+
+    def average_at(
+        first: int | Array, number: int, values: int, carry: tuple[Array, Array, Array]
+    ) -> tuple[Array, Array, Array]:
+        del values
+
+        def part(x: Array, axis: int = 0) -> Array:
+            return lax.dynamic_slice_in_dim(x, first, number, axis)
+
+        received = made_once((part(words, 1), part(scales, 1), part(counts)))
+        new = _average_whole(*received[:2], part(carry[2]), received[2], scale=scale)
+        return jax.tree.map(
+            lambda x, y: lax.dynamic_update_slice_in_dim(x, y, first, 0), carry, new
+        )
+
+    carry = vary_as((new_words, new_scales, error), words, scales, error, counts)
+    return _by_chunks(average_at, error.size, ROWS * width, carry)
 
 
 @functools.partial(jax.jit, static_argnames=("size", "dtype"))

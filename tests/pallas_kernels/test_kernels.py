@@ -20,7 +20,7 @@ from virtual_workers import Workers, mesh_of
 import pallas_kernels as pk
 from benchmarks.one_of_many import one_of_many
 from onebit_jax import Compressed, freeze_at, onebit_adam, sign_mean
-from pallas_kernels import _packing
+from pallas_kernels import _packing, _reference
 
 IMPLEMENTATIONS = ["xla", "mosaic_interpreted"]
 ROUNDING = 3e-7
@@ -243,6 +243,43 @@ def test_average_and_recompress(rng, implementation, scale, workers, size, block
     np.testing.assert_allclose(
         np.asarray(new_error).reshape(y.shape), np.where(counted, left, 0), atol=4e-6
     )
+
+
+@pytest.mark.parametrize("workers", [1, 3, slow(9)])
+def test_a_large_average_is_by_chunks_in_place_on_a_cpu(rng, workers):
+    """As of all blocks at once, to the bit; those would take new memory."""
+    if jax.default_backend() != "cpu":
+        pytest.skip("other backends average all blocks at once")
+    blocks, width = 70, 32  # four chunks, and six blocks one by one
+    mesh = workers_here()
+    words = rng.integers(0, 2**32, (2, workers, blocks, width), dtype=np.uint32)
+    scales = rng.random((2, workers, blocks)).astype(np.float32)
+    error = rng.normal(size=(2, blocks, 32, width)).astype(np.float32)
+    counts = rng.integers(0, 1025, (2, blocks)).astype(np.int32)
+    inputs = [jnp.asarray(x[: mesh.size]) for x in (words, scales, error, counts)]
+
+    def on_each(average):
+        over_workers = jax.shard_map(
+            lambda *shares: tuple(
+                x[None] for x in average(*(x[0] for x in shares), scale="rms")
+            ),
+            mesh=mesh,
+            in_specs=PartitionSpec("data"),
+            out_specs=PartitionSpec("data"),
+        )
+        return jax.jit(over_workers, donate_argnums=2).lower(*inputs).compile()
+
+    def flat(words, scales, error, counts, scale):
+        result = pk.average_and_recompress(
+            words, scales, error.reshape(-1), counts, scale=scale, implementation="xla"
+        )
+        return *result[:2], result[2].reshape(error.shape)
+
+    by_chunks, whole = on_each(flat), on_each(_reference._average_whole)
+    expected = jax.device_get(whole(*map(jnp.copy, inputs)))
+    for got, of_all in zip(by_chunks(*inputs), expected, strict=True):
+        np.testing.assert_array_equal(got, of_all)
+    assert by_chunks.memory_analysis().temp_size_in_bytes < error[0].nbytes / 2
 
 
 # Whole exchanges have the other's numbers that are hard.
