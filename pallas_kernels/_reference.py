@@ -339,8 +339,11 @@ def _average_by_chunks(
         def part(x: Array, axis: int = 0) -> Array:
             return lax.dynamic_slice_in_dim(x, first, number, axis)
 
-        received = made_once((part(words, 1), part(scales, 1), part(counts)))
-        new = _average_whole(*received[:2], part(carry[2]), received[2], scale=scale)
+        received = part(words, 1), part(scales, 1), part(counts)
+        these_words, these_scales, these_counts = made_once(received)
+        new = _average_whole(
+            these_words, these_scales, part(carry[2]), these_counts, scale=scale
+        )
         return jax.tree.map(
             lambda x, y: lax.dynamic_update_slice_in_dim(x, y, first, 0), carry, new
         )
