@@ -2,7 +2,6 @@
 
 from pallas_kernels._choose import Implementation, check_name
 from pallas_kernels._digits import digits_of_word, pack_digits, unpack_digits
-from pallas_kernels._made_once import made_once
 from pallas_kernels._operations import average_and_recompress, compress, decompress
 from pallas_kernels._packing import (
     check_block_size,
@@ -23,7 +22,6 @@ __all__ = [
     "compress",
     "decompress",
     "digits_of_word",
-    "made_once",
     "pack_digits",
     "pack_signs",
     "running_mean",

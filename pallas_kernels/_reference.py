@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels._made_once import made_once
 from pallas_kernels._packing import ROWS, pack_signs, to_blocks, unpack_signs
 from pallas_kernels._varying import vary_as
 
@@ -339,11 +338,14 @@ def _average_by_chunks(
         def part(x: Array, axis: int = 0) -> Array:
             return lax.dynamic_slice_in_dim(x, first, number, axis)
 
+        # Copied by a loop that runs once, hidden from the compiler, which removes one.
+        # A kernel that reads parts of several large arrays is not vectorised, nor one
+        # that knows the counts.
         received = part(words, 1), part(scales, 1), part(counts)
-        these_words, these_scales, these_counts = made_once(received)
-        new = _average_whole(
-            these_words, these_scales, part(carry[2]), these_counts, scale=scale
-        )
+        once = lax.optimization_barrier(jnp.int32(1))
+        empty = vary_as(jax.tree.map(jnp.zeros_like, received), received)
+        sent, sizes, numbers = lax.fori_loop(0, once, lambda *_: received, empty)
+        new = _average_whole(sent, sizes, part(carry[2]), numbers, scale=scale)
         return jax.tree.map(
             lambda x, y: lax.dynamic_update_slice_in_dim(x, y, first, 0), carry, new
         )

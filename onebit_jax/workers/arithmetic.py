@@ -11,7 +11,6 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from onebit_jax.workers.axes import is_recorded
-from pallas_kernels import made_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,6 +76,28 @@ def ordered_after(x: Array, tree: Any) -> Array:
 
     leaves = [y for y in jax.tree.leaves(tree) if y.size]
     return lax.platform_dependent(x, *leaves, cpu=on_cpu, default=lambda x, *_: x)
+
+
+def made_once(tree: Any) -> Any:
+    """Small values that much else is computed from, made once.
+
+    XLA's CPU backend would compute them again in the kernel of each leaf that uses
+    them, which takes time that grows with the square of their number to compile.
+    """
+
+    def through_a_loop(tree: Any) -> Any:
+        # Hidden from the compiler, which removes a loop that runs once.
+        once = lax.optimization_barrier(jnp.int32(1))
+
+        def same(i: Array, tree: Any) -> Any:
+            never = i < 0
+            return jax.tree.map(lambda x: lax.select(never, jnp.zeros_like(x), x), tree)
+
+        return lax.fori_loop(0, once, same, tree)
+
+    return lax.platform_dependent(
+        tree, cpu=through_a_loop, default=lax.optimization_barrier
+    )
 
 
 def hidden(numbers: Sequence[int]) -> list[Int32[Array, ""]]:

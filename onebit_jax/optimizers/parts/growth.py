@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from onebit_jax.workers.arithmetic import (
+    made_once,
     means,
     numbers_of,
     parted,
@@ -20,7 +21,6 @@ from onebit_jax.workers.arithmetic import (
     row,
 )
 from onebit_jax.workers.stages import run_nested_stage
-from pallas_kernels import made_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
