@@ -343,7 +343,7 @@ def _average_by_chunks(
         # that knows the counts.
         received = part(words, 1), part(scales, 1), part(counts)
         once = lax.optimization_barrier(jnp.int32(1))
-        empty = vary_as(jax.tree.map(jnp.zeros_like, received), received)
+        empty = jax.tree.map(lambda x: vary_as(jnp.zeros_like(x), x), received)
         sent, sizes, numbers = lax.fori_loop(0, once, lambda *_: received, empty)
         new = _average_whole(sent, sizes, part(carry[2]), numbers, scale=scale)
         return jax.tree.map(

@@ -255,7 +255,7 @@ def test_a_large_average_is_by_chunks_in_place_on_a_cpu(rng, workers):
     words = rng.integers(0, 2**32, (2, workers, blocks, width), dtype=np.uint32)
     scales = rng.random((2, workers, blocks)).astype(np.float32)
     error = rng.normal(size=(2, blocks, 32, width)).astype(np.float32)
-    counts = rng.integers(0, 1025, (2, blocks)).astype(np.int32)
+    counts = rng.integers(0, 1025, (1, blocks)).astype(np.int32)
     inputs = [jnp.asarray(x[: mesh.size]) for x in (words, scales, error, counts)]
 
     def on_each(average):
@@ -264,7 +264,7 @@ def test_a_large_average_is_by_chunks_in_place_on_a_cpu(rng, workers):
                 x[None] for x in average(*(x[0] for x in shares), scale="rms")
             ),
             mesh=mesh,
-            in_specs=PartitionSpec("data"),
+            in_specs=(*[PartitionSpec("data")] * 3, PartitionSpec()),
             out_specs=PartitionSpec("data"),
         )
         return jax.jit(over_workers, donate_argnums=2).lower(*inputs).compile()
