@@ -66,7 +66,7 @@ def pack_by_rows(x: Float[Array, "*blocks 32 w"]) -> UInt32[Array, "*blocks w"]:
 
 
 def pack_by_halves(x: Float[Array, "*blocks 32 w"]) -> UInt32[Array, "*blocks w"]:
-    """`pack_signs` in a quarter of the operations, for other backends."""
+    """`pack_signs` in five steps instead of 32, for other backends."""
     words = (x >= 0).astype(jnp.uint32)
     while (rows := words.shape[-2] // 2) > 0:
         words = words[..., :rows, :] | words[..., rows:, :] << rows

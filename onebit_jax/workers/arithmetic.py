@@ -44,7 +44,7 @@ def means(tree: Any, axes: tuple[str, ...]) -> Any:
 
 
 def ordered_after(x: Array, tree: Any) -> Array:
-    """A value that is not known before the leaves of a tree are.
+    """A value that on a CPU is not known before the leaves of a tree are.
 
     XLA's CPU devices (jax 0.10 to 0.12) run collectives that do not depend on each
     other in any order, and mistake one for another over the same devices: the process
@@ -81,8 +81,8 @@ def ordered_after(x: Array, tree: Any) -> Array:
 def made_once(tree: Any) -> Any:
     """Small values that much else is computed from, made once.
 
-    XLA's CPU backend would compute them again in the kernel of each leaf that uses
-    them, which takes time that grows with the square of their number to compile.
+    XLA would compute them again in the kernel of each leaf that uses them. On a CPU it
+    then compiles for a time that grows with the square of their number.
     """
 
     def through_a_loop(tree: Any) -> Any:

@@ -130,7 +130,7 @@ def test_decompress_is_one_kernel(capfd, dtype):
 
 
 def test_xla_compresses_in_four_kernels_in_place():
-    """Sums by rows, as on a CPU, are a fifth, and spill where a buffer has counts."""
+    """Sums by rows, as on a CPU, would be a fifth."""
     buffer = shaped(gpus(1), (SIZE,))
 
     def compress(value, error, momentum):

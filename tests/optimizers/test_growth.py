@@ -134,6 +134,12 @@ AFTER = {
         np.concatenate([2 * ones(1, *STACK[1:]), 5 * ones(1, *STACK[1:])]),
         np.array([4.0, 25.0])[:, None, None],
     ),
+    # Its row and its column have mean squares, which in the matrix's underflow.
+    "a matrix of one tiny value wakes": (
+        np.pad([[6e-18]], ((0, 99), (0, 19))),
+        2 * ones(100, 20),
+        4.0,
+    ),
     "no matrix": (ones(*NARROW), ones(*NARROW, rows=[2], times=4), 2.0),
     "a vector": (np.ones(9), 2 * np.ones(9), 4.0),
     "a silent vector": (np.zeros(9), 2 * np.ones(9), 4.0),

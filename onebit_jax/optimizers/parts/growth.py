@@ -408,13 +408,16 @@ def _grown(
 def _factors(now: MatrixMeans, frozen: MatrixMeans) -> tuple[Array, ...]:
     """By what variances grow: of rows, of columns, others; at least; what is added."""
 
+    # Without gradients before the freeze the variances of a matrix are zero, or too
+    # small for a mean.
+    known = frozen.whole > 0
+
     def of_lines(now_: Array, frozen_: Array) -> Array:
         # A row without gradients has its matrix's mean for a variance.
-        known = frozen_ > _NEGLIGIBLE * frozen.whole
-        return _ratio(now_, jnp.where(known, frozen_, frozen.whole))
+        has_own = frozen_ > _NEGLIGIBLE * frozen.whole
+        ratio = _ratio(now_, jnp.where(has_own, frozen_, frozen.whole))
+        return jnp.where(known, ratio, 1)
 
-    # Without gradients before the freeze all variances of a matrix are zero.
-    known = frozen.whole > 0
     of_whole = _ratio(now.whole, frozen.whole)
     return (
         of_lines(now.rows, frozen.rows),
