@@ -407,7 +407,6 @@ def _grown(
 
 def _factors(now: MatrixMeans, frozen: MatrixMeans) -> tuple[Array, ...]:
     """By what variances grow: of rows, of columns, others; at least; what is added."""
-
     # Without gradients before the freeze the variances of a matrix are zero, or too
     # small for a mean.
     known = frozen.whole > 0
