@@ -112,6 +112,8 @@ def ones(*shape, rows=(), times=1.0):
 MATRIX, NARROW, STACK = (SIDE, 20), (15, 20), (2, SIDE, 17)
 AFTER = {
     "evenly": (ones(*MATRIX), 3 * ones(*MATRIX), 9.0),
+    # The product of a row's growth and a column's would overflow.
+    "far": (ones(*MATRIX), 1e10 * ones(*MATRIX), 1e20),
     "a row": (
         ones(*MATRIX),
         ones(*MATRIX, rows=[2], times=3),

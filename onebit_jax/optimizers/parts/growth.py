@@ -399,14 +399,14 @@ def _grown(
     starts = list(itertools.accumulate(numbers, initial=0))[:-1]
     factors = parted(made_once(_factors(now, frozen)), starts, numbers)
     for v, of_leaf in zip(nu, factors, strict=True):
-        rows, columns, others, least, added = (
+        rows, columns, least, added = (
             x.reshape(*v.shape[:-2], *x.shape[1:]) for x in of_leaf
         )
-        yield v * jnp.maximum(rows * columns * others, least) + added
+        yield v * jnp.maximum(rows * columns, least) + added
 
 
 def _factors(now: MatrixMeans, frozen: MatrixMeans) -> tuple[Array, ...]:
-    """By what variances grow: of rows, of columns, others; at least; what is added."""
+    """By what variances grow: of rows, of columns; at least; what is added."""
     # Without gradients before the freeze the variances of a matrix are zero, or too
     # small for a mean.
     known = frozen.whole > 0
@@ -418,10 +418,11 @@ def _factors(now: MatrixMeans, frozen: MatrixMeans) -> tuple[Array, ...]:
         return jnp.where(known, ratio, 1)
 
     of_whole = _ratio(now.whole, frozen.whole)
+    others = jnp.where(known, _ratio(jnp.ones_like(of_whole), of_whole), 0)
     return (
-        of_lines(now.rows, frozen.rows),
+        # First, as the product of rows and columns may overflow.
+        of_lines(now.rows, frozen.rows) * others,
         of_lines(now.columns, frozen.columns),
-        jnp.where(known, _ratio(jnp.ones_like(of_whole), of_whole), 0),
         jnp.where(known, _LEAST_GROWTH * of_whole, 0),
         jnp.where(known, 0, now.whole),
     )
