@@ -136,7 +136,7 @@ AFTER = {
         np.concatenate([2 * ones(1, *STACK[1:]), 5 * ones(1, *STACK[1:])]),
         np.array([4.0, 25.0])[:, None, None],
     ),
-    # Its row and its column have mean squares, which in the matrix's underflow.
+    # The mean squares of its row and of its column are not zero, the matrix's is.
     "a matrix of one tiny value wakes": (
         np.pad([[6e-18]], ((0, 99), (0, 19))),
         2 * ones(100, 20),
