@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 
 from onebit_jax.optimizers.parts.checks import check_parts, gradient_mean
 from onebit_jax.optimizers.parts.compressed import Compressed, check_compressed
@@ -274,6 +275,8 @@ class _OnebitAdam:
         mu, exchanged = self.exchange.exchange_momentum(
             gradients, state.mu, self.b1, state.exchange
         )
+        if self.parts.lead is not None:
+            mu = _in_place_of(state.mu, mu, state.count)
         (now, last, nu), (exact_now, exact_last, exact_nu) = self.parted(
             (mu, state.mu, state.nu)
         )
@@ -361,6 +364,24 @@ class _OnebitAdam:
         )
         grown = rule.grow(nu, growth, weight_now=now, weight_frozen=frozen)
         return grown, growth
+
+
+def _in_place_of(
+    old: optax.Params, new: optax.Params, count: Int32[Array, ""]
+) -> optax.Params:
+    """New values that on a GPU take the memory of the old ones, which are read beside.
+
+    One kernel reads the old values, writes the new and updates by both, where the new
+    ones are computed from the old in XLA's eyes. Else it writes them elsewhere, and
+    they are copied.
+    """
+
+    def or_never_the_old(old: Any, new: Any, count: Array) -> Any:
+        return jax.tree.map(lambda x, y: jnp.where(count < 0, x, y), old, new)
+
+    return lax.platform_dependent(
+        old, new, count, cpu=lambda old, new, count: new, default=or_never_the_old
+    )
 
 
 def _joined(tree: Any, other: Any) -> Any:
