@@ -38,8 +38,8 @@ class Model(nnx.Module):
         return jnp.tanh(x) @ kernel
 
 
-def loss_fn(params, tokens):
-    """The loss of a batch of (examples, time)."""
+def loss_fn(params, tokens, rest):
+    """The loss of a batch of (examples, time), by parameters and the model's rest."""
     logits = nnx.merge(graph, params, rest, copy=True)(tokens[:, :-1])
     labels = jax.nn.one_hot(tokens[:, 1:], TOKENS)
     return optax.softmax_cross_entropy(logits, labels).mean()
@@ -60,9 +60,9 @@ adam = optax.adam(1e-2)
 
 
 @jax.jit
-def step(params, state, tokens):
+def step(params, state, tokens, rest):
     """New parameters, new state, and the loss."""
-    loss, gradients = jax.value_and_grad(loss_fn)(params, tokens)
+    loss, gradients = jax.value_and_grad(loss_fn)(params, tokens, rest)
     updates, state = adam.update(gradients, state, params)
     return optax.apply_updates(params, updates), state, loss
 
@@ -73,7 +73,7 @@ with jax.set_mesh(jax.make_mesh((8,), ("fsdp",))):
     graph, params, rest = nnx.split(model, nnx.Param, ...)
     state = adam.init(params)
     for tokens in batches("fsdp"):
-        params, state, loss = step(params, state, tokens)
+        params, state, loss = step(params, state, tokens, rest)
         before.append(float(loss))
 
 # After: the same model and loss, and the axis split.
@@ -88,7 +88,7 @@ with jax.set_mesh(mesh):
     run = onebit_jax.data_parallel(loss_fn, tx, mesh, axis="replica")
     params, state = run.init(params)
     for tokens in batches(("replica", "fsdp")):
-        params, state, loss = run.step(params, state, tokens)
+        params, state, loss = run.step(params, state, tokens, rest)
         after.append(float(loss))
 
 print(f"loss {before[-1]:.4f} before, {after[-1]:.4f} after")
