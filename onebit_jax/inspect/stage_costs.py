@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from onebit_jax.workers.placement import abstract_state, check_params, state_specs
 from onebit_jax.workers.specs import context_of
-from onebit_jax.workers.stages import is_at_most_once, stage_of
+from onebit_jax.workers.stages import stage_of
 from onebit_jax.workers.states import name_in, stages_by_part
 from onebit_jax.workers.transfers import Transfer, sent_bytes
 from onebit_jax.workers.worker_local import check_agreed, worker_local_nodes
@@ -232,7 +232,7 @@ def _collectives(
         if name == "cond":
             yield from _of_branches(inner, given[0], stage_of(scopes), axis_sizes)
             continue
-        if name == "while" and _is_loop(eqn) and any(inner):
+        if name == "while" and any(inner):
             raise ValueError(
                 "stage_costs does not know how often a loop with a collective runs: "
                 "compile a step and count its bytes with onebit_jax.traffic."
@@ -289,13 +289,8 @@ def _read_inside(jaxpr: Any, eqn: Any, read: list[bool]) -> list[bool]:
     """Which results of a function that an equation calls are read."""
     number = len(jaxpr.outvars)
     # What a loop carries is read by its next turn.
-    return [True] * number if _is_loop(eqn) or number != len(read) else read
-
-
-def _is_loop(eqn: Any) -> bool:
-    """True of an equation that may call its function more than once."""
-    at_most_once = is_at_most_once(str(eqn.source_info.name_stack))
-    return eqn.primitive.name in ("scan", "while") and not at_most_once
+    is_loop = eqn.primitive.name in ("scan", "while")
+    return [True] * number if is_loop or number != len(read) else read
 
 
 def _jaxprs(eqn: Any) -> list[Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from onebit_jax.workers.stages import branches_in, is_at_most_once, stage_of
+from onebit_jax.workers.stages import branches_in, stage_of
 from onebit_jax.workers.transfers import ring_bytes
 
 if TYPE_CHECKING:
@@ -271,8 +271,7 @@ def _run(
             yield from _run_branches(module, mesh, instruction.calls, stage, only)
         # An async-start names what it wraps, and its -update and -done name it again.
         elif opcode not in ("async-update", "async-done"):
-            is_loop = opcode == "while" and not is_at_most_once(instruction.op_name)
-            times = instruction.trip_count if is_loop else 1
+            times = instruction.trip_count if opcode == "while" else 1
             for called in instruction.calls:
                 for each in _run(module, mesh, called, stage, only):
                     if times is None:

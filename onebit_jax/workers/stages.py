@@ -6,7 +6,6 @@ import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 if TYPE_CHECKING:
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-_AT_MOST_ONCE = "at_most_once"
 _SCOPE = re.compile(r"\bstage:(\w+)")
 _BRANCH = re.compile(r"\bbranch_(\d+)_fun/stage:(\w+)")
 
@@ -91,37 +89,6 @@ def run_nested_stage(
       Array(1, dtype=int32)
     """
     return lax.cond(happens, _scoped(name, then), otherwise)
-
-
-def run_at_most_once(
-    happens: Bool[Array, ""], then: Callable[[Result], Result], carried: Result
-) -> Result:
-    """Changes what is carried, in few steps of many, where it lies.
-
-    A conditional would copy arrays that the usual step returns as it was given them.
-    A loop of one turn or none does not; its scope tells that it has no more.
-
-    Args:
-      happens: whether this step changes it; the same on all workers.
-      then: from what is carried to what it becomes, of the same types.
-      carried: arrays.
-
-    Returns:
-      The one or the other.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> run_at_most_once(jnp.bool(True), lambda x: 2 * x, jnp.float32(1.5))
-      Array(3., dtype=float32)
-    """
-    with jax.named_scope(_AT_MOST_ONCE):
-        turns = happens.astype(jnp.int32)
-        return lax.fori_loop(0, turns, lambda _, now: then(now), carried)
-
-
-def is_at_most_once(name_stack: str) -> bool:
-    """True of a name stack that ends in a loop of `run_at_most_once`."""
-    return name_stack.removesuffix("/while").endswith(_AT_MOST_ONCE)
 
 
 def _scoped(name: str, function: Callable[[], Result]) -> Callable[[], Result]:

@@ -11,7 +11,6 @@ from jax.sharding import AxisType
 from virtual_workers import mesh_of, mesh_over
 
 import onebit_jax
-from onebit_jax.workers.stages import run_at_most_once
 
 
 def cost_of(update, workers=4, size=100):
@@ -91,18 +90,6 @@ def test_a_loop_of_unknown_length_is_refused():
 
     with pytest.raises(ValueError, match="how often a loop with a collective runs"):
         cost_of(update)
-
-
-def test_what_runs_at_most_once_counts_once_where_it_is_read():
-    def update(g):
-        happens = mean(g)[0] > 0
-        both = run_at_most_once(
-            happens, lambda c: tuple(x + mean(x) for x in c), (g, 2 * g)
-        )
-        return tuple(map(mean, both))
-
-    assert cost_of(lambda g: update(g)[0]) == 3 * ONCE
-    assert cost_of(lambda g: sum(update(g))) == 5 * ONCE
 
 
 def test_a_mean_that_nothing_reads_costs_nothing():

@@ -14,7 +14,6 @@ from virtual_workers import mesh_over
 
 import onebit_jax
 from onebit_jax import traffic
-from onebit_jax.workers.stages import run_at_most_once
 
 MESH = {"a": 4, "b": 2}
 COUNT = jnp.ones(1, jnp.int32)
@@ -122,14 +121,6 @@ def test_a_row_is_of_all_collectives_of_a_kind():
     assert row.split()[2:] == ["400", "a", "4", "2", "every", "800"]
     titles, cells = ([x.end() for x in re.finditer(r"\S+", x)] for x in (title, row))
     assert [titles[i] for i in (2, 4, 5, 7)] == [cells[i] for i in (2, 4, 5, 7)]
-
-
-def test_what_runs_at_most_once_counts_once():
-    def f(x, n):
-        return run_at_most_once(n[0] > 0, lambda c: varying(lax.psum(c, "a")), x)
-
-    found = counted(f, (P("a"), P()), P("a"), ROWS, COUNT)
-    assert [each.times for each in found.collectives] == [1]
 
 
 def test_an_unknown_trip_count_is_an_error():

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import lax
 from jax.core import Tracer
 
 from onebit_jax.workers.axes import bound_workers
-from onebit_jax.workers.stages import run_at_most_once, run_stage
+from onebit_jax.workers.stages import run_stage
 
 if TYPE_CHECKING:
     from jax import Array
@@ -88,7 +89,7 @@ class Freezing(NamedTuple):
         fires, rule = self.rule.update(state.freeze, state.count, norm)
         state = state._replace(freeze=rule)
         now = fires & (not self.exchange.is_alone()) & can_be
-        return run_at_most_once(now, self.frozen, state)
+        return lax.cond(now, self.frozen, lambda same: same, state)
 
 
 def freeze_then(
