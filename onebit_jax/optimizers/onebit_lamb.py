@@ -64,6 +64,7 @@ class ScaleByOnebitLambState(NamedTuple):
       freeze: state of the freeze rule.
       decay: state of the weight decay.
       exchange: state of the exchange.
+      warmup: state of the exact mean that the warm-up takes.
     """
 
     count: Int32[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -79,6 +80,7 @@ class ScaleByOnebitLambState(NamedTuple):
     freeze: Any
     decay: Any
     exchange: Any
+    warmup: Any
 
     warmup_stages = ("warmup",)
 
@@ -229,6 +231,7 @@ def scale_by_onebit_lamb(
         weight_decay = as_float32(weight_decay)
     lamb = _OnebitLamb(
         exchange=exchange,
+        warmup_exchange=exact_mean(exchange.axes),
         freeze=freeze,
         b1=as_float32(b1),
         b2=as_float32(b2),
@@ -266,6 +269,7 @@ def _floats(limits: tuple[float, float]) -> tuple[float, float]:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _OnebitLamb:
     exchange: Exchange
+    warmup_exchange: Exchange
     freeze: FreezeRule
     b1: ArrayLike
     b2: ArrayLike
@@ -298,14 +302,14 @@ class _OnebitLamb:
             freeze=self.freeze.init(),
             decay=self.weight_decay.init(params),
             exchange=self.exchange.init(params),
+            warmup=self.warmup_exchange.init(params),
         )
 
     def warmup(
         self, gradients: optax.Updates, state: ScaleByOnebitLambState, params: Any
     ) -> tuple[optax.Updates, ScaleByOnebitLambState]:
         """LAMB on the exact mean of the gradients."""
-        exact = exact_mean(self.exchange.axes)
-        mean, _ = exact.update(gradients, exact.init(gradients))
+        mean, exchanged = self.warmup_exchange.update(gradients, state.warmup)
         mean = optax.tree.cast(mean, jnp.float32)
         mu = optax.tree.update_moment(mean, state.mu, self.b1, 1)
         nu = optax.tree.update_moment_per_elem_norm(mean, state.nu, self.b2, 2)
@@ -328,6 +332,7 @@ class _OnebitLamb:
             ratio=mean_with(ratio, state.ratio),
             ratio_weight=mean_with(jnp.float32(1), state.ratio_weight),
             decay=decay,
+            warmup=exchanged,
         )
 
     def norm(self, state: ScaleByOnebitLambState) -> Any:

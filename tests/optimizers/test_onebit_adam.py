@@ -159,6 +159,30 @@ def test_a_warm_up_with_an_exchange_of_its_own_is_adam_on_its_means():
     assert sorted(cost) == sorted(told)
 
 
+@pytest.mark.parametrize("stage", [None, "warmup"])
+def test_steps_before_the_freeze_can_be_differentiated(stage):
+    targets = jax.random.normal(jax.random.key(0), (4, 33))
+
+    def end(params, tx, target, **options):
+        state = tx.init(params)
+        for _ in range(2):
+            updates, state = tx.update(params - target, state, params, **options)
+            params = optax.apply_updates(params, updates)
+        return jnp.sum(params**2)
+
+    def ours(params):
+        tx = onebit_adam(0.1, sign_mean("data"), freeze_at(9))
+        of_worker = jax.vmap(
+            lambda target: end(params, tx, target, stage=stage), axis_name="data"
+        )
+        return jnp.mean(of_worker(targets))
+
+    start = jnp.linspace(-1.0, 1.0, 33)
+    with jax.numpy_dtype_promotion("standard"):
+        adam = jax.grad(lambda p: end(p, optax.adam(0.1), jnp.mean(targets, axis=0)))
+        np.testing.assert_allclose(jax.grad(ours)(start), adam(start), rtol=1e-4)
+
+
 def test_a_warm_up_over_other_axes_is_refused():
     exchange = sign_mean("data")
     with pytest.raises(ValueError, match="warmup_exchange must be over the axes"):

@@ -115,6 +115,22 @@ def test_nothing_in_full_precision_moves_for_the_update(kind):
     assert sum(c.bytes for c in between if c.dtype != "u32") < 4 * 32 * 64 / 2
 
 
+@pytest.mark.parametrize("make", [onebit_jax.onebit_lamb, onebit_jax.zero_one_adam])
+def test_what_a_trace_says_is_sent_until_the_freeze(make):
+    mesh = mesh_over(SIZES)
+    tx = make(1e-2, onebit_jax.sign_mean("replica"), onebit_jax.freeze_at(FREEZE))
+    run = onebit_jax.data_parallel(loss_fn, tx, mesh, axis="replica")
+    params, state = run.init(params_on(mesh, SPECS))
+    stage, cost = next(iter(onebit_jax.stage_costs(tx, params, mesh.shape).items()))
+    x = jax.device_put(
+        np.zeros((8, 32), np.float32), NamedSharding(mesh, P(("replica", "data")))
+    )
+    compiled = run.step.lower(params, state, x, stage=stage).compile()
+    sent = onebit_jax.traffic(compiled, mesh).sent_bytes(stage, "replica")
+    of_the_loss = 4
+    assert sent == onebit_jax.sent_bytes(cost, mesh.shape) + of_the_loss
+
+
 def test_what_cannot_be_kept_is_refused():
     mesh = mesh_over(SIZES)
     params = params_on(mesh, SPECS)
