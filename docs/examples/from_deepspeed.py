@@ -2,7 +2,8 @@
 
 Each function takes the `params` of its JSON by name, `onebit_adam(**params)`. A
 schedule goes in as the rate, `onebit_adam(**params | {"lr": schedule})`, which is
-`warmup(lr, **settings)` or `warmup_decay(**settings)`.
+`warmup(lr, **settings)` or `warmup_decay(**settings)`. Of several groups of parameters
+`mask` says which leaves decay, as Optax's; `exp_avg_mask` is DeepSpeed's, a function.
 """
 
 import dataclasses
@@ -52,7 +53,9 @@ def exchange_of(mask: Mask | None, *, fused: bool = False) -> onebit_jax.Exchang
     if mask is None:
         return exchange
     if not callable(mask):
-        raise TypeError("mask is a function that returns a tree with zeros set.")
+        raise TypeError(
+            "exp_avg_mask is a function here, from a tree to one with zeros set."
+        )
     return Masked(exchange.axes, exchange, mask)
 
 
@@ -70,8 +73,6 @@ def check(others: dict[str, Any]) -> None:
     for name, value in others.items():
         if name in refused and value:
             raise TypeError(f"DeepSpeed refuses {name!r} too: leave it out.")
-        if name == "exp_avg_mask":
-            raise TypeError("exp_avg_mask is an array: give mask, a function.")
         if name not in unused | refused:
             raise TypeError(
                 f"{name!r} is not a setting of this optimizer: correct its name, or "
@@ -85,7 +86,8 @@ def onebit_adam(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 0.0,
-    mask: Mask | None = None,
+    mask: Any = None,
+    exp_avg_mask: Mask | None = None,
     **others: Any,
 ) -> optax.GradientTransformation:
     """`"type": "OneBitAdam"`, a scale for each tensor as in float32."""
@@ -93,12 +95,13 @@ def onebit_adam(
     check_numbers(lr, freeze_step, betas, eps, weight_decay)
     return onebit_jax.onebit_adamw(
         lr,
-        exchange_of(mask),
+        exchange_of(exp_avg_mask),
         # DeepSpeed drops the gradients of its first call.
         onebit_jax.freeze_at(max(1, freeze_step - 1)),
         *betas,
         eps,
         weight_decay,
+        mask,
         bias_correction=False,
         compressed=onebit_jax.Compressed.published(),
     )
@@ -116,7 +119,8 @@ def onebit_lamb(
     factor_max: float = 4.0,
     factor_min: float = 0.5,
     factor_threshold: float = 0.1,
-    mask: Mask | None = None,
+    mask: Any = None,
+    exp_avg_mask: Mask | None = None,
     **others: Any,
 ) -> optax.GradientTransformation:
     """`"type": "OneBitLamb"`, which exchanges all layers as one buffer."""
@@ -124,11 +128,12 @@ def onebit_lamb(
     check_numbers(lr, freeze_step, betas, eps, weight_decay)
     return onebit_jax.onebit_lamb(
         lr,
-        exchange_of(mask, fused=True),
+        exchange_of(exp_avg_mask, fused=True),
         onebit_jax.freeze_at(max(1, freeze_step - 1)),
         *betas,
         eps,
         weight_decay,
+        mask,
         bias_correction=False,
         ratio_limits=(min_coeff, max_coeff),
         ratio_decay=coeff_beta,
@@ -147,7 +152,8 @@ def zero_one_adam(
     var_update_scaler: int = 16,
     local_step_scaler: int = 32_678,
     local_step_clipper: int = 16,
-    mask: Mask | None = None,
+    mask: Any = None,
+    exp_avg_mask: Mask | None = None,
     **others: Any,
 ) -> optax.GradientTransformation:
     """`"type": "ZeroOneAdam"`, likewise."""
@@ -156,11 +162,12 @@ def zero_one_adam(
     tx = onebit_jax.zero_one_adam(
         # The dropped call is counted, and DeepSpeed's schedules begin after it.
         (lambda count: lr(count - 1)) if callable(lr) else lr,
-        exchange_of(mask),
+        exchange_of(exp_avg_mask),
         onebit_jax.freeze_at(var_freeze_step + 1),
         *betas,
         eps,
         weight_decay,
+        mask,
         refresh=onebit_jax.growing_intervals(var_update_scaler, aligned=True),
         sync=onebit_jax.growing_intervals(
             local_step_scaler,
