@@ -121,13 +121,19 @@ def text(found: Mapping[str, WholeRun]) -> str:
 
 
 def read(
-    plan: Path, steps: Path, task: str, rate: str | None = None
+    plan: Path,
+    steps: Path,
+    task: str,
+    rate: str | None = None,
+    arms: Sequence[str] = (),
 ) -> tuple[dict[str, list[Run]], list[Measurement]]:
-    """A task's runs of the last round of a study by arm, and the steps of its arms.
+    """A task's runs of a study by arm, the baseline's first, and the steps of its arms.
+
+    They are those of the last round that has all of the arms that are named.
 
     Raises:
-      SystemExit: The steps are of several rates, or the study has no such task or no
-        run of its baseline.
+      SystemExit: The steps are of several rates, or the study has no such task, no
+        round of these arms or no run of its baseline.
     """
     study = read_plan(plan)
     rows = [row for row in read_results(steps).rows if row.kind == "step"]
@@ -140,14 +146,18 @@ def read(
     if task not in study.tasks:
         known = ", ".join(study.tasks)
         raise SystemExit(f"--task must be one of {known}, not {task!r}.")
+    rounds = [each for each in study.rounds if set(arms) <= set(each.arms)]
+    if not rounds:
+        raise SystemExit(f"{plan} has no round of the arms {', '.join(arms)}.")
     done = Store(plan.with_suffix(".json"), study).runs
-    runs = runs_of(study, study.rounds[-1], task, done)
+    runs = runs_of(study, rounds[-1], task, done)
     if study.baseline not in runs:
         raise SystemExit(
             f"{plan} has no run of {study.baseline!r} in {task!r} that has ended: run "
             "the study first."
         )
-    return runs, rows
+    wanted = (study.baseline, *(arms or runs))
+    return {arm: runs[arm] for arm in runs if arm in wanted}, rows
 
 
 def main(
@@ -155,6 +165,7 @@ def main(
     steps: Annotated[Path, tyro.conf.Positional],
     task: str,
     rate: str | None = None,
+    arms: tuple[str, ...] = (),
     latency_ms: float = 0.0,
     mark: str = MARK,
     page: Path | None = None,
@@ -166,11 +177,12 @@ def main(
       steps: The JSON that `python -m benchmarks.network --plan` wrote.
       task: The study's task whose runs they are.
       rate: Whose steps are taken, where the JSON has those of several.
+      arms: The arms beside the baseline; all of the last round if none is named.
       latency_ms: Milliseconds that a message takes beside its bytes.
       mark: The part of the page.
       page: The page whose marks the table goes between.
     """
-    runs, rows = read(plan, steps, task, rate)
+    runs, rows = read(plan, steps, task, rate, arms)
     if latency_ms and any(row.rounds is None for row in rows):
         raise SystemExit(f"{steps} does not say how often steps wait: measure again.")
     lines = text(whole_runs(runs, rows, latency_ms / 1e3))
