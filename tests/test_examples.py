@@ -153,18 +153,28 @@ def lines_of_two(*arguments, program="several_processes.py", settings=()):
 
 
 @pytest.mark.slow
-def test_two_hosts():
-    devices = ("--devices-per-process", "4")
-    lines = lines_of("two_hosts.py", *LAUNCHER, *devices, "--")
-    hosts, each, loss = last_numbers(lines, "2 hosts")
-    assert (hosts, each) == (2, 4)
-    assert loss < 0.5, "from 2.56"
-    (compressed,) = last_numbers(lines, "compressed: ")
-    (warmup,) = last_numbers(lines, "warmup: ")
-    values = 256 * 64
-    assert values / 8 <= compressed < 1.1 * values / 8
-    # A ring over eight devices, which leaves each host once.
-    assert warmup == pytest.approx(2 * 7 / 8 * 4 * values, rel=0.01)
+def test_two_hosts_go_on_from_their_checkpoint(tmp_path):
+    def lines_of_hosts(hosts):
+        flags = "--processes", hosts, "--devices-per-process", "4", "--"
+        lines = lines_of(
+            "two_hosts.py", "-m", "onebit_launch", *flags, arguments=("--out", tmp_path)
+        )
+        return [x for x in lines if "Gloo" not in x]
+
+    whole = lines_of_hosts("2")
+    assert last_numbers(whole, "2 hosts") == [2, 4]
+    assert last_numbers(whole, "update 60")[1] < 0.3, "from 6.1"
+    values = 512 * 128
+    (compressed,) = last_numbers(whole, "compressed: ")
+    assert values / 8 <= compressed < 1.2 * values / 8
+    (warmup,) = last_numbers(whole, "warmup: ")
+    assert values <= warmup < 1.1 * values, "8 bits a value"
+    shutil.rmtree(tmp_path / "60")
+    assert lines_of_hosts("2") == whole[-5:], "update 60, the hosts, their bytes"
+    shutil.rmtree(tmp_path / "60")
+    three = lines_of_hosts("3")
+    assert last_numbers(three, "3 hosts") == [3, 4]
+    assert last_numbers(three, "update 60")[1] < 0.3
 
 
 @pytest.mark.slow
