@@ -45,6 +45,16 @@ def test_a_page_is_what_its_json_says(page, mark, text):
     assert fill(published, mark, text()) == published
 
 
+def test_whole_runs_are_of_the_last_round_that_has_the_arms():
+    plan, steps = (DOCS / "studies" / name for name in ("long.toml", "long-steps.json"))
+    task, earlier = "decoder, documentation", "1-bit Adam, 4 bits in the warm-up"
+    runs, _ = whole_run.read(plan, steps, task, arms=(earlier,))
+    assert list(runs) == ["Adam", earlier]
+    assert {run.case.seed for run in runs["Adam"]} == {50, 51, 52}
+    with pytest.raises(SystemExit, match="has no round of the arms LAMB"):
+        whole_run.read(plan, steps, task, arms=("LAMB",))
+
+
 @pytest.mark.parametrize("file", STUDIES, ids=lambda file: file.stem)
 def test_a_studys_page_is_what_its_runs_say(file):
     plan = read_plan(file)

@@ -29,7 +29,7 @@ LOCAL_STEPS = (
         "2 to 4",
         'local_steps(optax.contrib.muon(rate), sign_mean("data", scale="mean_abs"), '
         "every(8))",
-        "233 to 237 times",
+        "233 to 246 times",
         range(2, 5),
     ),
     Answer(
