@@ -89,8 +89,12 @@ def one_sentence() -> Iterator[None]:
 
 
 def _leave(message: str, status: int, *, at_once: bool = False) -> NoReturn:
-    print(message, file=sys.stderr, flush=True)
-    if at_once or jax.distributed.is_initialized():
+    of_several = jax.distributed.is_initialized()
+    # Threads that write a checkpoint may be in the middle of a line of a traceback, and
+    # a launcher looks for this one by its beginning.
+    sys.stderr.write(f"\n{message}\n" if of_several else f"{message}\n")
+    sys.stderr.flush()
+    if at_once or of_several:
         # An orderly end waits for the other processes, which wait for this one.
         sys.stdout.flush()
         os._exit(status)
