@@ -6,10 +6,9 @@ import threading
 import time
 
 import pytest
-from launching import ROOT
+from launching import ROOT, Launched, script
 
 from onebit_launch.errors import LOST_EXIT
-from onebit_launch.processes import run_together
 from train.core.processes.session import one_sentence
 from train.core.processes.watchdog import Watchdog
 
@@ -86,24 +85,26 @@ def test_too_little_memory_is_one_sentence_and_no_reason_to_start_again(capsys):
         raise RuntimeError("other")
 
 
-def test_a_sentence_has_a_line_of_its_own_beside_a_thread_that_prints():
+DYING = """
+from train.core.errors import InputError
+from train.core.processes.distributed import Cluster
+from train.core.processes.session import join, one_sentence
+join(Cluster(), None)
+with one_sentence():
+    time.sleep(60 * process)
+    sys.stderr.write("Traceback (most recent call last):\\n    return")
+    raise InputError("the disk is full")
+"""
+
+
+def test_a_sentence_has_a_line_of_its_own_beside_a_thread_that_prints(tmp_path):
     """As Orbax's threads do; what ends a process was lost in half a line of theirs."""
-    code = (
-        "import sys\n"
-        "from onebit_launch.environment import free_port\n"
-        "from train.core.errors import InputError\n"
-        "from train.core.processes.session import one_sentence\n"
-        "import jax\n"
-        "jax.distributed.initialize(f'localhost:{free_port()}', 1, 0)\n"
-        "with one_sentence():\n"
-        "    sys.stderr.write('Traceback (most recent call last):\\n    return')\n"
-        "    raise InputError('the disk is full')\n"
-    )
-    launched = [sys.executable, "-c", code]
-    failure = run_together(launched, [{"PYTHONPATH": str(ROOT)}], grace=1)
-    assert failure is not None
-    assert failure.reason == (
-        "process 0 failed first, with exit status 1: error: the disk is full"
+    command = script(tmp_path, DYING)
+    path = {"PYTHONPATH": str(ROOT)}
+    with Launched("--grace", 0.1, command=command, env=path) as launched:
+        assert launched.end() == 1
+    assert "process 0 failed first, with exit status 1: error: the disk is full" in (
+        launched.said
     )
 
 
